@@ -1,4 +1,4 @@
-"""Benchmark settings that are not exposed as options."""
+"""Define benchmark settings that are not exposed as options."""
 
 from __future__ import annotations
 

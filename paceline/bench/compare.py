@@ -18,11 +18,11 @@ from paceline.model.forward_mode import mode_of
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The timed calls of a run, with their answers compared.
+    """The timed calls of a run, and the result of comparing their answers.
 
     Attributes:
-        reference: Method whose tokens all other methods must match; None if there is none.
-        calls: Timed calls with their answers.
+        reference: Method whose tokens all other methods must match, or None.
+        calls: Timed calls, with their answers.
         divergences: Answers that differ from the reference.
     """
 
@@ -45,7 +45,7 @@ def compare(
         target: Target model, for the logits at divergences.
         methods: Methods to compare.
         units: Prompts or batches.
-        timed: Timed calls without rows, and their answers.
+        timed: Timed calls without answer rows, and the answers.
     """
     reference = _reference(config, tuple(method.name for method in methods))
     comparable = {

@@ -1,9 +1,10 @@
 """Enlarge a small trained model so that it costs as much as a large one.
 
-The quality of a drafter depends on what the models predict; its cost depends on their size. A small
-trained pair gives realistic answers at unrealistic costs. `enlarge` pads the residual stream with
-dimensions that stay zero, and adds heads, neurons and layers with zero output weights. The enlarged
-model computes every matrix product, but the answer stays the same. Reports label such models.
+The quality of a drafter depends on the predictions of the models, and its cost on their size. A
+small trained pair yields realistic answers at unrealistic costs. `enlarge` pads the residual
+stream with dimensions that stay zero, and adds heads, neurons and layers with zero output weights.
+The enlarged model computes every matrix product, but its answers do not change. Reports label such
+models.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Return the number of parameters in a model; tied parameters count once."""
+    """Return the number of parameters in a model, counting tied parameters once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -50,15 +51,16 @@ def cost_label(scale: CostScale, model: PreTrainedModel) -> str:
 def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> PreTrainedModel:
     """Return a larger model of the same architecture that computes the same function.
 
-    The model is made on the device of the original one. Its random weights depend on the device.
+    The larger model is created on the original model's device, and its random weights depend on
+    the device.
 
     Args:
-        model: A Llama-architecture model. It is not changed.
-        width: New hidden size. Heads, key-value heads and the feed-forward size grow in proportion;
-            the head size stays. If `width` is 4, 16, ... times the model's own, the rescaled norm
-            weights are exact in any dtype.
-        layers: New number of layers. The added layers are spread between the model's own layers,
-            and do nothing.
+        model: Model with the Llama architecture, which is not modified.
+        width: New hidden size. Heads, key-value heads and the feed-forward size grow in
+            proportion; the head size stays. If `width` is 4, 16, ... times the original hidden
+            size, the rescaled norm weights are exact in any dtype.
+        layers: New number of layers. The added layers are spread among the original layers, and do
+            nothing.
         seed: Random seed for the weights whose products are multiplied by zero.
     Raises:
         UnsupportedModelError: The model has a different architecture.
@@ -142,7 +144,7 @@ def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
 
 
 def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Write all weights of `larger`: the model's own first, then random ones or zeros."""
+    """Write all weights of `larger`: the model's own, then random values or zeros."""
     old, new = model.config.num_hidden_layers, larger.config.num_hidden_layers
     source = {index * new // old: index for index in range(old)}  # new index -> own index
     scale = math.sqrt(model.config.hidden_size / larger.config.hidden_size)
@@ -182,7 +184,7 @@ def _fill_linear(
     writes: bool,
     normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Write random weights, and zeros where added parts write to the residual stream."""
+    """Write random weights, with zeros where added parts write to the residual stream."""
     rows, columns = original.weight.shape
     if writes:
         linear.weight.zero_()
@@ -199,7 +201,8 @@ def _fill_linear(
 def _fill_norm(weight: Tensor, original: Tensor, scale: float) -> None:
     """Write a norm's weight so that its output stays the same.
 
-    The mean square is taken over more dimensions, so normed values are larger by 1 / scale.
+    The mean square is computed over more dimensions, so normalised values are larger by a factor
+    of 1 / scale.
     """
     weight.fill_(scale)
     weight[: original.shape[0]] = original * scale

@@ -59,7 +59,7 @@ class Environment:
 
 
 def look_around(device: torch.device) -> Environment:
-    """Return the current environment; set the run's thread count before calling."""
+    """Return the current environment; torch's thread count must already be set."""
     commit, modified = _commit()
     load = load_average()
     return Environment(

@@ -1,7 +1,7 @@
-"""Hold and report the results of a run inside vLLM's engine.
+"""Store and report the results of a run inside vLLM's engine.
 
-scripts/vllm_bench.py performs the run. It compares vLLM's own drafters with paceline's, on the same
-prompts and with the same K.
+scripts/vllm_bench.py performs the run, which compares vLLM's own drafters with paceline's, on the
+same prompts and with the same K.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class VllmRun:
         prompts_of: Name of the prompt file.
         prompts: Number of prompts.
         tokens: Number of tokens in all answers.
-        drafted, accepted: Numbers of draft tokens according to vLLM's counters.
+        drafted, accepted: Number of verified and of accepted draft tokens, from vLLM's counters.
         seconds: Wall-clock time.
         processor: Processor time of the thread.
         preemptions: Number of preemptions.
@@ -46,12 +46,12 @@ class VllmRun:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps after prefill; each adds one token to those accepted."""
+        """Return the number of steps after prefill, each with one token besides drafts."""
         return self.tokens - self.prompts - self.accepted
 
     @property
     def accepted_per_step(self) -> float:
-        """Return the accepted draft tokens per step and request."""
+        """Return the number of accepted draft tokens per step and request."""
         return _accepted([self])
 
 
@@ -61,7 +61,7 @@ class VllmResult:
 
     Attributes:
         model, vllm, dtype: Model, version of vLLM, and data type.
-        batch: Number of requests at a time.
+        batch: Number of concurrent requests.
         most: Maximum number of draft tokens per step, K.
         max_tokens: Maximum number of tokens in an answer.
         environment: Description of the machine.
@@ -156,7 +156,7 @@ def _speeds(by_file: dict[str, list[VllmRun]]) -> list[float]:
 
 
 def _shown(ratios: list[float]) -> Cell:
-    """Return a single ratio, or the median of several with their range."""
+    """Return a single ratio, or the median and range of several ratios."""
     return (
         ratios[0]
         if len(ratios) == 1

@@ -1,6 +1,6 @@
 """Measure the cost of batch invariance at several context lengths.
 
-Steps with and without batch invariance alternate in one run.
+Steps with and without batch invariance alternate within one run.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class ContextCost:
 
     @property
     def speed(self) -> float:
-        """Return the median speed without drafts relative to that of usual steps."""
+        """Return the median speed without drafts, relative to ordinary steps."""
         return statistics.median(self.usual) / statistics.median(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class InvarianceCost:
-    """The result of one measurement.
+    """The result of a measurement.
 
     Attributes:
         model: Name of the model.
-        clock: "processor" with one thread, so that other processes disturb it little; or "wall".
+        clock: "processor" with one thread, which other processes hardly disturb; otherwise "wall".
         reasons: Reason why batch invariance holds, by dtype.
-        costs: Step times for all combinations.
+        costs: Step times of all combinations.
         environment: Description of the machine.
     """
 
@@ -85,13 +85,13 @@ def measure(
     rounds: int,
     finished: Callable[[ContextCost], None] = lambda cost: None,
 ) -> InvarianceCost:
-    """Measure every combination; the caller must set torch's number of threads.
+    """Measure all combinations; the caller must set torch's number of threads.
 
     Args:
         model: Name of the model.
         dtypes, batches, contexts, drafts: Values to combine.
         rounds: Number of steps of each kind per combination.
-        finished: Called after each combination.
+        finished: Function called after each combination.
     Raises:
         ConfigError: The model cannot be loaded, or cannot be batch-invariant on this machine.
     """
@@ -127,7 +127,7 @@ def measure(
 
 
 class _TimedSteps:
-    """Requests with random cached states, which take as long to read as a text's."""
+    """Requests with random cached states, which take as long to read as real ones."""
 
     def __init__(self, lm: CachedLM, batch: int, context: int) -> None:
         self._lm = lm
@@ -142,7 +142,7 @@ class _TimedSteps:
             request.cached = context
 
     def seconds(self, nodes: int, clock: Callable[[], float]) -> float:
-        """Return the time of one forward pass; nothing is committed."""
+        """Return the duration of one forward pass, without a commit."""
         trees = [DraftTree.chain([1] * nodes) if nodes else EMPTY_TREE for _ in self._requests]
         start = clock()
         self._lm.forward(self._requests, trees).argmax(-1).tolist()
@@ -176,7 +176,7 @@ def table(result: InvarianceCost) -> Table:
 
 
 def cost_table(result: InvarianceCost) -> str:
-    """Return the table in Markdown, with a description of the setup."""
+    """Return the table in Markdown, including a description of the setup."""
     environment, clock = (
         result.environment,
         "processor time" if result.clock == "processor" else "wall-clock time",

@@ -56,7 +56,7 @@ def reset_peak() -> None:
 
 
 def peak_since_reset() -> int:
-    """Return peak resident bytes since `reset_peak`, or of the process if unknown."""
+    """Return the peak resident bytes since `reset_peak`, or of the process if unknown."""
     return _status("VmHWM:") or peak_memory()
 
 
@@ -72,7 +72,7 @@ def _main() -> None:
 
 
 def _status(name: str) -> int:
-    """Return a size of this process in bytes from Linux; 0 on other systems."""
+    """Return a size of this process in bytes, from Linux; 0 on other systems."""
     lines = _STATUS.read_text(encoding="ascii").splitlines() if _STATUS.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 

@@ -1,4 +1,4 @@
-"""The methods that a benchmark compares: paceline's drafters, and transformers.
+"""Define the methods that a benchmark compares: drafters and transformers.
 
 All methods share one model object.
 """
@@ -28,14 +28,14 @@ from paceline.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class MethodAnswer:
-    """The tokens of one answer, including its end-of-sequence token, and statistics."""
+    """The tokens of an answer, including an end-of-sequence token, and its statistics."""
 
     token_ids: list[int]
     stats: Stats | None = None
 
 
 class Method(Protocol):
-    """A method for answering prompts; only the call that `prepare` returns is timed."""
+    """A method of answering prompts; only the call that `prepare` returns is timed."""
 
     name: str
 
@@ -46,10 +46,10 @@ class Method(Protocol):
         """Prepare the input, and return the call to be timed."""
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """Return the answers from the result of the call."""
+        """Return the answers, given the result of the call."""
 
     def timing(self) -> Timing | None:
-        """Return the times of the engine so far; None if unknown."""
+        """Return the engine's times so far; None if unknown."""
 
 
 class Paceline:
@@ -68,7 +68,7 @@ class Paceline:
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
-        """Replace the drafter with a new one."""
+        """Replace the drafter by a new one."""
         self._llm.change_drafter(self._make())
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
@@ -85,7 +85,7 @@ class Paceline:
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
-        """Answer without timing; record whether the trees have distributions."""
+        """Answer without timing, and record whether the trees have distributions."""
         outcomes: list[Outcome] = []
         self._llm.change_drafter(ObservedDrafter(self._llm.drafter, outcomes.append))
         self.prepare(prompts, max_new_tokens)()
@@ -93,7 +93,7 @@ class Paceline:
 
 
 class Transformers:
-    """`model.generate`: plain, with prompt lookup, or with an assistant."""
+    """`model.generate`: plain, with prompt lookup, or with an assistant model."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Transformers:
             self._extra["prompt_lookup_num_tokens"] = lookup_tokens(name)
 
     def reset(self) -> None:
-        """Do nothing: no state is kept between calls."""
+        """Do nothing, because there is no state between calls."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Pad the prompts on the left, and return a call of `generate`."""
@@ -139,12 +139,12 @@ class Transformers:
         return [MethodAnswer(_cut(row, self._eos)) for row in raw[:, width:].tolist()]
 
     def timing(self) -> Timing | None:
-        """Return None: the times are not known."""
+        """Return None, because the times are unknown."""
         return None
 
 
 class Continuous(Transformers):
-    """`model.generate_batch`: continuous batching with a paged cache per call."""
+    """`model.generate_batch`: continuous batching, with a new paged cache per call."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Size the cache, and return a call of `generate_batch`."""
@@ -167,7 +167,7 @@ class Continuous(Transformers):
 
 
 class ObservedDrafter(DelegatingDrafter):
-    """Delegates to a drafter, and passes every outcome to `see` as well."""
+    """Forwards calls to a drafter, and every outcome to `see` as well."""
 
     def __init__(self, inner: Drafter, see: Callable[[Outcome], None]) -> None:
         super().__init__(inner)
@@ -182,7 +182,7 @@ class ObservedDrafter(DelegatingDrafter):
 
 @contextlib.contextmanager
 def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -> Iterator[None]:
-    """Make `model.generate` sample and stop like `LLM` with `params` while open."""
+    """While open, make `model.generate` sample and stop like `LLM` with `params`."""
     before, verbosity = model.generation_config, transformers.logging.get_verbosity()
     pad = before.pad_token_id if before.pad_token_id is not None else (eos or [0])[0]
     sampling: dict[str, Any] = {"do_sample": False}

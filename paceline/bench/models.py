@@ -26,7 +26,7 @@ from paceline.report.prompts import Prompt, encode, load_prompts, shortened
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The loaded models and their names in reports; `draft` is None if not used."""
+    """The loaded models, with their names in reports; `draft` is None if not used."""
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -56,7 +56,7 @@ def load_models(
     draft: PreTrainedModel | None,
     tokenizer: Any,
 ) -> Models:
-    """Return a run's models at their cost scales; models passed in are not loaded.
+    """Return a run's models at their cost scales, loading those that were not passed.
 
     Raises:
         ConfigError: A method needs a draft model but there is none, or a model cannot be loaded.
@@ -88,7 +88,7 @@ def load_models(
 def make_units(
     config: BenchConfig, models: Models, prompts: Sequence[Prompt] | None = None
 ) -> list[Unit]:
-    """Return the prompts in batches; the default prompts come from `config`.
+    """Return the prompts in batches, by default those named in `config`.
 
     Raises:
         CapacityError: The answers leave no room for prompts in the models' context.
@@ -119,7 +119,7 @@ def make_units(
 
 
 def feeding_all(make: Callable[[], Drafter]) -> Drafter:
-    """Return a drafter without a budget: the engine verifies all of its drafts."""
+    """Return a drafter without a budget, so that the engine verifies all its drafts."""
     drafter = make()
     drafter.budget = False
     return drafter

@@ -1,4 +1,4 @@
-"""Keep the processes of a parallel benchmark in step, as they share draft trees."""
+"""Synchronise the processes of a parallel benchmark, which share draft trees."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.util.config import parse_spec
 
 
 class Lockstep:
-    """The processes in a benchmark; a single process needs no synchronisation.
+    """The synchronised processes of a benchmark, or a single process.
 
     Args:
         config: Configuration of the run, with the number of ranks.
-        ranks: Processes, if they have already been joined.
+        ranks: Processes, if they have already joined.
     Raises:
         ConfigError: The number of ranks differs from the configuration, or no drafter has trees
-            that the ranks could share.
+            that ranks can share.
     """
 
     def __init__(self, config: BenchConfig, ranks: Ranks | None) -> None:
@@ -48,15 +48,15 @@ class Lockstep:
             )
 
     def ranks(self, spec: str) -> Ranks | None:
-        """Return the ranks that share a drafter's trees; None if each runs the drafter."""
+        """Return the ranks that share a drafter's trees; None if they are not shared."""
         return self._ranks if spec in self._shared else None
 
     def wait_for_all(self, over: bool = False) -> bool:
-        """Wait for all processes; return `over` of rank 0."""
+        """Wait for all processes, and return the value of `over` on rank 0."""
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
-        """Replace shared drafters' query-token counts with those of the busiest rank."""
+        """Replace shared drafters' query-token counts by those of the busiest rank."""
         for spec in self._shared:
             stats = [
                 answer.stats for call, answers in calls if call.method == spec for answer in answers

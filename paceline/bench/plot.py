@@ -1,4 +1,4 @@
-"""Plot a run: speed-ups with their spread over prompts, and tokens per forward."""
+"""Plot a run: speed-ups with their spread, and tokens per forward pass."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _draw_bars(
     colours: list[str],
     farthest: float,
 ) -> None:
-    """Draw bars with their labels: white inside a bar, or dark after it."""
+    """Draw bars with labels, in white inside a bar or in a dark colour after it."""
     axes.barh(range(len(values)), values, color=colours, height=0.62)
     for index, (value, text, within) in enumerate(zip(values, texts, inside, strict=True)):
         start, colour, weight = (

@@ -60,7 +60,7 @@ def print_table(result: BenchResult, console: Console | None = None) -> None:
 
     Args:
         result: Result of the run.
-        console: Default: standard output.
+        console: Console to print on. Default: standard output.
     """
     console = console or Console(highlight=False)
     console.print(escape("; ".join(setting_parts(result))), style="bold")
@@ -75,7 +75,7 @@ def print_table(result: BenchResult, console: Console | None = None) -> None:
 
 
 def markdown(result: BenchResult) -> str:
-    """Return the run as a Markdown section with settings, tables, notes and command."""
+    """Return the run as a Markdown section: settings, tables, notes and command line."""
     environment = result.environment
     load = (
         f"load average {_load(environment.load_start)} at the start, {_load(environment.load_end)}"
@@ -160,7 +160,7 @@ def provenance(environment: Environment) -> str:
 
 
 def figures_table(result: BenchResult) -> Table:
-    """Return the table for all methods over all prompts."""
+    """Return the table of all methods over all prompts."""
     rows = [
         (figures.method, *(measured(figures, field) for field in MEASURES.values()))
         for figures in result.figures()
@@ -169,7 +169,7 @@ def figures_table(result: BenchResult) -> Table:
 
 
 def measured(figures: MethodFigures | None, field: str) -> Cell:
-    """Return one of the figures as a table cell; None if it is unknown."""
+    """Return a figure as a table cell; None if it is unknown."""
     if figures is None or (field == "equal" and not figures.compared):
         return None
     if field == "batch_invariant":
@@ -238,7 +238,7 @@ def _notes(result: BenchResult) -> list[str]:
 
 
 def _slower(figures: list[MethodFigures]) -> list[str]:
-    """Return a note that names the slower drafters and the drafter to choose."""
+    """Return a note that names slower drafters, and the drafter to choose."""
     drafters = [
         row for row in figures if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
     ]

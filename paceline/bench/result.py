@@ -1,4 +1,4 @@
-"""Hold a run's timed calls, and compute figures from them."""
+"""Store a run's timed calls, and compute figures from them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class MethodFigures:
         new_tokens: Number of tokens in the answers.
         seconds: Wall-clock time of the answers.
         tokens_per_second: All new tokens / all seconds.
-        speedup: Ratio of `tokens_per_second` to the baseline's.
+        speedup: Ratio of `tokens_per_second` to that of the baseline.
         speedup_median: Median of this ratio over prompts (batches).
         cpu_speedup: Like `speedup`, but with processor time instead of wall-clock time.
-        tokens_per_forward: sum(new tokens - 1) / sum(forwards after the prefill). Plain decoding
-            has exactly 1.
-        accepted_per_draft: Accepted tokens / trees with nodes.
+        tokens_per_forward: sum(new tokens - 1) / sum(forward passes after prefill). Plain decoding
+            scores exactly 1.
+        accepted_per_draft: Accepted tokens / non-empty trees.
         acceptance_rate: Accepted / drafted tokens.
-        fed_per_step: Mean number of query tokens in the forward passes after the prefill.
+        fed_per_step: Mean number of query tokens in forward passes after prefill.
         target_share, draft_share, overhead_share: Shares of the time spent in target forward
             passes, in draft forward passes, and elsewhere.
         equal: Number of answers that match the reference.
@@ -72,19 +72,19 @@ class BenchResult:
 
     Attributes:
         config: Configuration of the run.
-        environment: The machine and the versions.
-        complete: Whether the run was not interrupted. In either case, all methods have answered the
-            same prompts.
+        environment: The machine and the software versions.
+        complete: Whether the run was completed without interruption. In either case, all methods
+            have answered the same prompts.
         target, draft: Names of the models, including their cost-scale labels.
         dtype: Data type of the target.
         methods: Names of the methods, in the configured order.
         baseline: Method to which speed-ups are relative.
-        reference: Method whose tokens all other methods must match; None if there is none.
+        reference: Method whose tokens all other methods must match, or None.
         skipped: Methods that could not run, with the reason.
         calls: All timed calls.
         divergences: Answers that differ from the reference.
-        cut_prompts: Prompts that were too long for the context and were cut.
-        guarantees: Guarantees by drafter method; transformers methods have none.
+        cut_prompts: Number of prompts that were too long for the context and were cut.
+        guarantees: Guarantees by method, for drafters only.
     """
 
     config: BenchConfig
@@ -110,12 +110,12 @@ class BenchResult:
     def figures(self, category: str | None = None) -> list[MethodFigures]:
         """Return the figures for all methods, over all prompts or one category.
 
-        Times for batches with several categories count towards no category.
+        Times of batches with several categories are not included in any category.
         """
         return [self._figures(method, category) for method in self.methods]
 
     def unit_speedups(self, method: str, category: str | None = None) -> list[float]:
-        """Return the speed-up of a method over the baseline for each prompt (batch)."""
+        """Return a method's speed-up over the baseline for each prompt (batch)."""
         rates, base = (self._unit_rates(name, category) for name in (method, self.baseline))
         return [rates[unit] / base[unit] for unit in rates if base.get(unit)]
 

@@ -48,15 +48,14 @@ _ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options for a run that are not part of the configuration.
+    """Options of a run that are not part of its configuration.
 
     Attributes:
-        makers: Additional drafters, by name, each with a function that builds the drafter from the
-            draft model.
-        loaded: Called after the models are loaded, before any answer.
-        ranks: Processes of a parallel run, if they have already been joined.
+        makers: Additional drafters: functions that build a drafter from the draft model, by name.
+        loaded: Function called after the models have been loaded, before the first answer.
+        ranks: Processes of a parallel run, if they have already joined.
         budget: Whether the engine may cut trees to a draft budget. Without a budget, the engine
-            verifies all trees regardless of their cost, as the papers' methods do.
+            verifies all trees regardless of cost, as in the papers.
     """
 
     makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
@@ -75,18 +74,17 @@ def run_bench(
     progress: bool = True,
     options: RunOptions | None = None,
 ) -> BenchResult:
-    """Run a benchmark; after Ctrl-C, the result has what every method has answered.
+    """Run a benchmark; after Ctrl-C, return what all methods have answered.
 
     Args:
         config: Methods, prompts and models.
-        target, draft, tokenizer: Loaded models to use instead of those that `config` names.
-        prompts: Prompts to use instead of those that `config` names, in this order.
-        progress: Whether to show progress on standard error; it is updated only between timed
-            calls.
+        target, draft, tokenizer: Loaded models to use instead of those named in `config`.
+        prompts: Prompts to use, in this order, instead of those named in `config`.
+        progress: Whether to show progress on standard error, updated only between timed calls.
         options: Additional options.
     Raises:
-        ConfigError, CapacityError, UnsupportedModelError: Part of the benchmark cannot be run. In
-            this case, nothing has been timed.
+        ConfigError, CapacityError, UnsupportedModelError: Part of the benchmark cannot be run.
+            Nothing has been timed.
     """
     options = options or RunOptions()
     with torch_threads(config.models.threads), contextlib.ExitStack() as at_the_end:
@@ -113,7 +111,7 @@ def run_bench(
 
 
 class _BenchRun:
-    """The measurement loop: repeats, units, and methods in rotating order."""
+    """The measurement loop over repeats, units and methods, in rotating order."""
 
     def __init__(
         self,
@@ -259,7 +257,7 @@ def _methods(
 def _makers(
     config: BenchConfig, draft: CachedLM | None, options: RunOptions
 ) -> dict[str, Callable[[], Drafter]]:
-    """Return a function that builds each drafter, by its name."""
+    """Return functions that build the drafters, by name."""
     drafting = dict.fromkeys(config.with_draft(), draft)
     makers: dict[str, Callable[[], Drafter]] = {
         spec: partial(create, spec, draft_model=drafting.get(spec)) for spec in config.drafters

@@ -1,4 +1,4 @@
-"""Settings of a bench run, and the command line that repeats it."""
+"""Define the settings of a benchmark, and the command line that repeats it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPEATED = {"drafters": "--drafter", "baselines": "--baseline", "prompts": "--p
 
 @dataclass(frozen=True, slots=True)
 class CostScale:
-    """Sizes to enlarge a model to.
+    """Sizes to which a model is enlarged.
 
     Attributes:
         width: Width of the residual stream.
@@ -38,7 +38,7 @@ class CostScale:
         """Read "WIDTHxLAYERS", for example "1024x12".
 
         Raises:
-            ConfigError: The text has another form.
+            ConfigError: The text has a different form.
         """
         match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
         if match is None:
@@ -53,17 +53,17 @@ class CostScale:
 
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
-    """Configuration of one bench run.
+    """Configuration of a benchmark.
 
     Attributes:
-        models: The models; "demo" includes its draft model.
-        drafters: Drafter specs as in `LLM(drafter=...)`. Each is a method.
-        baselines: Methods of transformers: "transformers" (`model.generate`),
-            "transformers:prompt_lookup[=TOKENS]", "transformers:assistant" (the draft model as
-            assistant, at its default settings), and "transformers:generate_batch" (continuous
+        models: Models; "demo" includes its draft model.
+        drafters: Drafter specs, as in `LLM(drafter=...)`. Each is a method.
+        baselines: Methods in transformers: "transformers" (`model.generate`),
+            "transformers:prompt_lookup[=TOKENS]", "transformers:assistant" (with the draft model
+            as assistant, at default settings), and "transformers:generate_batch" (continuous
             batching). Default: "transformers".
-        selection: The prompts, see `load_prompts`.
-        sampling: Sampling parameters of every prompt. Stop strings are not allowed.
+        selection: Selection of prompts; see `load_prompts`.
+        sampling: Sampling parameters for all prompts. Stop strings are not allowed.
         batch: Number of prompts answered together; at least 1.
         max_nodes: Maximum number of draft nodes verified per prompt and step; at least 0.
         cost_scale: Size "WIDTHxLAYERS" to which the target is enlarged. The enlarged target
@@ -74,12 +74,12 @@ class BenchConfig:
         warmup: Number of short, untimed answers per method before the run; at least 0.
         max_seconds: Time limit in seconds, at least 0. The run ends once all methods have answered
             the current prompt; 0 sets no limit.
-        lookahead_parallel: Ranks that share the draft trees of drafters with a lookahead window; 0
-            runs one process. Other methods run on every rank. Times are those of rank 0, and query
-            tokens those of the busiest rank.
+        lookahead_parallel: Number of ranks that share the draft trees of drafters with a lookahead
+            window; 0 runs one process. Other methods run on every rank. Times are taken from rank
+            0, and query tokens from the busiest rank.
 
     Raises:
-        ConfigError: A name is unknown or a value out of range.
+        ConfigError: A name is unknown, or a value is out of range.
     """
 
     models: ModelOptions = ModelOptions()
@@ -140,15 +140,15 @@ class BenchConfig:
     def needs_draft(self) -> list[str]:
         """Return the methods that need a draft model.
 
-        The assistant of transformers only runs with one prompt at a time.
+        Assisted generation in transformers runs only with one prompt at a time.
         """
         drafters = [spec for spec in self.drafters if entry(parse_spec(spec)[0]).needs_draft_model]
         return drafters + [name for name in self.baselines if name == ASSISTANT and self.batch == 1]
 
     def with_draft(self) -> list[str]:
-        """Return the drafters that are built with the draft model.
+        """Return the drafters that use the draft model.
 
-        These are the drafters that need one, and if one is named, those that accept one.
+        These are the drafters that need one and, if a draft model is named, those that accept one.
         """
         named = self.models.draft_model is not None
         entries = {spec: entry(parse_spec(spec)[0]) for spec in self.drafters}
@@ -159,7 +159,7 @@ class BenchConfig:
         ]
 
     def command(self) -> str:
-        """Return the `paceline bench` command line of this run, without default options.
+        """Return the `paceline bench` command line for this run, without default options.
 
         The methods are always included.
         """
@@ -182,8 +182,8 @@ def command_words(
 
     Args:
         values: Values by option name.
-        defaults: Their defaults.
-        always: Options to include even at their defaults.
+        defaults: Default values by option name.
+        always: Options to include even if they have their defaults.
     """
     named = [name for name in values if name in always or values[name] != defaults[name]]
     return [word for name in named for word in option_words(name, values[name])]
@@ -192,7 +192,7 @@ def command_words(
 def option_words(name: str, value: Any) -> list[str]:
     """Return the command-line words that set one field of a configuration.
 
-    True gives the flag alone; a tuple gives the flag once per entry.
+    True yields only the flag; a tuple yields the flag once per entry.
     """
     flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
     if value is True:
@@ -204,7 +204,7 @@ def option_words(name: str, value: Any) -> list[str]:
 
 
 def lookup_tokens(baseline: str) -> int:
-    """Return `prompt_lookup_num_tokens` of a baseline; 0 for other baselines.
+    """Return `prompt_lookup_num_tokens` for a baseline; 0 for other baselines.
 
     Raises:
         ConfigError: There is no such baseline, or the length is not a positive integer.

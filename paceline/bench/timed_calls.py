@@ -1,4 +1,4 @@
-"""Hold the timed calls of a run and the comparisons of its answers."""
+"""Define the timed calls of a run, and comparisons of its answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from paceline.core.metrics import Stats, Timing
 
 @dataclass(frozen=True, slots=True)
 class AnswerCounts:
-    """Counts of the engine for one answer.
+    """The engine's counts for one answer.
 
     Attributes:
         target_forwards, prefill_forwards, draft_forwards, drafted_tokens, accepted_tokens: As in
             `Stats`.
-        decode_fed: Query tokens of all forwards after the prefill.
-        trees: Forwards that verified at least one node.
+        decode_fed: Number of query tokens in all forward passes after prefill.
+        trees: Number of forward passes that verified at least one node.
     """
 
     target_forwards: int
@@ -28,7 +28,7 @@ class AnswerCounts:
 
     @staticmethod
     def of(stats: Stats) -> AnswerCounts:
-        """Return the counts of a completion's statistics."""
+        """Return the counts from a completion's statistics."""
         # A decoding forward has one pending token, so all its other query tokens are nodes.
         nodes = [count - 1 for count in stats.query_tokens[stats.prefill_forwards :]]
         with_prefill = stats.drafted_tokens > sum(nodes)  # the last prefill chunk had a tree
@@ -50,9 +50,9 @@ class AnswerRow:
     Attributes:
         prompt: Id of the prompt.
         category: Category of the prompt.
-        prompt_tokens, new_tokens: Numbers of tokens.
-        equal: Whether the tokens equal those of the reference; None if they need not.
-        counts: Counts of the engine; None for other methods.
+        prompt_tokens, new_tokens: Number of tokens in the prompt and in the answer.
+        equal: Whether the tokens equal those of the reference; None if they need not be equal.
+        counts: The engine's counts; None for other methods.
     """
 
     prompt: str
@@ -65,7 +65,7 @@ class AnswerRow:
 
 @dataclass(frozen=True, slots=True)
 class TimedCall:
-    """A timed call: a prompt, or a batch of prompts, with one method.
+    """A timed call of one method for a prompt or a batch of prompts.
 
     Attributes:
         method: Name of the method.
@@ -73,9 +73,9 @@ class TimedCall:
         repeat: Index of the pass.
         seconds: Wall-clock time.
         cpu_seconds: Processor time of the process.
-        timing: Times of the engine in seconds; None if unknown.
+        timing: The engine's times in seconds; None if unknown.
         peak_memory: Accelerator memory allocated during the call, in bytes.
-        rows: The answers.
+        rows: Figures of each answer.
     """
 
     method: str
@@ -89,17 +89,17 @@ class TimedCall:
 
     @property
     def new_tokens(self) -> int:
-        """Return the number of tokens of all answers."""
+        """Return the total number of tokens in the answers."""
         return sum(row.new_tokens for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """A drafter's guarantee that its answers have the bits of plain decoding.
+    """A guarantee that a drafter's answers equal plain decoding bit for bit.
 
     Attributes:
         on: Whether the guarantee holds in any batch (`LLM.invariance`).
-        reason: Why it holds, or why not.
+        reason: Why the guarantee holds, or why it does not.
     """
 
     on: bool
@@ -114,7 +114,7 @@ class Divergence:
         method: Name of the method.
         prompt: Id of the prompt.
         position: Index of the first differing token in the answer.
-        expected, got: Tokens of the reference and of the method; None past the end of an answer.
+        expected, got: Tokens of the reference and of the method; None after the end of an answer.
         top_logit: The target's largest logit at this position, from a separate forward pass.
         top_gap: Difference between the two largest logits.
         choice_gap: Difference between the logits of `expected` and `got`.

@@ -32,18 +32,20 @@ def run_verify(
 ) -> VerifyResult:
     """Compare plain decoding with every drafter in batches, token by token.
 
-    The plain answers are made one prompt at a time. Ctrl-C ends the run with the verdicts so far.
+    Plain answers are generated one prompt at a time. After Ctrl-C, return the verdicts so far.
 
     Args:
         config: Models, drafters, prompts, sampling and `max_nodes` of the run.
-        finished: Called with each verdict.
-        batches: Maximum prompts answered together; every drafter runs with each.
-        prefill_chunks: Maximum prompt tokens of a forward; every drafter runs with each.
-        progress: Show a progress bar on standard error, if that is a terminal.
+        finished: Function called with each verdict.
+        batches: Values for the maximum number of prompts answered together; every drafter runs
+            with each value.
+        prefill_chunks: Values for the maximum number of prompt tokens per forward pass; every
+            drafter runs with each value.
+        progress: Whether to show a progress bar on standard error, if it is a terminal.
     Raises:
-        ConfigError: Models, prompts or drafters cannot be used, or the required batch invariance is
+        ConfigError: Models, prompts or drafters cannot be used, or required batch invariance is
             not available.
-        KeyboardInterrupt: Ctrl-C came before the first verdict.
+        KeyboardInterrupt: Ctrl-C was pressed before the first verdict.
     """
     with torch_threads(config.models.threads), progress_bar(shown=progress) as bar:
         models = load_models(config, None, None, None)
@@ -83,7 +85,7 @@ def run_verify(
 def _sides(
     config: BenchConfig, models: Models, batches: Sequence[int], prefill_chunks: Sequence[int]
 ) -> Iterator[tuple[VerifyEngine, str, str]]:
-    """Yield the engine, the drafter's spec and a label of every comparison."""
+    """Yield the engine, the drafter's spec and a label for every comparison."""
     for chunk, batch in itertools.product(prefill_chunks, batches):
         side = VerifyEngine(config, models, batch, chunk)
         for spec in config.drafters:
@@ -100,7 +102,7 @@ def _prompts(units: Sequence[Unit]) -> list[tuple[str, list[int]]]:
 
 
 def _build(spec: str, draft: CachedLM | None) -> Drafter:
-    """Build a drafter whose drafts are all verified, unless its spec has a budget."""
+    """Build a drafter without a budget, unless its spec sets one."""
     make = partial(create, spec, draft_model=draft)
     return make() if "budget" in parse_spec(spec)[1] else feeding_all(make)
 

@@ -23,7 +23,7 @@ from paceline.verification.verify import verify as verify_batch
 
 
 class DivergenceProbe:
-    """Verifies like the engine, and records the logits where an answer diverges."""
+    """Verifies like the engine, and records the logits at which an answer diverges."""
 
     def __init__(self) -> None:
         # By request id: the tokens of plain decoding; the position and the logits of a divergence.
@@ -51,7 +51,7 @@ class DivergenceProbe:
 
 
 class VerifyEngine:
-    """An engine for batches of one size, with the sampling parameters of the run."""
+    """An engine for batches of one size, with the run's sampling parameters."""
 
     def __init__(
         self, config: BenchConfig, models: Models, batch: int = 1, chunk: int = PREFILL_CHUNK
@@ -75,11 +75,11 @@ class VerifyEngine:
 
     @property
     def drawn(self) -> bool:
-        """Return whether the latest drafter drew its tokens from distributions."""
+        """Return whether the current drafter sampled its tokens from distributions."""
         return self._probe.drawn
 
     def use(self, drafter: Drafter) -> None:
-        """Change the drafter for the following answers."""
+        """Use another drafter for the following answers."""
         self.engine.change_drafter(drafter)
         self._probe.drawn = False
 
@@ -90,16 +90,17 @@ class VerifyEngine:
         expected: Sequence[list[int]] | None = None,
         done: Callable[[int], object] = lambda count: None,
     ) -> list[tuple[Request, tuple[int, Tensor] | None, float]]:
-        """Answer prompts, as many together as the batch allows.
+        """Answer prompts, in batches as large as allowed.
 
         Args:
             prompts: Token ids of the prompts.
-            first: Number of the first prompt; prompt n has seed + n.
-            expected: Answers of plain decoding to compare with.
-            done: Called after every step with the number of answers that ended in it.
+            first: Index of the first prompt; prompt n uses seed + n.
+            expected: Answers from plain decoding for comparison.
+            done: Function called after every step with the number of answers that ended in the
+                step.
         Returns:
-            For each prompt the request, its position and logits where it diverged from `expected`
-            (None if it did not), and its tokens per forward.
+            For each prompt: the request, the position and logits at which it diverged from
+                `expected` (None if it did not), and its tokens per forward pass.
         """
         requests = [
             Request(
@@ -139,7 +140,7 @@ class VerifyEngine:
         drafted: list[int],
         divergence: tuple[int, Tensor],
     ) -> Difference:
-        """Describe the first difference; run plain decoding again for its logits."""
+        """Describe the first difference, running plain decoding again for its logits."""
         position, row = divergence
         ((_, plain_divergence, _),) = self.answer([ids], number, [plain[:position]])
         tokens = tuple(

@@ -1,4 +1,4 @@
-"""Hold the result of comparing drafted with plain decoding."""
+"""Define the result of comparing drafted with plain decoding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.invariance.row_classes import bits
 
 @dataclass(frozen=True, slots=True)
 class Logit:
-    """A logit and its bits in hexadecimal."""
+    """A logit, with its bits in hexadecimal."""
 
     value: float
     bits: str
 
     @staticmethod
     def of(number: Tensor) -> Logit:
-        """Return the logit of a tensor with one number."""
+        """Return the logit in a tensor with a single value."""
         width = number.element_size()
         spelled = int(bits(number.reshape(1))[0]) & ((1 << 8 * width) - 1)
         return Logit(float(number), f"0x{spelled:0{2 * width}x}")
@@ -33,9 +33,9 @@ class Difference:
     Attributes:
         prompt: Id of the prompt.
         position: Index of the first differing token in the answer.
-        tokens: The token of plain decoding and of drafted decoding; None after the end of an
+        tokens: The token from plain decoding and from drafted decoding; None after the end of an
             answer.
-        texts: The same tokens as texts.
+        texts: The same tokens as text.
         plain, drafted: Logits of these tokens in plain decoding and in drafted decoding.
     """
 
@@ -49,18 +49,18 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class DrafterVerdict:
-    """The comparison of one drafter in batches of one size.
+    """The result for one drafter in batches of one size.
 
     Attributes:
         drafter: Spec of the drafter.
         batch: Maximum number of prompts answered together.
-        prefill_chunk: Maximum prompt tokens of one forward.
-        answers: Answers compared. 0 if the drafter draws its tokens, as then only the distribution
-            is the same.
-        differing: Answers that differ from plain decoding.
-        accepted: Draft tokens that were accepted; with none the comparison means nothing.
-        tokens: New tokens of all answers.
-        tokens_per_forward: Mean over the answers.
+        prefill_chunk: Maximum number of prompt tokens per forward pass.
+        answers: Number of answers compared. 0 if the drafter samples its tokens, because then only
+            the distribution is the same.
+        differing: Number of answers that differ from plain decoding.
+        accepted: Number of accepted draft tokens. If it is 0, the comparison is meaningless.
+        tokens: Number of new tokens in all answers.
+        tokens_per_forward: Mean number of tokens per forward pass, over the answers.
         first: The first difference, if any.
     """
 
@@ -77,16 +77,16 @@ class DrafterVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """All drafters and batches of a run.
+    """The results for all drafters and batches of a run.
 
     Attributes:
-        model, dtype: The target.
+        model, dtype: Name and data type of the target.
         prompts: Number of prompts.
-        environment: The machine.
+        environment: Description of the machine.
         invariance: Batch invariance of the engine.
-        verdicts: Comparisons that were finished.
-        cut_prompts: Prompts that were too long and were cut.
-        runs: Comparisons of a complete run; an interrupted run has fewer verdicts.
+        verdicts: Results of completed comparisons.
+        cut_prompts: Number of prompts that were too long and were cut.
+        runs: Number of comparisons in a complete run; an interrupted run has fewer verdicts.
     """
 
     model: str
@@ -100,15 +100,15 @@ class VerifyResult:
 
     @property
     def complete(self) -> bool:
-        """Return whether the run was not interrupted."""
+        """Return whether the run was completed without interruption."""
         return len(self.verdicts) == self.runs
 
     @property
     def differing(self) -> int:
-        """Return the number of differing answers of all drafters and batches."""
+        """Return the number of differing answers over all drafters and batches."""
         return sum(verdict.differing for verdict in self.verdicts)
 
     @property
     def answers(self) -> int:
-        """Return the number of compared answers of all drafters and batches."""
+        """Return the number of compared answers over all drafters and batches."""
         return sum(verdict.answers for verdict in self.verdicts)

@@ -1,4 +1,4 @@
-"""Read measurements of tokens per forward pass for each number of draft nodes."""
+"""Read measured tokens per forward pass for each number of draft nodes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _REPLAY = "paceline replay"  # document kind of `paceline replay --json`
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """A measured curve of tokens per forward pass over the number of draft nodes.
+    """A measured curve: tokens per forward pass by number of draft nodes.
 
     Attributes:
         source: Description of the measurement.
-        nodes: Numbers of draft nodes, ascending; the first is 0.
-        tokens: Tokens per forward pass for each number of nodes; never decreasing, the first is 1.
+        nodes: Numbers of draft nodes, in ascending order, starting with 0.
+        tokens: Tokens per forward pass for each number of nodes, never decreasing, starting with
+            1.
     """
 
     source: str
@@ -39,7 +40,7 @@ class Acceptance:
         return self.nodes[-1]
 
     def of(self, nodes: int) -> float:
-        """Return the tokens per forward pass for 0 to `most` nodes, linearly interpolated."""
+        """Return the tokens per forward pass for `nodes` draft nodes, interpolated."""
         return float(np.interp(nodes, self.nodes, self.tokens))
 
 
@@ -47,10 +48,10 @@ def read_acceptance(name: str) -> Acceptance:
     """Read a measured curve.
 
     Args:
-        name: One of `SHIPPED`, or a JSON file: from `paceline replay --json` with one drafter, or
-            {"nodes": tokens, ...}.
+        name: One of `SHIPPED`, or a JSON file: the output of `paceline replay --json` with one
+            drafter, or {"nodes": tokens, ...}.
     Raises:
-        ConfigError: The file does not exist or has other content.
+        ConfigError: The file does not exist or has different content.
     """
     if name in SHIPPED:
         curve = json.loads(_SHIPPED.read_text(encoding="utf-8"))[name]

@@ -29,12 +29,12 @@ class ModelCard:
     """The properties of a model that a plan needs.
 
     Attributes:
-        name: The name that the caller gave.
+        name: Name passed by the caller.
         model_type: Architecture, as in config.json.
         dtype: Data type of activations and KV cache.
         context_length: Maximum number of tokens; None if the config has no limit.
         shapes: Matrix products and attention heads.
-        embedding: Numbers in the input embedding; 0 if it is tied to the LM head.
+        embedding: Number of weights in the input embedding; 0 if it is tied to the LM head.
     """
 
     name: str
@@ -59,12 +59,12 @@ def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -
     """Read the dimensions of a model.
 
     Args:
-        model: A directory, a config.json, a GGUF file, or a built-in model name.
+        model: Directory, config.json, GGUF file or built-in model name.
         dtype: Data type of activations and KV cache; "auto" uses the config's.
-        weight_bits: Bits of the weights of all layers, without the LM head: 4, 8 or 16. The
-            arithmetic stays in `dtype`. None uses the config's.
+        weight_bits: Number of bits per weight in all layers, without the LM head: 4, 8 or 16.
+            Computations use `dtype`. None uses the config's value.
     Raises:
-        ConfigError: There is no such config, a field is missing, or the architecture is not
+        ConfigError: The config does not exist, a field is missing, or the architecture is not
             supported.
     """
     if weight_bits not in (None, 4, 8, 16):
@@ -114,7 +114,7 @@ def _attention_sizes(hidden: int, queries: int, keys: int) -> tuple[tuple[str, i
 
 
 def _supported_type(model: str, config: Mapping[str, Any]) -> str:
-    """Return the model type; raise if its sizes cannot be read."""
+    """Return the model type, checking that its sizes can be read."""
     kind = str(config.get("model_type"))
     if kind not in DENSE_MATRICES and kind not in EXPERT_SIZE_FIELDS:
         hint = did_you_mean(kind, DENSE_MATRICES | EXPERT_SIZE_FIELDS)
@@ -192,7 +192,7 @@ def _dense(
 def _experts(
     read: _FieldReader, kind: str, hidden: int, layers: int, width: float | None
 ) -> list[Matmul]:
-    """Return the products of the router, the experts and the shared expert, if any."""
+    """Return the matrix products of the router, the experts and any shared expert."""
     if read.config.get("mlp_only_layers") or read.config.get("decoder_sparse_step", 1) != 1:
         raise ConfigError(
             f"plan: model_type {kind!r}: models with dense layers between layers with experts"
@@ -220,7 +220,7 @@ def _experts(
 
 
 def _windows(model: str, config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, int]:
-    """Return the window of sliding-attention layers, and the number of these layers."""
+    """Return the window of sliding-attention layers, and the number of such layers."""
     kinds = config.get("layer_types") or []
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown:
@@ -242,7 +242,7 @@ def _windows(model: str, config: Mapping[str, Any], kind: str, layers: int) -> t
 
 
 def _bits(model: str, config: Mapping[str, Any]) -> int | None:
-    """Return the bits of quantised weights; None if the weights are not quantised."""
+    """Return the number of bits per weight; None if weights are not quantised."""
     quantisation = config.get("quantization_config")
     if not quantisation:
         return None

@@ -1,8 +1,8 @@
-"""Look up the peak rates of devices, which come from their vendors' data sheets.
+"""Look up the peak rates of devices, taken from their vendors' data sheets.
 
-The figures are in devices.json, each with its source. NVIDIA's sheets list tensor-core FLOP/s
-with sparsity, and the file has half of these values. 16-bit products accumulate in float32, as in
-torch. The float32 figure is that of the plain cores, because torch does not use TF32 by default.
+The figures are in devices.json, with their sources. NVIDIA's data sheets list tensor-core FLOP/s
+with sparsity; the file contains half of these values. 16-bit products accumulate in float32, as in
+torch. The float32 figure is for the plain cores, because torch does not use TF32 by default.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Hardware:
     source: str
 
     def peak(self, dtype: str, devices: int = 1) -> Peak:
-        """Return the combined peak rates of several devices, without communication.
+        """Return the combined peak rates of several devices, ignoring communication.
 
         Raises:
             ConfigError: The device has no figure for this dtype.
@@ -74,7 +74,7 @@ def find_hardware(name: str) -> Hardware:
     """Return a device by its name.
 
     Raises:
-        ConfigError: There is no device of this name; the message names the closest match.
+        ConfigError: There is no device with this name; the message names the closest match.
     """
     hardware = HARDWARE.get(name.lower())
     if hardware is None:

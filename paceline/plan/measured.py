@@ -22,11 +22,11 @@ _NOTES = (
 def plan_measured(
     model: CachedLM, name: str, acceptance: Acceptance, batch: int = 1, context: int = 512
 ) -> Plan:
-    """Plan from the cost curve of a model, which is measured first if necessary.
+    """Plan from a model's cost curve, which is measured if necessary.
 
     Args:
-        model: The model.
-        name: Its name in the plan.
+        model: Model to plan for.
+        name: Name of the model in the plan.
         acceptance: Tokens per forward pass for each number of draft nodes.
         batch: Number of requests; at least 1.
         context: Number of cached tokens per request; at least 0.

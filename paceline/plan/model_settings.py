@@ -1,4 +1,4 @@
-"""Model architectures that plans support."""
+"""List the model architectures that plans support."""
 
 from __future__ import annotations
 

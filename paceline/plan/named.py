@@ -1,4 +1,4 @@
-"""Plan for a model on a named device from the roofline model, without a run."""
+"""Plan for a model on a named device from the roofline model, without running it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plan_named(
 
     Args:
         card: Dimensions of the model.
-        hardware: The device.
+        hardware: Device to plan for.
         acceptance: Tokens per forward pass for each number of draft nodes.
         batch: Number of requests; at least 1.
         context: Number of cached tokens per request; at least 0.

@@ -1,4 +1,4 @@
-"""Settings of plans: the sizes to show, and the values from the SSSD paper."""
+"""Define the sizes that plans show, and the values from the SSSD paper."""
 
 from __future__ import annotations
 

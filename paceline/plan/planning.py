@@ -17,12 +17,12 @@ from paceline.plan.roofline import Operation, Peak, free_budget
 
 
 class ForwardTime(NamedTuple):
-    """The time of one forward pass in seconds; None for an unknown share.
+    """The duration of a forward pass in seconds; None for an unknown share.
 
     Attributes:
-        seconds: Time of the forward pass.
-        products: Time of its matrix products.
-        attention: Time of its attention.
+        seconds: Duration of the forward pass.
+        products: Time spent in matrix products.
+        attention: Time spent in attention.
     """
 
     seconds: float
@@ -39,8 +39,8 @@ class Load(NamedTuple):
 
     Attributes:
         batch: Number of requests.
-        context: Cached tokens of each request.
-        max_size: Maximum query tokens per request: the newest token and the draft nodes.
+        context: Number of cached tokens per request.
+        max_size: Maximum number of query tokens per request: the newest token and the draft nodes.
     """
 
     batch: int
@@ -54,7 +54,7 @@ class Step:
 
     Attributes:
         batch: Number of requests.
-        size: Query tokens per request.
+        size: Number of query tokens per request.
         seconds, products, attention: Times as in `ForwardTime`.
         relative: Time relative to plain decoding.
         tokens: Expected tokens per forward pass and request.
@@ -86,7 +86,7 @@ class Plan:
     Attributes:
         model, hardware, acceptance: Descriptions.
         batch: Number of requests.
-        context: Cached tokens of each request.
+        context: Number of cached tokens per request.
         peak: Peak rates of the machine; None for a measured plan.
         budget: Number of query tokens, b s_q, up to which a forward pass is memory-bound. None for
             a measured plan, or if there is no limit.
@@ -136,14 +136,14 @@ def steps_of(cost: CostOf, acceptance: Acceptance, batch: int, max_size: int) ->
 
 
 def best_of(steps: list[Step]) -> Step:
-    """Return the step with the most tokens per second; the smallest of equals."""
+    """Return the step with the most tokens per second, preferring the smallest."""
     return max(steps, key=lambda step: step.speedup)
 
 
 def sizes_within(acceptance: Acceptance, context: int, context_length: int | None) -> int:
     """Return the maximum query tokens per request.
 
-    The limits are the largest measured tree and the free part of the model's context.
+    The limits are the largest measured tree and the room left in the model's context.
 
     Raises:
         ConfigError: `context` leaves no room for new tokens in the model's context.

@@ -58,7 +58,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Draw speed-up and cost by size, shares of the time, and the best size by batch.
+    """Plot speed-up and cost by size, shares of time, and the best size by batch.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

@@ -10,28 +10,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Peak rates of a device: matrix products in FLOP/s, memory traffic in bytes/s."""
+    """Peak rates of a device: compute in FLOP/s, and memory traffic in bytes/s."""
 
     flops: float
     bandwidth: float
 
     @property
     def ratio(self) -> float:
-        """Return the FLOPs that the device computes in the time it takes to move one byte."""
+        """Return the number of FLOPs that the device computes while it moves one byte."""
         return self.flops / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """Matrix products of one kind: [tokens, inputs] times [inputs, outputs].
+    """The matrix products of one kind: [tokens, inputs] times [inputs, outputs].
 
     Attributes:
         name: Name of the product.
-        inputs, outputs: Size of a matrix.
+        inputs, outputs: Sizes of a weight matrix.
         count: Number of such products in the model.
-        experts: Matrices per product; 1 for a dense layer.
-        active: Matrices that each token uses.
-        width: Bytes of a weight; None uses the model's width.
+        experts: Number of matrices per product; 1 for a dense layer.
+        active: Number of matrices that each token uses.
+        width: Number of bytes per weight; None uses the model's value.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Matmul:
 
     @property
     def weights(self) -> int:
-        """Return the number of weights in all matrices of this kind."""
+        """Return the total number of weights in these matrices."""
         return self.inputs * self.outputs * self.experts * self.count
 
 
@@ -71,7 +71,7 @@ class Operation:
         return self.flops / (self.read + self.written)
 
     def seconds(self, peak: Peak) -> float:
-        """Return the seconds for all occurrences, limited by arithmetic or by memory."""
+        """Return the total duration of all occurrences, limited by compute or memory."""
         return self.count * max(
             self.flops / peak.flops, (self.read + self.written) / peak.bandwidth
         )
@@ -79,17 +79,17 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The dimensions of a model that table 1 of the paper needs.
+    """The dimensions of a model that enter table 1 of the paper.
 
     Attributes:
         hidden: Size of the residual stream.
         layers: Number of layers.
-        heads: Attention heads.
-        kv_heads: Key-value heads.
+        heads: Number of attention heads.
+        kv_heads: Number of key-value heads.
         head_size: Size of a head.
-        width: Bytes of a number.
-        matmuls: All matrix products, the LM head included.
-        window: Cached tokens that a sliding-attention layer reads at most.
+        width: Number of bytes per value.
+        matmuls: All matrix products, including the LM head.
+        window: Maximum number of cached tokens that a sliding-attention layer reads.
         windowed: Number of sliding-attention layers.
     """
 
@@ -119,14 +119,14 @@ class Shapes:
         )
 
     def attention(self, batch: int, size: int, context: int) -> list[Operation]:
-        """Return the attention of a full layer and of a sliding-attention layer, if any.
+        """Return the attention operations of full and of sliding-attention layers.
 
         A mask takes one byte per pair of query and key.
 
         Args:
             batch: Number of requests.
-            size: Query tokens per request.
-            context: Cached tokens of each request.
+            size: Number of query tokens per request.
+            context: Number of cached tokens per request.
         """
         kinds = (
             ("attention", context, self.layers - self.windowed),
@@ -153,12 +153,12 @@ class Shapes:
 
     @property
     def cache_bytes(self) -> int:
-        """Return the number of bytes for one token's keys and values in all layers."""
+        """Return the size of one token's keys and values in all layers, in bytes."""
         return 2 * self.layers * self.kv_heads * self.head_size * self.width
 
     @property
     def weight_bytes(self) -> float:
-        """Return the number of bytes of all weight matrices, including all experts."""
+        """Return the size of all weight matrices, including all experts, in bytes."""
         return sum(
             matmul.weights * (self.width if matmul.width is None else matmul.width)
             for matmul in self.matmuls
@@ -180,15 +180,15 @@ class Shapes:
 
 
 def free_budget(hidden: int, peak: Peak, width: int = 2) -> float | None:
-    """Return the number of query tokens up to which products are memory-bound.
+    """Return the number of query tokens up to which matrix products are memory-bound.
 
-    The products are [hidden, hidden]. The number is b s_q, requests times query tokens per request.
-    It solves 1 / (width (1 / hidden + 1 / (2 b s_q))) = FLOP/s over bytes/s.
+    The matrices are [hidden, hidden]. The number is b s_q, the number of requests times the query
+    tokens per request. It solves 1 / (width (1 / hidden + 1 / (2 b s_q))) = FLOP/s over bytes/s.
 
     Args:
         hidden: Size of the residual stream.
         peak: Peak rates of the device.
-        width: Bytes of a number.
+        width: Number of bytes per value.
     Returns:
         The number; None if such products are always memory-bound.
     """

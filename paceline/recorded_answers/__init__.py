@@ -1,7 +1,8 @@
 """Write and read files of recorded answers, with the target's top-k tokens.
 
-`writing.py` begins or continues a file, and `reading.py` reads it. `lines.py` handles the checksums
-of its lines, and `top_tokens.py` handles the file with the target's top-k tokens at each position.
+`writing.py` starts or continues a file, and `reading.py` reads it. `lines.py` handles the
+checksums of the lines, and `top_tokens.py` the file with the target's top-k tokens at each
+position.
 """
 
 from paceline.recorded_answers.lines import RecordedAnswer

@@ -1,9 +1,9 @@
-"""Seal the lines of recorded answers with chained checksums, and check them.
+"""Add chained checksums to the lines of recorded answers, and verify them.
 
-A file consists of JSON Lines: first the settings, then one answer per line. A line's checksum
-    covers the line itself and the previous line's checksum, so changed, lost, duplicated or moved
-    lines are detected. The first line holds the number of answers to come, so an unfinished file
-    can be recognised without an end mark.
+A file consists of JSON Lines: the settings, followed by one answer per line. A line's checksum
+covers the line itself and the previous line's checksum, so that changed, lost, duplicated or moved
+lines are detected. The first line contains the total number of answers, so an unfinished file is
+recognised without an end mark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RecordedAnswer:
 
 
 def first_line(path: Path) -> bytes:
-    """Return the first line of a file, or b"" if there is no file."""
+    """Return the first line of a file, or b"" if the file does not exist."""
     try:
         with path.open("rb") as file:
             return file.readline(_MAX_FIRST_LINE)
@@ -129,9 +129,9 @@ def write_error(content: str, path: Path, error: OSError) -> ConfigError:
     """Return the error for a file that cannot be written.
 
     Args:
-        content: What the file holds, such as "answers".
-        path: The file.
-        error: The error of the operating system.
+        content: Description of the content, such as "answers".
+        path: Path of the file.
+        error: Error from the operating system.
     """
     return ConfigError(
         f"{content} {str(path)!r}: got {error}; expected a file that can be written. Free some"

@@ -50,8 +50,8 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
         limit: Maximum number of answers. An unfinished file with at least this many answers is
             accepted.
     Raises:
-        ConfigError: The file is of another kind, is not finished, or has a damaged line; the
-            message names the line.
+        ConfigError: The file is of another kind, is unfinished, or has a damaged line; the message
+            names the line.
     """
     settings = read_settings(path)
     if settings is None:
@@ -71,8 +71,8 @@ def read_tops(path: str | Path, limit: int | None = None) -> Iterator[TopRows] |
     """Return the top-k tokens of each answer; None if they were not recorded.
 
     Raises:
-        ConfigError: As in `read_answers`, or the file with the top-k tokens is missing, damaged or
-            belongs to other answers.
+        ConfigError: As for `read_answers`, or the file with the top-k tokens is missing, damaged,
+            or belongs to other answers.
     """
     settings = read_settings(path)
     if settings is None or not settings.get("top"):

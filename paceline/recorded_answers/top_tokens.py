@@ -1,12 +1,11 @@
 """Store the target's top-k tokens at each position of recorded answers.
 
 The file is named after the answers file, for example `answers.jsonl.top`. The first line is JSON:
-    kind,
-version, tokens per position, bytes per id, and the checksum of the answers' first line. One block
-per answer follows: token ids [n, k], log-probabilities float16 [n, k], both little-endian, and 8
-bytes of SHA-256. The digest covers the previous block's digest, the checksum of the answer's line,
-and the block. Each block is written before its answer, so that blocks after the last complete
-answer can be dropped.
+kind, version, tokens per position, bytes per id, and the checksum of the first line of the answers
+file. One block per answer follows: token ids [n, k] and log-probabilities float16 [n, k], both
+little-endian, and 8 bytes of SHA-256. The digest covers the previous block's digest, the checksum
+of the answer's line, and the block. Each block is written before its answer, so that blocks after
+the last complete answer can be dropped.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ _MAX_FIRST_LINE = 1 << 12  # bytes
 
 
 class TopRows(NamedTuple):
-    """Top-k tokens at each position of an answer, most likely first.
+    """The top-k tokens at each position of an answer, most likely first.
 
-    Row i was predicted for the i-th token of the answer.
+    Row i holds the predictions for the i-th token of the answer.
 
     Attributes:
         token_ids: Token ids, [n, k].
@@ -49,7 +48,7 @@ class TopRows(NamedTuple):
 
 
 class AnswerKey(NamedTuple):
-    """Checksum of an answer's line, and the answer's number of tokens."""
+    """The checksum of an answer's line, and the number of tokens in the answer."""
 
     check: str
     length: int
@@ -63,7 +62,7 @@ class TopFile:
         top: Number of top-k tokens per position.
         vocab_size: Size of the vocabulary.
         owner: Checksum of the first line of the answers file.
-        keys: Answers that the file must hold; later blocks are dropped.
+        keys: Answers that the file must contain; later blocks are dropped.
     Raises:
         ConfigError: The file is damaged, belongs to other answers, or cannot be written.
     """
@@ -89,7 +88,7 @@ class TopFile:
         """Append the top-k tokens of answers, and return once they are on disk.
 
         Args:
-            blocks: The top-k tokens of each answer and the checksum of its line.
+            blocks: The top-k tokens of each answer, and the checksum of its line.
         Raises:
             ConfigError: The file cannot be written.
         """
@@ -115,7 +114,7 @@ def read_rows(answers: str | Path, keys: Iterable[AnswerKey], owner: str) -> Ite
 
     Args:
         answers: Answers file.
-        keys: The answers, in the order of the file.
+        keys: Answers in the order of the file.
         owner: Checksum of the first line of the answers file.
     Raises:
         ConfigError: The file is missing or belongs to other answers, or a block is damaged.
@@ -125,7 +124,7 @@ def read_rows(answers: str | Path, keys: Iterable[AnswerKey], owner: str) -> Ite
 
 
 class _Layout(NamedTuple):
-    """Layout of a file of top-k tokens."""
+    """The layout of a file of top-k tokens."""
 
     top: int
     id_bytes: int
@@ -180,7 +179,7 @@ def _blocks(
 
 
 def _read_layout(path: Path, file: BufferedReader, owner: str) -> _Layout:
-    """Return the layout in the first line; it must name the answers of `owner`."""
+    """Return the layout in the first line, checking that it belongs to `owner`."""
     line = file.readline(_MAX_FIRST_LINE)
     try:
         values = parse_json(line)

@@ -1,10 +1,10 @@
 """Write recorded answers into a file that an interrupted run can continue.
 
-The first line holds the settings, the number of answers to come, and a digest of the prompts.
-Answers are appended in batches. After an interruption, the next run drops the unfinished batch. It
-then continues with the same batches as an uninterrupted run, and writes the same bytes.
+The first line contains the settings, the total number of answers, and a digest of the prompts.
+Answers are appended in batches. After an interruption, the next run drops the unfinished batch,
+continues with the same batches as an uninterrupted run, and writes the same bytes.
 
-With the setting `top`, a second file holds the target's top-k tokens at each position
+With the setting `top`, a second file stores the target's top-k tokens at each position
 (`paceline.recorded_answers.top_tokens`).
 """
 
@@ -44,7 +44,7 @@ class AnswerFile:
 
     Attributes:
         done: Number of answers in the file.
-        count: Number of answers that the finished file has.
+        count: Number of answers in the finished file.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], count: int, batch: int) -> None:
@@ -80,10 +80,11 @@ class AnswerFile:
         """Append the answers of a batch, and return once they are on disk.
 
         Args:
-            answers: The answers of the batch.
-            tops: Top-k tokens of each answer, with the setting `top`.
+            answers: Answers of the batch.
+            tops: Top-k tokens of each answer, if `top` is set.
         Raises:
-            ConfigError: The file cannot be written. The next run uses its complete batches.
+            ConfigError: The file cannot be written. The next run continues after its complete
+                batches.
         """
         lines, checks = [], []
         for answer in answers:
@@ -106,19 +107,19 @@ class AnswerFile:
 def writing(
     path: str | Path, settings: Mapping[str, Any], count: int, batch: int
 ) -> Iterator[AnswerFile]:
-    """Begin or continue a file of recorded answers, and lock it against other writers.
+    """Start or continue a file of recorded answers, and lock it against other writers.
 
     The lock file, PATH.lock, is not deleted afterwards.
 
     Args:
-        path: The file.
-        settings: JSON values that distinguish these answers from others. With "top" and
-            "vocab_size", that many top-k tokens per position are written to a second file.
-        count: Number of answers that the finished file has.
-        batch: Number of answers that are written together.
+        path: File for the answers.
+        settings: JSON values that distinguish these answers from others. If they contain "top" and
+            "vocab_size", a second file stores "top" tokens per position.
+        count: Number of answers in the finished file.
+        batch: Number of answers written together.
     Raises:
-        ConfigError: It is another file, it was begun with other settings, it is damaged or being
-            written, or it cannot be written.
+        ConfigError: The file contains something else, has other settings, is damaged, is being
+            written by another process, or cannot be written.
     """
     path = Path(path)
     lock = FileLock(f"{path}.lock", mode=0o644, blocking=False, fallback_to_soft=False)
@@ -138,7 +139,7 @@ def writing(
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by name, with the groups, such as "sampling", resolved."""
+    """Return settings by name, with groups such as "sampling" flattened."""
     values: dict[str, Any] = {}
     for name, value in settings.items():
         values |= value if isinstance(value, dict) else {name: value}

@@ -1,4 +1,4 @@
-"""A drafter wrapper that records the target's top tokens along an answer."""
+"""Record the target's top tokens along an answer with a drafter wrapper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.recorded_answers.top_tokens import TopRows
 
 
 class KeepsTop(DelegatingDrafter):
-    """Wrap a drafter and record the target's top-k tokens along the answer.
+    """Wraps a drafter, and records the target's top-k tokens along the answer.
 
     Args:
         inner: Drafter that proposes the trees.
@@ -47,7 +47,7 @@ class KeepsTop(DelegatingDrafter):
         super().observe(outcomes)
 
     def taken(self) -> list[TopRows]:
-        """Return and clear the rows of all requests that were started since the last call."""
+        """Return and clear the rows of all requests started since the previous call."""
         recorded, self._recorded = self._recorded, {}
         return [
             TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()

@@ -1,7 +1,7 @@
-"""Let a chat model write user prompts itself (Magpie, Xu et al. 2024).
+"""Generate user prompts with a chat model (Magpie, Xu et al. 2024).
 
-The model receives its chat template up to the start of the user's turn, and writes the user's
-message itself. Use these prompts to record answers if you have no prompts from the model's users.
+The model gets its chat template up to the start of the user's turn, and generates the user's
+message itself. Use these prompts for recording answers if there are no prompts from real users.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CATEGORY = "made-up"
 
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """Prompts that a run of `make_up` has collected so far.
+    """The prompts that `make_up` has collected so far.
 
     Attributes:
-        prompts: The prompts, without duplicates.
+        prompts: Prompts, without duplicates.
         tries: Number of texts that the model has started.
     """
 
@@ -38,7 +38,7 @@ class MadeUp:
 def make_up(
     llm: LLM, count: int, params: SamplingParams, batch: int = 32, progress: bool = False
 ) -> Iterator[MadeUp]:
-    """Let a model write prompts; yield the prompts so far after every batch.
+    """Generate prompts with a model, and yield all prompts so far after every batch.
 
     The last result has `count` prompts, or fewer if four texts per prompt have been generated. A
     text is skipped if it does not end within `params.max_new_tokens`, is empty, or repeats an
@@ -49,8 +49,8 @@ def make_up(
         params: Sampling parameters; text number n uses seed + n.
         batch: Number of texts generated together.
     Raises:
-        ConfigError: `params` are greedy, so that all texts would be the same; the model has no chat
-            template; or no text can be used.
+        ConfigError: `params` are greedy, so that all texts would be the same, the model has no
+            chat template, or no text can be used.
     """
     require_range("prompts", "count", count, 1)
     require_range("prompts", "batch", batch, 1)

@@ -1,7 +1,8 @@
-"""Record a model's answers to prompts into a file (`paceline.recorded_answers`).
+"""Record a model's answers to prompts in a file (`paceline.recorded_answers`).
 
-An interrupted run can be continued. Drafts never change an answer, so you may use any drafter. The
-    file still names the drafter: in bfloat16, nearly equal logits can lead to a different token.
+An interrupted run can be continued. Drafts never change an answer, so any drafter may be used. The
+file still names the drafter, because in bfloat16, nearly equal logits can lead to a different
+token.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class RecordingPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Counts of a finished run of `record_answers`.
+    """Counts from a completed run of `record_answers`.
 
     Attributes:
         count: Number of answers in the file.
         new: Number of answers from this run.
         tokens: Number of tokens in the new answers.
-        seconds: Time that the new answers took, in seconds.
+        seconds: Time taken by the new answers, in seconds.
         cut: Number of prompts that were too long and were truncated.
     """
 
@@ -76,10 +77,10 @@ class RecordOptions:
 
     Attributes:
         batch: Number of prompts answered and written together; at least 1.
-        model: Model name to store alongside the model's fingerprint.
+        model: Model name to store with the model's fingerprint.
         drafter: Drafter spec to store. Default: the drafter's name.
-        top: Top-k tokens of the target to record per position, for replays of drafters that learn
-            from them; from 0 to 64; 0 records none.
+        top: Number of the target's top-k tokens to record per position, for replays of drafters
+            that learn from them; from 0 to 64. 0 records none.
 
     Raises:
         ConfigError: A value is out of range.
@@ -103,7 +104,7 @@ def record_answers(
     options: RecordOptions | None = None,
     progress: bool = False,
 ) -> Recorded:
-    """Answer all prompts into a file, or continue an unfinished file.
+    """Write the answers to all prompts to a file, or continue an unfinished file.
 
     Args:
         path: File for the answers. It grows by one batch at a time, so an interruption loses at
@@ -112,10 +113,10 @@ def record_answers(
         questions: Prompts to answer.
         params: Sampling parameters for all answers; prompt number n uses seed + n.
         options: Additional options.
-        progress: Show a progress bar on standard error.
+        progress: Whether to show a progress bar on standard error.
     Raises:
-        ConfigError: There is no prompt; or the file has different settings, is damaged, is being
-            written by another process, or holds something else.
+        ConfigError: There is no prompt, or the file has different settings, is damaged, is being
+            written by another process, or contains something else.
     """
     options = options or RecordOptions()
     if not questions:
@@ -148,7 +149,7 @@ def _settings(
     params: SamplingParams,
     questions: Sequence[RecordingPrompt],
 ) -> dict[str, Any]:
-    """Return the settings that an unfinished file must share to be continued."""
+    """Return the settings that must match to continue an unfinished file."""
     target = llm.model.model
     return {
         "model": options.model,
@@ -190,7 +191,7 @@ def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
 def answer(
     llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, first: int
 ) -> list[Completion]:
-    """Answer a recording's prompts from number `first`; prompt n uses seed + n."""
+    """Answer a recording's prompts, from index `first`; prompt n uses seed + n."""
     numbers = range(first, first + len(prompts))
     return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in numbers])
 
@@ -198,7 +199,7 @@ def answer(
 def encode_prompts(
     prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None
 ) -> list[RecordingPrompt]:
-    """Return prompts as token ids; truncate over-long prompts in the middle.
+    """Return prompts as token ids, truncating over-long prompts in the middle.
 
     Args:
         max_new_tokens: Number of tokens for which to leave room after each prompt.

@@ -1,4 +1,4 @@
-"""Settings of recordings, generated prompts and pictures of replays."""
+"""Define the settings of recordings, generated prompts and replay plots."""
 
 from __future__ import annotations
 

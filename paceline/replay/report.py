@@ -25,7 +25,7 @@ _FIGURES = {  # column -> property of `ReplayResult`
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """The result of one replay, with its drafter and its file of traces."""
+    """The result of one replay, with its drafter and its file of answers."""
 
     drafter: str
     traces: str

@@ -1,9 +1,9 @@
 """Run recorded answers through a drafter without a model.
 
-A scripted target replays the recorded tokens. In each step the drafter proposes a tree, and the
-target accepts the longest path that the record confirms. The next recorded token is the bonus
-token. Then the drafter observes the outcome. The first step drafts from the prompt alone, as there
-is no prefill step.
+A scripted target replays the recorded tokens. In each step, the drafter proposes a tree, and the
+target accepts the longest path that matches the record. The next recorded token is the bonus
+token. The drafter then observes the outcome. The first step drafts from the prompt alone, because
+there is no prefill step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ReplayResult:
         batch_size: Number of answers replayed together.
         tokens: Number of recorded tokens, including bonus tokens.
         steps: Number of steps for all requests.
-        drafted: Draft tokens.
+        drafted: Number of draft tokens.
         accepted: Number of draft tokens that the target accepted.
         seconds: Time spent in the drafter.
     """
@@ -49,17 +49,17 @@ class ReplayResult:
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the tokens per step, bonus token included; plain decoding gives 1."""
+        """Return the tokens per step, including the bonus token; 1 for plain decoding."""
         return self.tokens / max(1, self.steps)
 
     @property
     def accepted_per_step(self) -> float:
-        """Return the draft tokens accepted per step."""
+        """Return the number of accepted draft tokens per step."""
         return self.accepted / max(1, self.steps)
 
     @property
     def drafted_per_step(self) -> float:
-        """Return the draft tokens verified per step."""
+        """Return the number of verified draft tokens per step."""
         return self.drafted / max(1, self.steps)
 
     @property
@@ -79,16 +79,17 @@ def replay(
     """Run recorded answers through a drafter.
 
     Args:
-        drafter: Drafter that needs neither a model nor the target's predictions after wrong drafts.
+        drafter: Drafter that needs neither a model nor the target's predictions after wrong
+            drafts.
         traces: (prompt ids, output ids) of each answer; answers without output are skipped.
         max_nodes: Maximum number of nodes in a draft tree.
-        batch_size: Number of answers replayed together. When an answer ends, the next one starts.
-        top_tokens: The target's top tokens at every position of each answer, [n, k], as
-            `paceline record --top` writes them.
+        batch_size: Number of answers replayed together. When one ends, the next one starts.
+        top_tokens: The target's top tokens at every position of each answer, [n, k], as written by
+            `paceline record --top`.
     Raises:
-        ConfigError: `max_nodes` or `batch_size` is out of range. A trace is not a pair of token
-            ids, or a prompt is empty. The drafter learns from top tokens that were not recorded, or
-            from the target's predictions, which are never recorded.
+        ConfigError: `max_nodes` or `batch_size` is out of range, a trace is not a pair of token-id
+            lists, or a prompt is empty. Also raised if the drafter learns from top tokens that
+            were not recorded, or from the target's predictions, which are never recorded.
     """
     _check_drafter(drafter)
     require_count("replay", "max_nodes", max_nodes, 0)
@@ -129,7 +130,7 @@ def _check_drafter(drafter: Drafter) -> None:
 
 
 def _checked(traces: Iterable[Trace]) -> list[Trace]:
-    """Return the traces as lists; raise if one is not a pair of token ids."""
+    """Return the traces as lists, checking that each is a pair of token-id lists."""
     try:
         pairs = [(np.asarray(prompt), np.asarray(output)) for prompt, output in traces]
     except (TypeError, ValueError) as error:
@@ -148,7 +149,7 @@ def _checked(traces: Iterable[Trace]) -> list[Trace]:
 
 
 class _TargetAnswer(NamedTuple):
-    """A recorded answer, and the target's top tokens at each of its positions."""
+    """A recorded answer, with the target's top tokens at each position."""
 
     prompt: Sequence[int]
     output: Sequence[int]
@@ -172,7 +173,7 @@ def _with_top_tokens(
 
 
 class _ReplayRun:
-    """A running replay with its counts so far."""
+    """A running replay, with its counts so far."""
 
     def __init__(self, drafter: Drafter, max_nodes: int) -> None:
         self._drafter, self._max_nodes = drafter, max_nodes
@@ -195,13 +196,13 @@ class _ReplayRun:
         return request
 
     def stop(self, request: Request) -> None:
-        """Stop a request that has reached the end of its answer."""
+        """Stop a request whose answer is complete."""
         begin = time.perf_counter()
         self._drafter.stop(request)
         self.seconds += time.perf_counter() - begin
 
     def step(self, running: list[tuple[Request, _TargetAnswer]]) -> None:
-        """Run one step of all running requests."""
+        """Run one step for all running requests."""
         requests = [request for request, _ in running]
         begin = time.perf_counter()
         trees = self._drafter.propose(requests, [self._max_nodes] * len(requests))
@@ -229,7 +230,7 @@ class _ReplayRun:
 def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -> Outcome:
     """Return the scripted target's outcome for a tree.
 
-    The prediction after a wrong draft token is the recorded token at that depth.
+    The prediction after a wrong draft token is the recorded token at that position.
     """
     rest = output[len(request) - request.prompt_length :]
     edges, node = tree.edges(), -1
@@ -244,7 +245,7 @@ def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -
 
 
 def _with_top(outcome: Outcome, top_tokens: TopTokens | None) -> Outcome:
-    """Add the recorded top tokens to root and accepted nodes; others get zeros."""
+    """Add the recorded top tokens for root and accepted nodes, and zeros for others."""
     assert top_tokens is not None, "a drafter with top_k receives the top tokens"
     first = len(outcome.request) - outcome.request.prompt_length
     rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]

@@ -18,17 +18,18 @@ from paceline.util.text_files import read_text
 def read_traces(
     path: str | Path, tokenizer: Any = None, limit: int | None = None
 ) -> list[tuple[list[int], list[int]]]:
-    """Return (prompt ids, output ids) of each record of a file.
+    """Return (prompt ids, output ids) for each record in a file.
 
     Args:
         path: File written by `paceline record`, or JSON Lines with `prompt` and `output`, each as
             text or token ids.
-        tokenizer: Transformers tokenizer, or a callable with the same interface; None if all
+        tokenizer: transformers tokenizer, or a callable with the same interface; None if all
             records are ids. For a file written by `paceline record`, the fingerprint is enough.
         limit: Maximum number of records. Default: no limit.
     Raises:
-        ConfigError: The file cannot be read, or a line lacks these fields. There is text but no
-            tokenizer. A recording is damaged, unfinished or made with a different tokenizer.
+        ConfigError: The file cannot be read, a line lacks these fields, or text requires a
+            tokenizer. Also raised if a recording is damaged, unfinished or made with a different
+            tokenizer.
     """
     if check_recorded(path, tokenizer):
         return [(answer.prompt_ids, answer.output_ids) for answer in read_answers(path, limit)]
@@ -58,9 +59,9 @@ def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | N
     """Return the target's recorded top tokens at every position of each answer.
 
     Returns:
-        None if no top tokens were recorded.
+        The top tokens; None if none were recorded.
     Raises:
-        ConfigError: The file with the top tokens is missing, damaged or belongs to other answers.
+        ConfigError: The file with the top tokens is missing, damaged, or belongs to other answers.
     """
     tops = read_tops(path, limit)
     if tops is None:
@@ -72,9 +73,9 @@ def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
     """Return the tokenizer fingerprint that all `paceline record` files share.
 
     Returns:
-        None if `paceline record` did not write all of the files.
+        The fingerprint; None if any of the files was not written by `paceline record`.
     Raises:
-        ConfigError: Two of the files have different tokenizers.
+        ConfigError: Two files have different tokenizers.
     """
     known = None
     for path in paths:

@@ -1,1 +1,1 @@
-"""Common parts of reports: documents, tables, drawings and prompts."""
+"""Provide the common parts of reports: documents, tables, plots and prompts."""

@@ -1,4 +1,4 @@
-"""Write results as JSON documents, atomically, and read them back as dataclasses."""
+"""Write results atomically as JSON documents, and read them back as dataclasses."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class DocumentKind(Generic[T]):
     """A kind of document.
 
     Attributes:
-        name: Name of the kind, which the document begins with.
-        schema: Version of its fields.
-        content: Dataclass whose fields it holds.
+        name: Name of the kind, with which the document begins.
+        schema: Version of the fields.
+        content: Dataclass whose fields the document contains.
     """
 
     name: str
@@ -36,7 +36,7 @@ class DocumentKind(Generic[T]):
 
 
 def saved_as(key: str) -> Any:
-    """Return a dataclass field with another key in documents.
+    """Return a dataclass field that has a different key in documents.
 
     Args:
         key: Key in the document.
@@ -45,13 +45,13 @@ def saved_as(key: str) -> Any:
 
 
 def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derived: Any) -> None:
-    """Write the fields of `content`, after `derived` figures for other programs.
+    """Write the fields of `content`, preceded by `derived` figures for other programs.
 
     Args:
-        path: The file.
+        path: File to write.
         kind: Kind of the document.
-        content: The result.
-        derived: Figures computed from it, which `read_document` ignores.
+        content: Result to write.
+        derived: Figures computed from the result, which `read_document` ignores.
     Raises:
         ConfigError: The file cannot be written.
     """
@@ -69,8 +69,8 @@ def read_document(path: str | Path, *kinds: DocumentKind[T]) -> T:
     """Read the content of a document of one of the `kinds`.
 
     Raises:
-        ConfigError: The file does not exist, its kind or schema is another, or a field is missing
-            or has another type.
+        ConfigError: The file does not exist, has a different kind or schema, or a field is missing
+            or has the wrong type.
     """
     document = _load(path)
     header = document.get("kind"), document.get("schema")
@@ -88,10 +88,10 @@ def read_document(path: str | Path, *kinds: DocumentKind[T]) -> T:
 
 
 def structured(values: Mapping[str, Any], kind: type[T]) -> T:
-    """Return a dataclass from its JSON values; check the type of every field.
+    """Build a dataclass from JSON values, checking the type of every field.
 
     Raises:
-        ValueError: Fields are missing or have another type; the message names up to three.
+        ValueError: Fields are missing or have the wrong type; the message names up to three.
     """
     try:
         return _CONVERTER.structure(values, kind)
@@ -121,11 +121,11 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 
 class _WrongTypeError(TypeError):
-    """A value has another type than its field."""
+    """Raised if a value does not have the type of its field."""
 
 
 def _exactly(value: Any, expected: type) -> Any:
-    """Return the value if it has exactly this type; a text of digits is not a number."""
+    """Return a value that has exactly this type; a string of digits is not a number."""
     allowed = (int, float) if expected is float else expected
     if not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool):
         raise _WrongTypeError(f"got {value!r}; expected {expected.__name__}")

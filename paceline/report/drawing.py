@@ -40,13 +40,13 @@ def page(width: float, height: float) -> Any:
 def save(
     figure: Any, path: str | Path, setting: Sequence[str], columns: int, size: float = 9
 ) -> None:
-    """Write the setting above the figure, and the figure as a PNG file.
+    """Write the setup above the figure, and save the figure as a PNG file.
 
     Args:
-        figure: A matplotlib figure.
-        path: The file.
-        setting: Phrases about the run. Lines break between phrases only.
-        columns: Maximum characters of a line.
+        figure: The matplotlib figure.
+        path: File to write.
+        setting: Phrases that describe the run. Lines break only between phrases.
+        columns: Maximum number of characters per line.
         size: Font size.
     Raises:
         ConfigError: The file cannot be written.
@@ -67,7 +67,7 @@ def label(axes: Any, title: str, x_label: str, y_label: str, grid: str, legend: 
         title: Title.
         x_label, y_label: Axis labels.
         grid: "x", "y" or "both".
-        legend: Columns of a legend below the axes; 0 draws none.
+        legend: Number of columns in a legend below the axes; 0 draws no legend.
     """
     axes.set_title(title, fontsize=10, color=INK, loc="left")
     axes.set_xlabel(x_label, fontsize=9, color=INK)
@@ -92,8 +92,8 @@ def bars(
     Args:
         axes: matplotlib axes.
         names: Names of the groups.
-        series: Label, colour and one value per name; None is shown as "-".
-        reference: Position of a dotted line; None draws none.
+        series: Label, colour, and one value per name; None is shown as "-".
+        reference: Position of a dotted line, or None.
     """
     height = BAR_SHARE / len(series)
     for number, (title, colour, values) in enumerate(series):
@@ -126,14 +126,14 @@ def bars(
 
 
 def compared(axes: Any, table: Table, measured: str, published: str, setting: str) -> None:
-    """Draw two columns of a table as bars: measured ratios and the paper's.
+    """Draw two columns of a table as bars: measured ratios, and the paper's.
 
     Args:
         axes: matplotlib axes.
-        table: The table.
-        measured: Heading of the column with our ratios.
+        table: Table with the ratios.
+        measured: Heading of the column with the measured ratios.
         published: Heading of the column with the paper's ratios.
-        setting: Setting of the paper's ratios.
+        setting: Setup of the paper's ratios.
     """
     series = [
         ("here", OURS, table.column(measured)),
@@ -151,7 +151,7 @@ def line(
     marker: str = "",
     style: str = "-",
 ) -> None:
-    """Draw a line with markers through the known values; None is not known."""
+    """Draw a line with markers through the known values; None means unknown."""
     known = [
         (position, value)
         for position, value in zip(positions, values, strict=True)
@@ -176,7 +176,7 @@ def reference_line(axes: Any) -> None:
 
 
 def marked_line(axes: Any, position: float, text: str) -> None:
-    """Draw a vertical line with a text at its top."""
+    """Draw a vertical line with text at its top."""
     axes.axvline(position, color=THEIRS, linewidth=1)
     axes.annotate(
         text,
@@ -191,7 +191,7 @@ def marked_line(axes: Any, position: float, text: str) -> None:
 
 
 def _legend_below(axes: Any, columns: int) -> None:
-    """Draw a legend under the axis label; draw none if nothing has a label."""
+    """Draw a legend below the axis label, unless no series has a label."""
     if not axes.get_legend_handles_labels()[0]:
         return
     from matplotlib.transforms import ScaledTranslation  # a caller with axes has matplotlib

@@ -1,6 +1,6 @@
 """Read a benchmark's prompts from JSON Lines.
 
-Each line has `id`, `category` and `turns`; only the first turn is used.
+Each line has the fields `id`, `category` and `turns`; only the first turn is used.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _FIELDS = ("id", "category", "turns")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of a bench run.
+    """A prompt in a benchmark.
 
     Attributes:
-        id: Unique name.
+        id: Unique name of the prompt.
         category: Group of the prompt in reports.
-        text: The user message.
+        text: User message.
     """
 
     id: str
@@ -41,12 +41,12 @@ def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 
     """Read prompts from JSONL files.
 
     Args:
-        paths: The files. Default: the built-in prompts.
-        limit: Maximum prompts of each file; 0 reads all.
-        every: Read every n-th line of each file, counted before `limit`.
+        paths: Files to read. Default: the built-in prompts.
+        limit: Maximum number of prompts per file; 0 reads all.
+        every: Interval between the lines that are read (every n-th line), applied before `limit`.
     Raises:
-        ConfigError: A file is missing, a line is not a prompt (the message names file and line), or
-            there is no prompt at all.
+        ConfigError: A file is missing, a line is not a prompt (the message names file and line),
+            or there are no prompts.
     """
     require_range("bench", "limit", limit, 0)
     require_range("bench", "every", every, 1)
@@ -62,7 +62,7 @@ def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 
 
 
 def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
-    """Return the token ids of a prompt, through the chat template if there is one.
+    """Return the token ids of a prompt, using the chat template if there is one.
 
     Raises:
         ConfigError: The prompt has no tokens, or tokenizer or chat template reject it.
@@ -80,7 +80,7 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
 
 
 def shortened(ids: list[int], limit: int) -> list[int]:
-    """Return at most `limit` ids: the first 4 and the last ones."""
+    """Return at most `limit` ids: the first 4, and as many of the last as fit."""
     return ids if len(ids) <= limit else ids[:HEAD_TOKENS] + ids[len(ids) - (limit - HEAD_TOKENS) :]
 
 

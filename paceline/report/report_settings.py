@@ -1,4 +1,4 @@
-"""Settings for plots and for shortened prompts."""
+"""Define the settings for plots and for shortened prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Render tables of values for consoles, Markdown and JSON, with the same figures."""
+"""Render tables for consoles, Markdown and JSON, with the same figures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Column:
     """A column of a table, with its format.
 
     Attributes:
-        heading: Heading. Consoles may break it at "/ " and "- ".
-        form: Format of numbers, as in `format`. For cells of several values it is a template, such
-            as "{:.2f} ({:.1f})".
-        left: Align texts on the left.
-        code: Show texts as code in Markdown.
+        heading: Heading, which consoles may break at "/ " and "- ".
+        form: Format of numbers, as for `format`. For cells with several values, a template such as
+            "{:.2f} ({:.1f})".
+        left: Whether to align text on the left.
+        code: Whether to show text as code in Markdown.
     """
 
     heading: str
@@ -33,7 +33,7 @@ class Column:
     code: bool = False
 
     def text(self, cell: Cell) -> str:
-        """Return a cell as text, "-" for None."""
+        """Return a cell as text; "-" for None."""
         if isinstance(cell, tuple):
             return self.form.format(*cell)
         return "-" if cell is None else cell if isinstance(cell, str) else format(cell, self.form)
@@ -56,11 +56,12 @@ class Table:
         notes: Iterable[str] = (),
         form: str = ".2f",
     ) -> Table:
-        """Make a table whose first column is aligned on the left.
+        """Build a table whose first column is aligned on the left.
 
         Args:
-            title: Title.
-            columns: Columns. Anything else than a `Column` is a heading, with the format `form`.
+            title: Title of the table.
+            columns: Columns. Any object that is not a `Column` is a heading, with the format
+                `form`.
             rows: Cells of each row.
             notes: Sentences below the table.
             form: Default format of numbers.
@@ -88,7 +89,7 @@ class Table:
         return [row[index] for row in self.rows]
 
     def only(self, headings: Sequence[str]) -> Table:
-        """Return the table with only these columns."""
+        """Return the table with only the given columns."""
         indices = [index for index, column in enumerate(self.columns) if column.heading in headings]
         rows = (tuple(row[index] for index in indices) for row in self.rows)
         return Table(
@@ -128,7 +129,7 @@ class Table:
         return [*above, _line(self._headings), rule, *map(_line, rows), "", *notes]
 
     def data(self) -> dict[str, Any]:
-        """Return title, headings, rows with unrounded numbers, and notes for JSON."""
+        """Return the title, headings, rows with unrounded numbers, and notes, for JSON."""
         return {
             "title": self.title,
             "columns": self._headings,

@@ -1,12 +1,12 @@
-"""Keep generated folders in the user's cache.
+"""Store generated folders in the user's cache.
 
-A folder is either complete or absent, and only one process makes it.
+A folder is either complete or absent, and only one process creates it.
 
-The cache is $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline. Folders are
-named KIND-vFORMAT/KEY. KEY is a checksum of the source: a file, or the facts that a measurement
-depends on. While a process makes a folder, the folder is named KEY.part, and the process holds the
-lock KEY.lock. The lock is released when its process ends, so a KEY.part whose lock is free was left
-by a killed process. `paceline cache` lists and clears the folders.
+The cache is $PACELINE_CACHE, or $XDG_CACHE_HOME/paceline, or ~/.cache/paceline. Folders are named
+KIND-vFORMAT/KEY, where KEY is a checksum of the source: a file, or the facts on which a
+measurement depends. While a process creates a folder, the folder is named KEY.part, and the
+process holds the lock KEY.lock. The lock is released when the process ends, so a KEY.part whose
+lock is free was left by a killed process. `paceline cache` lists and clears the folders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ENTRY = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
 class CacheError(ConfigError):
-    """The cache cannot be written, or the user has no folder for it."""
+    """Raised if the cache cannot be written, or the user has no cache folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class CacheEntry:
 
     Attributes:
         folder: Path of the folder.
-        card: Description: source, sha256, made, files (name -> bytes), and entries from its maker.
+        card: Metadata: source, sha256, made, files (name -> bytes), and entries from the function
+            that created the folder.
     """
 
     folder: Path
@@ -63,7 +64,7 @@ def root() -> Path:
     """Return the cache folder, which need not exist.
 
     Raises:
-        CacheError: No environment variable names the folder, and the user has no home directory.
+        CacheError: No environment variable is set, and the user has no home directory.
     """
     if configured := os.environ.get(VARIABLE):
         return Path(configured).expanduser()
@@ -97,7 +98,7 @@ def note_unwritable(reason: object) -> None:
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file.
 
-    A process reads the file again only if its size or modification time has changed.
+    Within a process, the file is read again only if its size or modification time has changed.
     """
     stat = path.stat()
     return _checksum(path.absolute(), stat.st_size, stat.st_mtime_ns)
@@ -112,16 +113,16 @@ def _checksum(path: Path, size: int, time_ns: int) -> str:
 def obtain(
     kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
 ) -> Path:
-    """Return the folder made from a file, making it first if it does not exist.
+    """Return the folder generated from a file, creating it if it does not exist.
 
     Args:
         kind: Kind of the folder, with its format version, such as "gguf-v1".
         source: Source file.
-        make: Function that fills the given empty folder and returns entries for its card. The
-            function runs in only one process at a time.
-        waiting: Function that is called once if another process is already making the folder.
+        make: Function that fills the given empty folder, and returns entries for its card. It runs
+            in only one process at a time.
+        waiting: Function called once if another process is already creating the folder.
     Raises:
-        ConfigError: The cache cannot be written, or `make` raised the error. In both cases, no
+        ConfigError: The cache cannot be written, or `make` raised the error. In either case, no
             folder remains.
     """
     return obtain_folder(root() / kind / checksum(source), str(source), make, waiting)
@@ -130,15 +131,15 @@ def obtain(
 def obtain_folder(
     folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
 ) -> Path:
-    """Return a folder in the cache, making it first if it does not exist.
+    """Return a folder in the cache, creating it if it does not exist.
 
     Args:
         folder: Path of the folder.
         source: Description of the source, for the card.
-        make: As in `obtain`.
-        waiting: As in `obtain`.
+        make: Function that fills the given empty folder, and returns entries for its card.
+        waiting: Function called once if another process is already creating the folder.
     Raises:
-        ConfigError: As in `obtain`.
+        ConfigError: As for `obtain`.
     """
     # No lock: folders appear complete, and the cache may be read-only.
     if _read(folder) is not None:
@@ -150,7 +151,7 @@ def obtain_folder(
 
 
 def replace_folder(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Make a folder in the cache again; takes the same arguments as `obtain_folder`."""
+    """Create a folder in the cache again, with the arguments of `obtain_folder`."""
     with _clear_errors(), _locked(folder, lambda: None):
         _fill(folder, source, make)
 
@@ -159,7 +160,7 @@ def entries() -> list[CacheEntry]:
     """Return the finished folders, oldest first.
 
     Raises:
-        CacheError: As in `root`.
+        CacheError: As for `root`.
     """
     finished = [
         CacheEntry(path.parent, card)
@@ -170,7 +171,7 @@ def entries() -> list[CacheEntry]:
 
 
 def clear() -> int:
-    """Remove all folders that no process is making; return the number of bytes freed.
+    """Remove all folders that are complete or abandoned; return the bytes freed.
 
     Raises:
         ConfigError: The cache cannot be written.
@@ -215,7 +216,7 @@ def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> 
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return a folder's card; None if it is missing or a file's size has changed."""
+    """Return a folder's card; None if it is missing or the size of a file has changed."""
     try:
         card: dict[str, Any] = parse_json((folder / CARD).read_bytes())
         complete = all(
@@ -228,7 +229,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a folder; wait while another process holds it."""
+    """Hold the lock of a folder, waiting while another process holds it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(folder)
     try:
@@ -243,20 +244,20 @@ def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> FileLock:
-    """Return the lock for KEY and KEY.part."""
+    """Return the lock that protects KEY and KEY.part."""
     # A soft lock would remain after its process is killed.
     return FileLock(folder.with_suffix(".lock"), mode=0o644, fallback_to_soft=False)
 
 
 def _remove_leftovers(kind: Path) -> None:
-    """Remove unfinished folders left by killed processes."""
+    """Remove unfinished folders that killed processes have left."""
     for part in kind.glob("*.part"):
         with suppress(Timeout), _lock(part).acquire(blocking=False):
             _remove(part)
 
 
 def _remove(folder: Path) -> int:
-    """Remove a folder if it exists; return the number of bytes freed."""
+    """Remove a folder if it exists, and return the number of bytes freed."""
     if not folder.is_dir():
         return 0
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,8 +1,8 @@
 """Store compiled functions on disk, so that later processes can load them.
 
-Numba looks for a writable folder in this order: `NUMBA_CACHE_DIR`, the module's `__pycache__`,
-    paceline's own cache. If there is none, compiled code stays in memory. Code in a `__pycache__`
-    is read even if that folder is read-only, so an administrator can compile once for all users.
+Numba uses the first writable folder of `NUMBA_CACHE_DIR`, the module's `__pycache__` and
+paceline's cache. If there is none, compiled code stays in memory. Code in a `__pycache__` is read
+even if that folder is read-only, so an administrator can compile once for all users.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
-    """Locate compiled code below `cache.root()`, writable only by its owner."""
+    """Locates compiled code below `cache.root()`, writable only by its owner."""
 
     def __init__(self, function: Any, file: str) -> None:
         super().__init__(function, file)
@@ -44,7 +44,7 @@ class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> Any:
-        """Return a function's locator; None if the cache cannot be written."""
+        """Return a function's locator, or None if the cache cannot be written."""
         try:
             return super(UserProvidedCacheLocator, cls).from_function(function, file)
         except ConfigError:  # the user has no home directory
@@ -52,10 +52,10 @@ class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
 
 
 class _ReadOnly(InTreeCacheLocator):  # type: ignore[misc]
-    """Locate compiled code in its module's read-only `__pycache__`."""
+    """Locates compiled code in its module's read-only `__pycache__`."""
 
     def ensure_cache_path(self) -> None:
-        """Accept a read-only folder; attempts to save report the reason."""
+        """Accept a read-only folder; attempts to save will report the reason."""
 
 
 class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
@@ -69,7 +69,7 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class CodeCache(FunctionCache):  # type: ignore[misc]
-    """Load and save the compiled overloads of one function.
+    """Loads and saves the compiled overloads of one function.
 
     Overloads are compiled again when the function's module or its package's settings modules
     change, because compiled code contains the values of constants. If a folder cannot be read or
@@ -93,7 +93,7 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
         )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled overload for a signature; None if it cannot be read."""
+        """Return the compiled overload for a signature, or None if it cannot be read."""
         try:
             return super().load_overload(sig, target_context)
         except OSError:

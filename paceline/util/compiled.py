@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class Records(Protocol[R]):
-    """Define the type of an array of records in compiled code."""
+    """Type of an array of records in compiled code."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> R: ...
@@ -51,7 +51,7 @@ def record_dtype(fields: type) -> Any:
 
     Args:
         fields: Class with annotations: `int` (int64), `float` (float64), `Annotated[kind, dtype]`
-            for other number types, `Annotated[kind, dtype, shape]` for a small array in the record.
+            for other number types, and `Annotated[kind, dtype, shape]` for small arrays.
     """
     columns = []
     for name, kind in get_type_hints(fields, include_extras=True).items():
@@ -76,7 +76,7 @@ def compiled(function: F) -> F:
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compile once per argument type, not again for each constant argument."""
+    """Compiles once per argument type, and not again for each constant argument."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Resolve a call from compiled code, replacing literal types with plain types."""
@@ -87,17 +87,17 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
 def kernel(function: F) -> F:
     """Compile a function that allocates no arrays, without reference counting.
 
-    Reference counting for arrays is atomic and happens at every call and every view. In short
-    functions, it takes longer than the actual work. The caller must keep the arrays alive, as a
-    function compiled with `compiled` does.
+    Reference counting for arrays is atomic, and happens at every call and view. In short
+    functions, it takes longer than the actual work. The caller must keep the arrays alive, which
+    functions compiled with `compiled` do.
     """
     return _without_counting(function)
 
 
 def inlined(function: F) -> F:
-    """Compile a `kernel` into its callers, regardless of its size.
+    """Compile a `kernel` that is always inlined into its callers.
 
-    Use this for innermost loops, whose values then stay in registers across calls. Deeply nested
+    Use this for innermost loops, so that values stay in registers across calls. Deeply nested
     functions of this kind take minutes to compile.
     """
     return _without_counting(function, forceinline=True)
@@ -118,7 +118,7 @@ def callback(function: Callable[[int], int]) -> CFunc:
 
 
 def _stored(dispatcher: Any) -> Any:
-    """Let a dispatcher load and save its compiled code."""
+    """Make a dispatcher load and save its compiled code."""
     dispatcher._cache = CodeCache(dispatcher.__wrapped__)
     return dispatcher
 
@@ -163,7 +163,7 @@ store_uint8 = _storer(types.uint8, 8)
 
 
 def _fetch_add(typing_context: Any, address: Any) -> Any:
-    """Emit an atomic `counter++`, so that two threads never get the same number."""
+    """Emit an atomic `counter++`, so that no two threads get the same number."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())

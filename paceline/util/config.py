@@ -1,4 +1,4 @@
-"""Build option dataclasses from `name:key=value,...` strings, mappings or JSON."""
+"""Build option dataclasses from `name:key=value,...` specs, mappings or JSON."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     sssd:datastore="my, store". In a list of drafters, values with spaces need quotes as well.
 
     Args:
-        spec: Drafter string.
+        spec: Drafter spec.
     Raises:
-        ConfigError: `spec` is not text, an option has no `=` or occurs twice, or a quote is open.
+        ConfigError: `spec` is not a string, an option has no `=` or occurs twice, or a quote is
+            not closed.
     """
     if not isinstance(spec, str):
         raise ConfigError(
@@ -51,11 +52,11 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def cut_outside_quotes(text: str, separator: str) -> list[str]:
-    """Split text at a separator, but not inside quoted values.
+    """Split text at a separator, except inside quoted values.
 
     Args:
         text: Text to split.
-        separator: Regular expression.
+        separator: Regular expression for the separator.
     """
     quoted = [match.span() for match in _QUOTED.finditer(text)]
     parts, start = [], 0
@@ -67,7 +68,7 @@ def cut_outside_quotes(text: str, separator: str) -> list[str]:
 
 
 def in_quotes(value: str) -> str:
-    """Return a value for a drafter string, in double quotes only if necessary.
+    """Return a value for a drafter spec, in double quotes only if necessary.
 
     Args:
         value: Text without double quotes.
@@ -101,7 +102,7 @@ def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
     Args:
         cls: Dataclass to build.
         values: Values by field name.
-        owner: Name to use for the options in errors, such as the drafter's name.
+        owner: Name of the options in errors, such as the drafter's name.
     Raises:
         ConfigError: A key is unknown (the message names the closest match), or a value has the
             wrong type or range.
@@ -146,7 +147,7 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
 
 
 def is_truth(text: str) -> bool:
-    """Return whether a string is a word for true or false, such as "yes" or "0"."""
+    """Return whether a string means true or false, such as "yes" or "0"."""
     return text.lower() in _TRUE | _FALSE
 
 
@@ -157,14 +158,14 @@ def _names(kinds: list[Any]) -> str:
 def require_range(
     owner: str, name: str, value: float, low: float, high: float | None = None
 ) -> None:
-    """Raise for a value outside [low, high].
+    """Check that a value is within [low, high].
 
     Args:
-        owner: Name to use for the options in errors.
+        owner: Name of the options in errors.
         name: Name of the option.
         value: Value to check; NaN is rejected.
         low: Minimum.
-        high: Maximum; None sets no maximum.
+        high: Maximum; None means no maximum.
     Raises:
         ConfigError: The value is outside the range; the message names the range.
     """
@@ -174,15 +175,15 @@ def require_range(
 
 
 def require_count(owner: str, name: str, value: object, low: int) -> None:
-    """Raise unless a value is a whole number of at least `low`.
+    """Check that a value is an integer of at least `low`.
 
     Args:
-        owner: Name to use for the options in errors.
+        owner: Name of the options in errors.
         name: Name of the option.
         value: Value to check.
         low: Minimum.
     Raises:
-        ConfigError: The value is something else; the message names the allowed values.
+        ConfigError: The value is invalid; the message states the allowed values.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(f"{owner}: {name}: got {value!r}; expected a whole number.")
@@ -190,7 +191,7 @@ def require_count(owner: str, name: str, value: object, low: int) -> None:
 
 
 def spec_key(spec: str) -> SpecKey:
-    """Return a key that is the same for drafter strings with the same meaning.
+    """Return a key that is equal for drafter specs with the same meaning.
 
     Spaces and the order of options do not matter.
     """

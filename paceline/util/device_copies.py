@@ -1,7 +1,7 @@
 """Copy arrays to and from a device, in one transfer each way.
 
-A copy from a device waits for all work that was launched before, so a step should make few.
-Everything travels as one tensor. On a CPU, nothing is copied.
+A copy from a device waits for all work launched before it, so a step should make as few as
+possible. All arrays are transferred as one tensor. On a CPU, nothing is copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Arrays = Sequence[NDArray[Any]]
 
 
 class Pending(NamedTuple):
-    """Work on a device whose result depends on tensors that are not copied yet.
+    """Work on a device whose result depends on tensors that have not been copied yet.
 
     Attributes:
         tensors: Tensors to copy; see `fetch`.
@@ -35,7 +35,7 @@ def upload(device: torch.device, *values: NDArray[Any] | Sequence[int]) -> list[
     """Copy arrays to a device without waiting for it.
 
     Args:
-        device: The device.
+        device: Device to copy to.
         values: Writable arrays of numbers, or sequences of integers, which become int64. On a CPU,
             tensors share the memory of arrays.
     """
@@ -61,11 +61,11 @@ def upload(device: torch.device, *values: NDArray[Any] | Sequence[int]) -> list[
 
 
 def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
-    """Copy tensors of one device to the CPU, waiting for the device once.
+    """Copy tensors on a device to the CPU, waiting for the device once.
 
     Args:
-        tensors: float32, bool, or integers that fit into 32 bits. On a CPU, the arrays share their
-            memory.
+        tensors: Tensors of float32, bool, or integers that fit into 32 bits. On a CPU, the arrays
+            share their memory.
     """
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
@@ -79,7 +79,7 @@ def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
 
 
 def finish(pending: Sequence[Pending]) -> list[Any]:
-    """Return the results of pending work, whose tensors are copied in one transfer."""
+    """Return the results of pending work, copying all tensors in one transfer."""
     arrays = fetch(*(tensor for each in pending for tensor in each.tensors))
     ends = accumulate((len(each.tensors) for each in pending), initial=0)
     return [
@@ -89,12 +89,12 @@ def finish(pending: Sequence[Pending]) -> list[Any]:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """Return a tensor [n] as integers of 32 bits."""
+    """Return a tensor [n] as 32-bit integers."""
     return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor.to(torch.int32)
 
 
 def _numbers(words: NDArray[np.int32], dtype: torch.dtype) -> NDArray[Any]:
-    """Return the numbers that `_words` packed."""
+    """Restore the values that `_words` has packed."""
     if dtype == torch.float32:
         return words.view(np.float32)
     return words.astype(torch.empty(0, dtype=dtype).numpy().dtype)

@@ -1,4 +1,4 @@
-"""Add up the time that a device spends on calls."""
+"""Measure the total time that a device spends on calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 class DeviceTimer:
-    """Context that adds the duration of its calls to a total.
+    """Context manager that adds the duration of its calls to a total.
 
-    On CUDA, a call returns before its work is done. Events then measure the time between the first
-    and the last operation on the device; nothing waits for them.
+    On CUDA, a call returns before its work is done. Events therefore measure the time between the
+    first and the last operation on the device, without waiting for them.
 
     Args:
         device: Device of the calls.
@@ -46,7 +46,7 @@ class DeviceTimer:
 
     @property
     def seconds(self) -> float:
-        """Return the total of the calls that have ended on the device, in seconds."""
+        """Return the total duration of calls that have ended on the device, in seconds."""
         self._drain()
         return self._seconds
 

@@ -1,6 +1,6 @@
 """Identify the environment in which a model's measurements are valid.
 
-A measurement or proof is repeated if the machine, the versions or the model change.
+A measurement or probe is repeated if the machine, the software versions or the model change.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
     """Return a checksum of everything on which a model's results and speed depend.
 
     Args:
-        model: Model to identify, by its configuration, parameter shapes and module types.
-        extra_facts: Additional facts that the measurement depends on, as JSON values.
+        model: Model, identified by its configuration, parameter shapes and module types.
+        extra_facts: Additional facts on which the measurement depends, as JSON values.
     """
     config = {
         key: value

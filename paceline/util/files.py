@@ -24,16 +24,16 @@ _MAX_PREFIX = 32
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write a file atomically: readers and crashes see either old or new contents.
+    """Write a file atomically: it always has either its old or its new content.
 
-    Links are followed. Devices, pipes and standard streams are written to directly and never
+    Links are followed. Devices, pipes and standard streams are written to directly, and never
     replaced.
 
     Args:
         path: Path of the file, or "-" for standard output.
         content: Bytes to write.
     Raises:
-        ConfigError: The file cannot be written. An existing regular file is left unchanged.
+        ConfigError: The file cannot be written. An existing regular file does not change.
     """
     path = Path(path)
     with _clear_errors(path):
@@ -57,7 +57,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def append(path: str | Path, content: bytes) -> None:
-    """Append to a file; treat devices and standard streams as `write_atomically` does.
+    """Append to a file, handling devices and standard streams like `write_atomically`.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -71,7 +71,7 @@ def append(path: str | Path, content: bytes) -> None:
 
 
 def require_writable(path: str | Path) -> None:
-    """Raise early if `write_atomically` could not write to a path.
+    """Check early that `write_atomically` can write to a path.
 
     The check leaves no file behind.
 
@@ -143,7 +143,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the number of the standard stream that a path names, else None.
+    """Return the number of the standard stream that a path names, or None.
 
     A file to which a stream is redirected counts as that stream.
     """

@@ -1,4 +1,4 @@
-"""Import the names of a package when they are used first."""
+"""Import the names of a package on first use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lazy_attributes(package: str, modules: Mapping[str, Collection[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` that imports the module of a name at first use.
+    """Return a `__getattr__` that imports a name's module on first use.
 
     Args:
         package: Name of the package.
-        modules: Full name of each module, and the names that it has.
+        modules: Names that each module defines, keyed by the module's full name.
     """
 
     def find(name: str) -> Any:

@@ -46,7 +46,7 @@ def on_x86() -> bool:
 def usable_cores() -> int:
     """Return the number of cores on which this process may run; at least 1.
 
-    If the system does not report an affinity, all cores count.
+    If the system does not report an affinity, all cores are counted.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -59,7 +59,7 @@ def processor() -> str:
 
 
 def instruction_flags() -> list[str]:
-    """Return the instruction sets that determine the choice of kernels.
+    """Return the instruction sets that influence the choice of kernels.
 
     The list is empty if the system does not report them.
     """
@@ -69,7 +69,7 @@ def instruction_flags() -> list[str]:
 
 @cache
 def _described(wanted: str) -> str:
-    """Return the first value on a line of /proc/cpuinfo, or ""."""
+    """Return the first value with this name in /proc/cpuinfo, or ""."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -21,7 +21,7 @@ INVARIANCE_WORDS: dict[InvarianceWord, bool | Literal["auto"]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Select the target and the draft model, and how they compute.
+    """Select the target and the draft model, and how they are run.
 
     Attributes:
         model: Directory, hub id or GGUF file of the target. "demo" is the built-in pair of toy
@@ -32,7 +32,7 @@ class ModelOptions:
         device: Torch device, such as cpu, cuda or cuda:1; auto uses a GPU if there is one.
         threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
         batch_invariant: Make answers independent of the other requests in a forward pass, bit for
-            bit; auto does so if this costs less than 5 %.
+            bit; auto enables this if it costs less than 5 %.
 
     Raises:
         ConfigError: A value is out of range.
@@ -47,7 +47,7 @@ class ModelOptions:
 
     @property
     def invariance(self) -> bool | Literal["auto"]:
-        """The option in the form that `LLM` expects."""
+        """The option `batch_invariant`, in the form that `LLM` expects."""
         return INVARIANCE_WORDS[self.batch_invariant]
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class PromptOptions:
 def flat(config: Any) -> dict[str, Any]:
     """Return the values in a configuration and its groups, by name.
 
-    Per-request options are left out.
+    Per-request options are omitted.
     """
     values: dict[str, Any] = {}
     for field in fields(config):
@@ -95,10 +95,10 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def refuse_per_request(owner: str, group: Any) -> None:
-    """Raise if a run's configuration sets a per-request option.
+    """Check that a run's configuration sets no per-request option.
 
     Args:
-        owner: Name to use for the configuration in errors.
+        owner: Name of the configuration in errors.
         group: Option group to check.
     Raises:
         ConfigError: A per-request option is set.

@@ -1,6 +1,6 @@
-"""Keep results, such as measurements and proofs, in the cache.
+"""Store results, such as measurements and probes, in the cache.
 
-A key holds the facts on which a result depends. If the cache cannot be written, results stay in
+A key contains the facts on which a result depends. If the cache cannot be written, results stay in
 memory until the process ends.
 """
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ResultKey:
-    """Identity of a result in the cache.
+    """Key of a result in the cache.
 
     Attributes:
         kind: Kind of the result, with its format version, such as "rows-v3".
-        facts: All facts on which the result depends; different facts have different folders.
+        facts: All facts on which the result depends; different facts lead to different folders.
         name: Name of the result in the list that `paceline cache` prints.
         file: Name of the file within the folder.
     """
@@ -53,12 +53,12 @@ _unwritten: dict[tuple[str | None, ResultKey], Any] = {}
 def load_or_compute(
     key: ResultKey, compute: Callable[[], R], read: Callable[[dict[str, Any]], R]
 ) -> R:
-    """Return a result from the cache, computing and storing it if it is missing.
+    """Return a result from the cache; compute and store it if it is missing.
 
     Args:
-        key: Identity of the result.
+        key: Key of the result.
         compute: Function that returns a dataclass containing JSON values.
-        read: Function that returns the dataclass, given its attributes as a dictionary.
+        read: Function that builds the dataclass, given its attributes as a dictionary.
     """
     return load_or_compute_bytes(key, compute, _to_bytes, lambda content: read(parse_json(content)))
 
@@ -69,14 +69,14 @@ def load_or_compute_bytes(
     write: Callable[[T], bytes],
     read: Callable[[bytes], T],
 ) -> T:
-    """Return a result from the cache in any format, or compute and store it.
+    """Return a result from the cache, in any format, or compute and store it.
 
     Args:
-        key: Identity of the result.
+        key: Key of the result.
         compute: Function that returns the result.
         write: Function that returns the file contents.
-        read: Inverse of `write`. This function raises a ValueError, LookupError or TypeError if the
-            file is damaged.
+        read: Inverse of `write`, which raises a ValueError, LookupError or TypeError if the file
+            is damaged.
     """
     computed: list[T] = []
 

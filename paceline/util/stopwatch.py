@@ -1,4 +1,4 @@
-"""Time work on a model, and measure how much other programs interfered."""
+"""Time work on a model, and measure the interference by other programs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paceline.util.timing_settings import TIMING
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Interference by other programs with a timing measurement.
+    """The interference by other programs with a measurement.
 
     Attributes:
-        spread: Relative interquartile range of the repeats; the median over all calls.
-        waited: Share of the time during which the work waited for a processor, from 0 to 1. None if
-            unknown, as on an accelerator.
+        spread: Relative interquartile range of the repeats, as the median over all calls.
+        waited: Share of the time during which the work waited for a processor, from 0 to 1. None
+            if unknown, as on an accelerator.
         load: The machine's load average over the last minute; None if the system does not report
             it.
-        made: Time of the measurement, in seconds since the epoch; saved measurements use this name
+        made: Time of the measurement, in seconds since the epoch. Saved measurements use this name
             as a key.
     """
 
@@ -47,26 +47,26 @@ class Conditions:
 
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
-        """Return the conditions under which a stopwatch made its measurements.
+        """Return the conditions of the measurements made with a stopwatch.
 
         Args:
             spreads: Spread of the repeats of each call.
-            stopwatch: Stopwatch that made the measurements.
+            stopwatch: Stopwatch used for the measurements.
         """
         return cls(median(spreads), stopwatch.waited, load_average(), time.time())
 
     @classmethod
     def read(cls, attributes: dict[str, Any]) -> Conditions:
-        """Return the conditions with saved attributes."""
+        """Build the conditions from saved attributes."""
         return cls(**attributes)
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
     """Return the clock for work on a model in this thread, in seconds.
 
-    A single CPU thread is timed by its processor time. That clock stops while another program uses
-    the processor, so interference hardly affects the measured time. In all other cases, the wall
-    clock is used.
+    A single CPU thread is timed by processor time. That clock stops while another program uses the
+    processor, so interference hardly affects the measurement. In all other cases, the wall clock
+    is used.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return (
@@ -77,13 +77,13 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 class Stopwatch:
-    """Time calls that run on a model, using the clock from `clock_of`.
+    """Times calls that run on a model, using the clock from `clock_of`.
 
     Args:
         device: Device of the model.
         shared: Whether other programs also use the processor. If so, several threads are timed by
-            their mean processor time, which is exact if all of them are busy throughout. Otherwise,
-            the mean is still comparable between runs, unlike wall-clock time.
+            their mean processor time. This time is exact if all threads are busy throughout; if
+            not, it is still comparable between runs, unlike wall-clock time.
     """
 
     def __init__(self, device: torch.device, shared: bool = False) -> None:
@@ -96,7 +96,7 @@ class Stopwatch:
 
     @classmethod
     def suited(cls, device: torch.device, call: Callable[[], object]) -> Stopwatch:
-        """Return a stopwatch suited to the machine's current load, based on a few calls."""
+        """Return a stopwatch that suits the machine's current load, based on a few calls."""
         watch = cls(device)
         for _ in range(TIMING.min_rounds):
             watch.seconds(call)
@@ -113,7 +113,7 @@ class Stopwatch:
 
     @property
     def waited(self) -> float | None:
-        """Share of the time during which work waited for a processor; None if unknown."""
+        """Share of the time spent waiting for a processor; None if unknown."""
         if self._one_thread:
             return max(0.0, 1 - self._counted / self._wall) if self._wall else None
         delay = None if self._delay is None else _queued()

@@ -19,7 +19,7 @@ _MAX_MARK = 4  # bytes
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Return a file's text without a byte order mark, leaving line ends unchanged.
+    """Return a file's text without a byte order mark, with unchanged line ends.
 
     Args:
         path: File to read.
@@ -32,11 +32,11 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
 
 
 def decode_text(content: bytes, name: str, errors: str = "strict") -> str:
-    """Decode UTF-8 text and remove a byte order mark.
+    """Decode UTF-8 text, removing any byte order mark.
 
     Args:
         content: Bytes to decode.
-        name: Name to use for the source in errors.
+        name: Name of the source in errors.
         errors: Error handling, as for `bytes.decode`.
     Raises:
         UnicodeDecodeError: The bytes are not UTF-8.

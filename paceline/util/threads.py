@@ -1,6 +1,6 @@
 """Provide thread pools and locks that work in forked child processes.
 
-A forked child has none of its parent's threads, so pools start their threads again in the child.
+A forked child process has none of its parent's threads, so pools start new threads in the child.
 Compiled kernels share one pool, whose idle threads sleep.
 """
 
@@ -27,7 +27,7 @@ class Inherited(Protocol):
     """An object that a forked child must reset."""
 
     def become_child(self) -> None:
-        """Drop the parent's threads and locks, and start no work."""
+        """Discard the parent's threads and locks, and start no work."""
 
 
 _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
@@ -53,7 +53,7 @@ class Threads:
 
     @property
     def executor(self) -> ThreadPoolExecutor:
-        """The pool of this process."""
+        """The thread pool of this process."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._count, self._name)
         return self._executor
@@ -63,17 +63,17 @@ class Threads:
         return self.executor.submit(work, *arguments)
 
     def shutdown(self) -> None:
-        """End the threads after their current work, without waiting for them."""
+        """Stop the threads after their current work, without waiting for them."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
     def become_child(self) -> None:
-        """Drop the parent's threads."""
+        """Discard the parent's threads."""
         self._executor = None
 
 
 class ForkableLock:
-    """A lock that is free in a forked child, even if a parent thread held it."""
+    """A lock that is free in a forked child, even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class ForkableLock:
         self._lock.release()
 
     def become_child(self) -> None:
-        """Replace the lock with a free lock."""
+        """Replace the lock by a free lock."""
         self._lock = threading.Lock()
 
 
@@ -125,9 +125,9 @@ def _become_child() -> None:
 
 
 def _release_openmp_threads() -> None:
-    """End the forking thread's OpenMP threads.
+    """Stop the forking thread's OpenMP threads.
 
-    Otherwise, libgomp would wait for these threads forever in the child.
+    Otherwise, libgomp would wait forever for these threads in the child.
     """
     with suppress(OSError, AttributeError):  # no /proc, or a libgomp older than OpenMP 5.0
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")

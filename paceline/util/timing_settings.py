@@ -1,4 +1,4 @@
-"""Settings for timings: when they are trusted, checked and replaced."""
+"""Define when timings are trusted, checked and replaced."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ class TimingSettings:
         min_rounds: Minimum number of repeats of a measurement.
         max_rounds: Maximum number of repeats while the two shortest repeats disagree.
         agreement: Maximum relative difference at which the two shortest repeats agree.
-        quiet_wait: Maximum share of the time spent waiting for a processor, for a measurement to
-            count as undisturbed.
-        quiet_spread: Maximum relative interquartile range of the repeats, for a measurement to
-            count as undisturbed.
+        quiet_wait: Maximum share of time spent waiting for a processor in an undisturbed
+            measurement.
+        quiet_spread: Maximum relative interquartile range of the repeats in an undisturbed
+            measurement.
         check_rows: Batch sizes, in tokens, that are timed to check a cost curve; the first is 1.
         check_rounds: Number of repeats of a check.
         check_seconds: Maximum expected duration of a check, in seconds; slower models are not
             checked.
-        max_cost_error: Maximum relative difference in the cost of rows at which a curve is
-            confirmed.
-        first_pause_s: Seconds of use before a curve is checked again. Each subsequent pause is
-            twice as long.
-        disturbed_pause_s: First pause for a curve whose measurement was disturbed; later pauses
+        max_cost_error: Maximum relative difference in the cost of rows at which a check confirms a
+            curve.
+        first_pause_s: Number of seconds of use before a curve is checked again. Each subsequent
+            pause is twice as long.
+        disturbed_pause_s: First pause for a curve whose measurement was disturbed. Later pauses
             grow up to `first_pause_s`.
-        renewal_seconds: Maximum duration of a measurement that replaces a curve in use, in seconds.
-        load_drop: Decrease in the load average after which disturbed kernels, or a slow model, are
+        renewal_seconds: Maximum duration of a measurement that replaces a curve in use, in
+            seconds.
+        load_drop: Decrease in the load average after which disturbed kernels or slow models are
             timed again.
     """
 

@@ -8,7 +8,7 @@ from paceline.errors import ConfigError
 def is_text(text: object) -> bool:
     """Return whether an object is a string that UTF-8 can encode.
 
-    Strings with lone surrogates, for example from invalid bytes, are not.
+    Strings with lone surrogates, for example from invalid bytes, cannot be encoded.
     """
     if not isinstance(text, str):
         return False
@@ -20,13 +20,13 @@ def is_text(text: object) -> bool:
 
 
 def require_text(where: str, text: str) -> str:
-    """Return a text that UTF-8 can encode.
+    """Check that UTF-8 can encode a text, and return the text.
 
     Args:
         where: Name of the text in errors.
-        text: The text.
+        text: Text to check.
     Raises:
-        ConfigError: The text has a lone surrogate.
+        ConfigError: The text contains a lone surrogate.
     """
     if not is_text(text):
         raise ConfigError(

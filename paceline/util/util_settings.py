@@ -1,4 +1,4 @@
-"""Settings for options."""
+"""Define the limits of options."""
 
 from __future__ import annotations
 

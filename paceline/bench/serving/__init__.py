@@ -1,4 +1,4 @@
-"""Compare drafters under the load of a server: users and random arrivals.
+"""Compare drafters under server load, with users and random arrivals.
 
 The drafters share one engine, and every answer is compared with plain decoding.
 

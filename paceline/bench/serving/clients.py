@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to a request as its client received it.
+    """The answer to a request, as received by its client.
 
     Attributes:
-        request: The request.
-        began: Time of the request, by `time.perf_counter`.
+        request: Request that was sent.
+        began: Time of the request, from `time.perf_counter`.
         times: Arrival times of the chunks.
-        content: The answer, to be compared with other answers of the same transport.
+        content: Answer, for comparison with other answers over the same transport.
         tokens: Number of tokens.
     """
 
@@ -39,7 +39,7 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in a new event loop, and return its result.
 
     Raises:
-        BaseException: The first error of any of its tasks.
+        BaseException: The first error in any task.
     """
     try:
         return asyncio.run(work)
@@ -51,7 +51,7 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def ask(transport: Transport, request: ClientRequest, max_chunks: int | None = None) -> Reply:
-    """Send a request and wait for the answer, or abort after `max_chunks` chunks."""
+    """Send a request and wait for the answer; abort it after `max_chunks` chunks."""
     reply = Reply(request, time.perf_counter())
     async with aclosing(transport.pieces(request)) as chunks:
         async for chunk in chunks:
@@ -72,7 +72,7 @@ async def ask(transport: Transport, request: ClientRequest, max_chunks: int | No
 async def closed_loop(
     transport: Transport, requests: Sequence[ClientRequest], users: int
 ) -> list[Reply]:
-    """Answer all requests with `users` users, each of whom sends one at a time."""
+    """Answer all requests with `users` users, who each send one request at a time."""
     waiting = deque(enumerate(requests))
     replies: dict[int, Reply] = {}
 
@@ -90,7 +90,7 @@ async def closed_loop(
 async def open_loop(
     transport: Transport, requests: Sequence[ClientRequest], arrivals: Sequence[float]
 ) -> list[Reply]:
-    """Send each request at its arrival time in seconds, with any number of open ones."""
+    """Send each request at its arrival time (in seconds), without a concurrency limit."""
 
     async def delayed(request: ClientRequest, delay: float) -> Reply:
         await asyncio.sleep(delay)
@@ -105,7 +105,7 @@ async def open_loop(
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """Return the arrival times in seconds of `count` requests, at `rate` per second."""
+    """Return the arrival times of `count` requests, in seconds, at `rate` per second."""
     rng = random.Random(seed)
     arrival, times = 0.0, []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Settings of the measurements of a load bench."""
+"""Define the settings of individual load measurements."""
 
 from __future__ import annotations
 

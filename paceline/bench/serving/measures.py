@@ -30,10 +30,10 @@ from paceline.report.prompts import Prompt
 
 
 def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> SecondTurn:
-    """Time the first token of a second turn, with a cached first turn and without one.
+    """Time the first token of a second turn, with and without a cached first turn.
 
     Raises:
-        CapacityError: The model's context has no room for the turn.
+        CapacityError: The model's context has no room for the second turn.
     """
     keeping = LLM(
         llm.model.model,
@@ -62,7 +62,7 @@ def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> S
 
 
 def _turned(ids: list[int], by: int) -> list[int]:
-    """Rotate the tokens, so that no other text has the same beginning."""
+    """Rotate the tokens, so that no other text starts with the same tokens."""
     return ids[by:] + ids[:by]
 
 
@@ -79,10 +79,10 @@ def _first_token(llm: LLM, ids: list[int]) -> tuple[float, int]:
 def intrusion(
     transport: Transport, config: ServingConfig, prompts: Sequence[Prompt], llm: LLM
 ) -> Intrusion:
-    """Time the gaps of a plain stream, alone and while long prompts arrive.
+    """Time the gaps in a plain stream, alone and while long prompts arrive.
 
     Raises:
-        CapacityError: The model's context has no room for such prompts or such a stream.
+        CapacityError: The model's context has no room for the prompts or the stream.
     """
     room = llm.max_length - TURN_TOKENS
     short = grown(prompts, 0, None, llm.tokenizer, room)
@@ -130,7 +130,7 @@ async def _disturbed(
 def soak(
     transport: Transport, requests: Sequence[ClientRequest], users: int, minutes: float, llm: LLM
 ) -> Soak:
-    """Let users send requests at random and abort some; record the memory used."""
+    """Let users send requests and abort some of them at random; record memory use."""
     return waited(_soak(transport, requests, users, 60 * minutes, llm))
 
 

@@ -1,4 +1,4 @@
-"""Draw a load bench: latency against cost, throughput, and random arrivals.
+"""Plot a load benchmark: latency against cost, throughput, and random arrivals.
 
 Latency against cost is shown as in figures 6 and 7 of the SSSD paper.
 """
@@ -15,7 +15,7 @@ from paceline.report.drawing import COLOURS, INK, MARKERS, THEIRS, label, line, 
 
 
 def write_png(result: ServingResult, path: str | Path) -> None:
-    """Draw the run into a PNG file, with a column per context.
+    """Plot the run as a PNG file, with one column per context.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

@@ -20,17 +20,18 @@ def prompts_of(
     room: int,
     drop: int = 0,
 ) -> list[tuple[str, list[int]]]:
-    """Return the id and the token ids of every prompt in a context.
+    """Return the id and the token ids of every prompt for a context.
 
     Args:
         context: Name of the context.
-        load: Lengths of the contexts.
-        prompts: The recorded prompts.
+        load: Load options with the context lengths.
+        prompts: Recorded prompts.
         tokenizer: Tokenizer of the model.
-        room: Maximum tokens of a prompt.
-        drop: Prompts to skip at the beginning of the long text, so that texts begin differently.
+        room: Maximum number of tokens per prompt.
+        drop: Number of prompts to skip at the beginning of the long text, so that texts begin
+            differently.
     Raises:
-        CapacityError: The model's context has no room for such prompts.
+        CapacityError: The model's context has no room for the prompts.
     """
     return [
         (prompt.id, grown(prompts, index, load.tokens(context), tokenizer, room, drop))
@@ -46,12 +47,12 @@ def grown(
     room: int,
     drop: int = 0,
 ) -> list[int]:
-    """Return the ids of a prompt after other prompts' texts, `tokens` in all.
+    """Return the ids of a prompt preceded by other prompts, `tokens` ids in total.
 
-    `tokens=None` returns the prompt alone.
+    With `tokens=None`, return only the prompt.
 
     Raises:
-        CapacityError: `tokens` is more than `room`.
+        CapacityError: `tokens` exceeds `room`.
     """
     if tokens is None:
         return shortened(encode(prompts[index], tokenizer), room)

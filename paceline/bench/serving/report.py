@@ -1,4 +1,4 @@
-"""Report a load bench as a table, as Markdown, and as JSON that can be read back."""
+"""Report a load benchmark as a table, as Markdown, and as JSON."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def print_table(result: ServingResult, console: Console | None = None) -> None:
 
 
 def markdown(result: ServingResult, picture: str | None = None) -> str:
-    """Return the run as a Markdown section with settings, table, notes and command.
+    """Return the run as a Markdown section: settings, table, notes and command line.
 
     Args:
-        result: The run.
-        picture: Link to the drawing.
+        result: Result of the run.
+        picture: Link to the plot.
     """
     lines = [f"### {result.target} under load", "", f"{'; '.join(setting_parts(result))}.", ""]
     lines += [f"![Latency and cost under load]({picture})", ""] if picture else []
@@ -85,16 +85,16 @@ def write_json(result: ServingResult, path: str | Path) -> None:
 
 
 def read_json(path: str | Path) -> ServingResult:
-    """Read a result of `write_json`.
+    """Read a result written by `write_json`.
 
     Raises:
-        ConfigError: The file does not exist, is damaged, or has another schema.
+        ConfigError: The file does not exist, is damaged, or has a different schema.
     """
     return read_document(path, KIND)
 
 
 def setting_parts(result: ServingResult) -> list[str]:
-    """Return phrases about the setting: model, transport, requests, hardware."""
+    """Return phrases that describe the setup: model, transport, requests and hardware."""
     config = result.config
     way = "over HTTP" if config.load.transport == "http" else "asyncio calls"
     parts = [
@@ -134,7 +134,7 @@ def figures_table(result: ServingResult) -> Table:
 
 
 def notes(result: ServingResult) -> list[str]:
-    """Return a sentence for each further measurement."""
+    """Return a sentence for each additional measurement."""
     sentences = []
     if result.turn is not None:
         turn = result.turn
@@ -166,7 +166,7 @@ def notes(result: ServingResult) -> list[str]:
 
 
 def _repeating(result: ServingResult) -> list[str]:
-    """Return a note if prompts repeat, as drafters that cache answers gain from that."""
+    """Return a note if prompts repeat, because drafters that cache answers then gain."""
     most = max((len(cell.answers) for cell in result.cells), default=0)
     prompts = max(
         (len({answer.prompt for answer in cell.answers}) for cell in result.cells), default=0

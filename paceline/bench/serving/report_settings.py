@@ -1,4 +1,4 @@
-"""Settings of tables and pictures of a load bench."""
+"""Define the settings of tables and plots of a load benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold the answers of a load bench as clients received them, and compute figures."""
+"""Store the answers of a load benchmark, and compute figures from them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class TimedAnswer:
 
     Attributes:
         prompt: Id of the prompt.
-        prompt_tokens, new_tokens: Numbers of tokens.
+        prompt_tokens, new_tokens: Number of tokens in the prompt and in the answer.
         first: Time of the first chunk.
         last: Time of the last chunk.
-        gaps: Times between chunks. A chunk holds the tokens of one step.
-        equal: Whether the answer equals plain decoding's first answer to the same prompt. None for
+        gaps: Times between chunks. A chunk contains the tokens of one step.
+        equal: Whether the answer equals plain decoding's first answer to the same prompt; None for
             that answer itself.
     """
 
@@ -47,10 +47,10 @@ class LoadLevel:
 
     Attributes:
         context: Name of the prompts' context.
-        kind: "closed": `level` users, who send the next request when they have an answer.
-            "poisson": random arrivals, `level` times as many as the server answers without
-            speculation.
-        level: Number of users, or share of the capacity.
+        kind: "closed" for `level` users, who send the next request once they have an answer.
+            "poisson" for random arrivals, at `level` times the rate that the server reaches
+            without speculation.
+        level: Number of users, or share of the server's capacity.
         rate: Requests per second for "poisson"; 0 for "closed".
     """
 
@@ -61,7 +61,7 @@ class LoadLevel:
 
     @property
     def name(self) -> str:
-        """Return the name of the load in reports."""
+        """Return the name of the load for reports."""
         return (
             f"{self.level:g} user{'s' if self.level > 1 else ''}"
             if self.kind == "closed"
@@ -71,16 +71,16 @@ class LoadLevel:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A load with one drafter.
+    """The measurement of one load with one drafter.
 
     Attributes:
-        load: The load.
+        load: Load of the measurement.
         drafter: Spec of the drafter.
         repeat: Index of the pass.
         seconds: Time from the first request to the last token.
-        cpu_seconds: Processor time of this process, with clients and server.
-        timing: Times of the engine; None if unknown (on an accelerator).
-        answers: The answers.
+        cpu_seconds: Processor time of this process, including clients and server.
+        timing: Times of the engine; None if unknown, as on an accelerator.
+        answers: Answers that were received.
     """
 
     load: LoadLevel
@@ -96,24 +96,28 @@ class Cell:
 class LoadFigures:
     """The figures of one drafter under one load, over all repeats.
 
-    Times are in milliseconds, except `end_*`, in seconds.
+    Times are in milliseconds, except for `end_*`, which is in seconds.
 
     Attributes:
-        load: The load.
+        load: Load of the measurements.
         drafter: Spec of the drafter.
         answers: Number of answers.
         throughput: New tokens per second.
         speedup: Ratio to the throughput of plain decoding.
-        cost: Milliseconds of the machine per token, 1000 / throughput.
-        latency: Users times `cost`, prefill included. None for random arrivals.
+        cost: Machine time per token in milliseconds: 1000 / throughput.
+        latency: Number of users times `cost`, including prefill; None for random arrivals.
         first_p50: Median time to the first chunk of an answer.
         first_p99: 99th percentile of the same time.
-        gap_p50, gap_p99: Time between chunks.
-        token_p50, token_p99: Mean time between the tokens of an answer.
-        end_p50, end_p99: Time to the last chunk.
-        overhead: Share of the engine's steps that is neither forward nor drafting.
-        equal: Answers that equal plain decoding.
-        compared: Answers compared.
+        gap_p50: Median time between chunks.
+        gap_p99: 99th percentile of the time between chunks.
+        token_p50: Median of the mean time between the tokens of an answer.
+        token_p99: 99th percentile of the same mean.
+        end_p50: Median time to the last chunk.
+        end_p99: 99th percentile of the time to the last chunk.
+        overhead: Share of step time that is spent neither in target forward passes nor in
+            drafting.
+        equal: Number of answers that equal those of plain decoding.
+        compared: Number of answers compared.
     """
 
     load: LoadLevel
@@ -141,15 +145,15 @@ class ServingResult:
     """A finished or interrupted run.
 
     Attributes:
-        config: Its configuration.
-        environment: The machine and the versions.
-        complete: Whether it was not interrupted.
+        config: Configuration of the run.
+        environment: The machine and the software versions.
+        complete: Whether the run was completed without interruption.
         target: Name of the model.
         dtype: Data type of the model.
         invariant: Whether batch invariance was guaranteed (`LLM.invariance`).
-        cells: All loads with all drafters.
-        turn, intrusion, soak: Further measurements; None if not configured.
-        invariance: Reason for `invariant`; empty in files of earlier versions.
+        cells: Measurements of all loads with all drafters.
+        turn, intrusion, soak: Additional measurements; None if not configured.
+        invariance: Reason for `invariant`; empty in files from earlier versions.
     """
 
     config: ServingConfig
@@ -166,7 +170,7 @@ class ServingResult:
 
     @property
     def loads(self) -> list[LoadLevel]:
-        """Return the loads in their order."""
+        """Return the loads in order."""
         return list(dict.fromkeys(cell.load for cell in self.cells))
 
     def figures(self) -> list[LoadFigures]:
@@ -211,7 +215,7 @@ class ServingResult:
 
 
 def throughput(cells: Iterable[Cell]) -> float:
-    """Return the new tokens per second over cells, which ran one after the other."""
+    """Return the new tokens per second over cells, which ran one after another."""
     measured = list(cells)
     return sum(answer.new_tokens for cell in measured for answer in cell.answers) / sum(
         cell.seconds for cell in measured

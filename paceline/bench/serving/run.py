@@ -35,16 +35,16 @@ from paceline.util.config import parse_spec
 def run_serving(
     config: ServingConfig, *, prompts: Sequence[Prompt] | None = None, progress: bool = True
 ) -> ServingResult:
-    """Run a load bench. Ctrl-C ends it, and keeps the loads that are complete.
+    """Run a load benchmark; after Ctrl-C, return the loads that are complete.
 
     Args:
         config: Loads, drafters, prompts and model.
-        prompts: Prompts to use instead of those that `config` names.
-        progress: Show progress on standard error; it is only updated between loads.
+        prompts: Prompts to use instead of those named in `config`.
+        progress: Whether to show progress on standard error, updated only between loads.
     Raises:
-        ConfigError, CapacityError, UnsupportedModelError: Something cannot be run. Nothing has been
-            timed then.
-        PacelineError: The server refused a request.
+        ConfigError, CapacityError, UnsupportedModelError: Part of the benchmark cannot be run.
+            Nothing has been timed.
+        PacelineError: The server rejected a request.
     """
     with torch_threads(config.models.threads):
         return _Bench(config, prompts, progress).run()
@@ -77,7 +77,7 @@ class _Bench:
         self._plain_replies: dict[tuple[str, str], Reply] = {}
 
     def run(self) -> ServingResult:
-        """Run all loads and further measurements."""
+        """Run all loads and additional measurements."""
         config, llm = self._config, self._llm
         gc.collect()
         environment = look_around(llm.model.device)
@@ -102,7 +102,7 @@ class _Bench:
         )
 
     def _measures(self, transport: Transport) -> dict[str, Callable[[], Any]]:
-        """Return the further measurements that are configured."""
+        """Return the additional measurements that are configured."""
         load, length = self._config.load, self._config.max_new_tokens
         measures: dict[str, Callable[[], Any]] = {}
         if load.turn:
@@ -164,7 +164,7 @@ class _Bench:
     def _round(
         self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]
     ) -> None:
-        """Run one load with every drafter, repeatedly; the drafters' order rotates."""
+        """Run one load repeatedly with every drafter, in rotating order."""
         done: list[tuple[Cell, list[Reply]]] = []
         drafters = self._config.drafters
         for repeat in range(self._config.repeats):
@@ -225,7 +225,7 @@ class _Bench:
 
 
 def _engine(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
-    """Return the engine of all loads, and a factory of its drafters."""
+    """Return the engine for all loads, and a factory for its drafters."""
     options = config.models
     draft_name = demo.draft_name(options.model, options.draft_model)
     entries = [entry(parse_spec(spec)[0]) for spec in config.drafters]

@@ -1,4 +1,4 @@
-"""Settings of a load bench, and the command line that repeats it."""
+"""Define the settings of a load benchmark, and the command line that repeats it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _number(name: str, word: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The loads of a server.
+    """The loads on a server.
 
     Attributes:
         users: Numbers of users, separated by commas; at least 1. A user sends the next request
@@ -87,41 +87,41 @@ class LoadOptions:
 
     @property
     def user_counts(self) -> list[int]:
-        """Return the numbers of users in their order."""
+        """Return the numbers of users, in order."""
         return [int(_number("users", word)) for word in _words(self.users)] or [0]
 
     @property
     def shares(self) -> list[float]:
-        """Return the rates as shares of the capacity."""
+        """Return the arrival rates, as shares of the capacity."""
         return [_number("rates", word) for word in _words(self.rates)]
 
     @property
     def context_names(self) -> list[str]:
-        """Return the contexts in their order."""
+        """Return the contexts, in order."""
         return _words(self.contexts)
 
     def count(self, users: int) -> int:
-        """Return the number of requests of a load."""
+        """Return the number of requests in a load."""
         return self.requests or max(_MIN_REQUESTS, 2 * users)
 
     def tokens(self, context: str) -> int | None:
-        """Return the tokens of a context's prompts; None keeps the prompts as they are."""
+        """Return the number of tokens in a context's prompts; None for unchanged prompts."""
         return {"short": None, "medium": self.medium, "long": self.long}[context]
 
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """Configuration of one run of the load bench.
+    """Configuration of a load benchmark.
 
     Attributes:
-        models: The models; "demo" includes its draft model.
-        selection: The prompts, see `load_prompts`.
-        drafters: Drafter specs, each of which answers every load. Plain decoding is always the
-            first.
-        load: The loads.
-        max_new_tokens: Maximum tokens of an answer; all answers are greedy.
-        max_nodes: Maximum draft nodes verified per request and step.
-        repeats: Passes over every load.
+        models: Models; "demo" includes its draft model.
+        selection: Selection of prompts; see `load_prompts`.
+        drafters: Drafter specs, each of which is measured under every load. Plain decoding always
+            comes first.
+        load: Loads on the server.
+        max_new_tokens: Maximum number of tokens per answer; all answers are greedy.
+        max_nodes: Maximum number of draft nodes verified per request and step.
+        repeats: Number of passes over every load.
 
     Raises:
         ConfigError: A value is out of range.
@@ -149,7 +149,7 @@ class ServingConfig:
             )
 
     def command(self) -> str:
-        """Return the `paceline bench` command line of this run, without default options."""
+        """Return the `paceline bench` command line for this run, without default options."""
         values = flat(self)
         model = values.pop("model")
         words = command_words(values, flat(ServingConfig()), always=("drafters",))

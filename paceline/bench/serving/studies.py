@@ -1,4 +1,4 @@
-"""Hold the results of prefix reuse, of arriving prompts, and of a long load."""
+"""Define the results of prefix reuse, of arriving prompts, and of a long load."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from paceline.report.documents import saved_as
 
 @dataclass(frozen=True, slots=True)
 class SecondTurn:
-    """Times to the first token of a chat's second turn, with and without prefix reuse.
+    """Time to the first token of a chat's second turn, with and without prefix reuse.
 
     Attributes:
-        before: Tokens before the text of the turn.
-        reused: Seconds with the cache of the first turn.
-        reused_tokens: Cached prompt tokens with that cache.
+        before: Number of tokens before the text of the turn.
+        reused: Seconds with a cached first turn.
+        reused_tokens: Number of cached prompt tokens with a cached first turn.
         recomputed: Seconds without prefix reuse.
-        recomputed_tokens: Cached prompt tokens without prefix reuse.
+        recomputed_tokens: Number of cached prompt tokens without prefix reuse.
     """
 
     before: int
@@ -29,17 +29,17 @@ class SecondTurn:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio of the medians, without over with prefix reuse."""
+        """Return the ratio of the medians: without prefix reuse to with prefix reuse."""
         return percentile(self.recomputed, 0.5) / percentile(self.reused, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Intrusion:
-    """Gaps of a running stream in seconds, alone and while long prompts arrive.
+    """Gaps in a running stream, in seconds, alone and while long prompts arrive.
 
     Attributes:
-        tokens: Tokens of an arriving prompt.
-        begun: Arriving prompts that the engine started.
+        tokens: Number of tokens in each arriving prompt.
+        begun: Number of arriving prompts that the engine started.
         alone: Gaps without arriving prompts.
         disturbed: Gaps while prompts arrive.
     """
@@ -51,7 +51,7 @@ class Intrusion:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio of the 99th percentiles, with over without arriving prompts."""
+        """Return the ratio of the 99th percentiles: with to without arriving prompts."""
         return percentile(self.disturbed, 0.99) / percentile(self.alone, 0.99)
 
 
@@ -60,10 +60,11 @@ class Soak:
     """The result of a long mixed load.
 
     Attributes:
-        resident: Pairs of seconds since the start and memory of the process in bytes, in order.
-        answers: Answers that ended.
-        aborted: Answers that their clients aborted.
-        left_open: Requests that the engine still held at the end.
+        resident: Pairs of time since the start in seconds and memory of the process in bytes, in
+            order.
+        answers: Number of answers that ended normally.
+        aborted: Number of answers aborted by their clients.
+        left_open: Number of requests that the engine still held at the end.
     """
 
     resident: tuple[tuple[float, int], ...]
@@ -73,9 +74,9 @@ class Soak:
 
     @property
     def growth(self) -> float:
-        """Return the mean memory of the last quarter over that of the second quarter.
+        """Return the mean memory in the last quarter, relative to the second quarter.
 
-        The first quarter is not counted, as it fills caches.
+        The first quarter is excluded, because caches fill up in it.
         """
         bytes_ = [size for _, size in self.resident]
         quarter = max(1, len(bytes_) // 4)
@@ -83,7 +84,7 @@ class Soak:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the percentile of the values by nearest rank."""
+    """Return a percentile of the values, by nearest rank."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

@@ -24,14 +24,15 @@ from paceline.serve.sockets import listen
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request of a client.
+    """A client's request.
 
     Attributes:
         prompt: Id of the prompt.
         token_ids: Token ids of the prompt.
-        length: Maximum tokens of the answer.
-        drafter: Spec of the drafter; None uses the engine's.
-        ignore_eos: Ignore end-of-sequence tokens, so that the answer has `length` tokens.
+        length: Maximum number of tokens in the answer.
+        drafter: Spec of the drafter; None means the engine's default.
+        ignore_eos: Whether to ignore end-of-sequence tokens, so that the answer has `length`
+            tokens.
     """
 
     prompt: str
@@ -46,7 +47,8 @@ class Piece:
     """A chunk of an answer.
 
     Attributes:
-        content: Its tokens or its text, to be compared; None if it only has the count.
+        content: Tokens or text of the chunk, for comparison; None if the chunk only reports a
+            count.
         tokens: Number of tokens.
     """
 
@@ -68,7 +70,7 @@ class Direct:
         self._llm = llm
 
     async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
-        """Yield a chunk per step of the engine."""
+        """Yield one chunk per step of the engine."""
         params = SamplingParams(
             request.length, ignore_eos=request.ignore_eos, speculation=request.drafter
         )
@@ -84,10 +86,10 @@ class Http:
         self._port = port
 
     async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
-        """Yield a chunk per event of the stream; the last one has the token count.
+        """Yield one chunk per event of the stream; the last chunk has the token count.
 
         Raises:
-            PacelineError: The server refused or ended the request.
+            PacelineError: The server rejected or ended the request.
         """
         body = {
             "prompt": request.token_ids,
@@ -136,7 +138,7 @@ class Http:
 
 @contextmanager
 def transport_to(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[Transport]:
-    """Open the transport that `config` names, for the duration of the block."""
+    """Open the transport named in `config`, for the duration of the block."""
     if config.load.transport == "direct":
         yield Direct(llm)
         return
@@ -146,7 +148,7 @@ def transport_to(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[Tr
 
 @contextmanager
 def _server(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[int]:
-    """Run a server of `llm`; yield its port."""
+    """Run a server for `llm`, and yield its port."""
     import uvicorn
 
     from paceline.serve import Settings, create_app
