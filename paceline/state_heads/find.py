@@ -6,16 +6,22 @@ from paceline.errors import ConfigError
 from paceline.state_heads.eagle3 import Eagle3Head
 from paceline.state_heads.files import HeadFiles
 from paceline.state_heads.head import StateHead
+from paceline.state_heads.mtp import MtpHead
+
+MTP = "mtp"  # Name of the MTP layer in the target's checkpoint.
 
 
 def find_head(source: str) -> StateHead:
-    """Return the head in a folder, which must then be attached to its target.
+    """Return a head, which must then be attached to its target.
 
     Args:
-        source: Folder or hub id of an EAGLE-3 head.
+        source: Folder or hub id of an EAGLE-3 head; or "mtp" for the MTP layer in the target's
+            checkpoint.
     Raises:
         ConfigError: There is no such head, or its kind is unknown.
     """
+    if source == MTP:
+        return MtpHead()
     files = HeadFiles.find(source)
     kind = str(files.config.get("speculators_model_type", ""))
     architectures = [str(name) for name in files.config.get("architectures") or ()]

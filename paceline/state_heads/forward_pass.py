@@ -36,20 +36,43 @@ class HeadRow:
     visible: np.ndarray
 
     @staticmethod
-    def of_text(text: HeadText, token_ids: Sequence[int], states: Tensor) -> HeadRow:
-        """Return the row of a text's next tokens."""
+    def of_text(
+        text: HeadText, token_ids: Sequence[int], states: Tensor, window: int | None = None
+    ) -> HeadRow:
+        """Return the row of a text's next tokens.
+
+        Args:
+            text: The text.
+            token_ids: The tokens.
+            states: [n, hidden] states that the head reads with them.
+            window: Number of newest positions that a token sees; None for all.
+        """
         own = np.arange(text.length, text.length + len(token_ids))
-        visible = np.arange(text.length + len(token_ids)) <= own[:, None]
+        cached = np.arange(text.length + len(token_ids))
+        visible = cached <= own[:, None]
+        if window is not None:
+            visible &= cached > own[:, None] - window
         return HeadRow(text, token_ids, states, own + text.first, own, visible)
 
     @staticmethod
-    def of_nodes(text: HeadText, nodes: Sequence[HeadNode], states: Tensor) -> HeadRow:
-        """Return the row of draft nodes, and add the nodes to the text's offsets."""
+    def of_nodes(
+        text: HeadText, nodes: Sequence[HeadNode], states: Tensor, window: int | None = None
+    ) -> HeadRow:
+        """Return the row of draft nodes, and add the nodes to the text's offsets.
+
+        Args:
+            text: The text.
+            nodes: The nodes.
+            states: [n, hidden] states that the head reads with them.
+            window: As in `of_text`.
+        """
         begin = len(text.offsets)
         text.offsets.update({node.node: begin + index for index, node in enumerate(nodes)})
         visible = np.zeros((len(nodes), text.length + len(text.offsets)), dtype=np.bool_)
         visible[:, : text.length] = True
         for index, node in enumerate(nodes):
+            if window is not None:
+                visible[index, : max(0, text.length + node.depth - window)] = False
             visible[index, [text.length + text.offsets[above] for above in node.path]] = True
         depths = np.array([node.depth for node in nodes], dtype=np.int64)
         own = text.length + np.arange(begin, begin + len(nodes))

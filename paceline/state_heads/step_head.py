@@ -23,9 +23,11 @@ class StepHead(StateHead):
 
     Attributes:
         dtype: Dtype of the head.
+        window: Number of newest positions that a token sees; None for all.
     """
 
     dtype: torch.dtype
+    window: int | None = None
 
     @abstractmethod
     def fuse(self, states: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ class StepHead(StateHead):
             for begin in range(0, max(map(len, token_ids)), PREFILL_COLUMNS):
                 chunk = slice(begin, begin + PREFILL_COLUMNS)
                 rows = [
-                    HeadRow.of_text(text, tokens[chunk], self.fuse(known[chunk]))
+                    HeadRow.of_text(text, tokens[chunk], self.fuse(known[chunk]), self.window)
                     for text, tokens, known in zip(texts, token_ids, states, strict=True)
                     if len(tokens) > begin
                 ]
@@ -71,7 +73,7 @@ class StepHead(StateHead):
             new = [node for node in wanted if node.node not in text.outputs]
             if new:
                 states = torch.stack([text.outputs[node.parent] for node in new])
-                rows.append(HeadRow.of_nodes(text, new, states))
+                rows.append(HeadRow.of_nodes(text, new, states, self.window))
                 added.append(new)
         if rows:
             for row, new, outputs in zip(rows, added, self._forward(rows), strict=True):

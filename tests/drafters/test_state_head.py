@@ -21,7 +21,7 @@ from paceline.state_heads.eagle3 import Eagle3Head
 from paceline.state_heads.find import find_head
 from paceline.state_heads.text import ROOT, HeadNode, HeadText
 from tests.support.models import make
-from tests.support.shared import Pair
+from tests.support.shared import COUNT, Pair
 from tests.support.state_heads import (
     eagle3_config,
     module_for,
@@ -311,3 +311,19 @@ def test_a_head_must_be_named_and_exist() -> None:
         create("state_head")
     with pytest.raises(ConfigError, match=r"'/nowhere/head': there is no such folder"):
         create("state_head:head=/nowhere/head")
+
+
+def test_auto_takes_a_head_in_place_of_a_draft_model(pair: Pair) -> None:
+    folder = trained_eagle3(pair.target, pair.texts())
+    tokens = {}
+    for spec in ("auto:budget=false", f"auto:budget=false,state_head={folder}"):
+        outs = LLM(pair.target, drafter=spec, max_batch=4).generate(
+            pair.prompts, SamplingParams(max_new_tokens=COUNT)
+        )
+        assert [out.token_ids for out in outs] == pair.answers
+        tokens[spec] = sum(out.stats.target_forwards for out in outs)
+    without, with_head = tokens.values()
+    assert with_head < without
+    with pytest.raises(ConfigError, match="both a draft model and state_head"):
+        create(f"auto:state_head={folder}", draft_model=pair.draft)
+    create(f"auto:state_head={folder},use_draft_model=false", draft_model=pair.draft)

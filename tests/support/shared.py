@@ -50,6 +50,7 @@ VARIANTS = [
     "auto:budget=true",
     "auto:use_draft_model=true",
     "auto:use_draft_model=true,budget=true,max_nodes=12",
+    "auto:state_head=trained",
     "lookahead:budget=true",
     "token_recycling:tree=paper,max_context_ngram=1",
 ]
@@ -86,7 +87,10 @@ class Pair:
         needed = has_draft(spec)
         chosen = with_store(with_head(without_budget(spec), self.draft), self.near_copies(), 256)
         if spec.startswith("state_head"):
-            chosen = f"{chosen},head={trained_eagle3(self.target, self.texts())}"
+            chosen = f"{chosen},head=trained"
+        if "head=trained" in chosen:
+            folder = trained_eagle3(self.target, self.texts())
+            chosen = chosen.replace("head=trained", f"head={folder}")
         return LLM(
             self.target, drafter=chosen, draft_model=self.draft if needed else None, **options
         )

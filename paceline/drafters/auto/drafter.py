@@ -3,7 +3,7 @@
 Retrieval (`sssd`, from the request, earlier answers and a datastore) finds long matching runs. The
 target's cached next-token distributions (Token Recycling, `shared/recycled`) provide alternatives
 at each branch. A hidden-state draft head predicts the next tokens (`paceline.draft_head`). If a
-draft model is given, it adds its own tree (`model_source`). With the budget, `draft_model_gate`
+draft model or a published head is given, it adds its own tree (`model_source`, `head_source`). With the budget, `draft_model_gate`
 decides when to run the draft model. Each node's acceptance probability is calibrated online from
 its sources' predictions (`shared/source_calibration`). The nodes with the highest path probability
 form the tree.
@@ -21,7 +21,7 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.drafters.auto.draft_model_gate import DraftModelGates
 from paceline.drafters.auto.grammar_source import GrammarSource
-from paceline.drafters.auto.model_source import ModelSource
+from paceline.drafters.auto.model_source import ModelSource, TreeSource
 from paceline.drafters.auto.options import AutoOptions
 from paceline.drafters.auto.prediction_source import PredictionSource
 from paceline.drafters.auto.settings import AutoSettings
@@ -37,6 +37,7 @@ from paceline.drafters.shared.draft_sources import (
 from paceline.drafters.shared.recycler import Recycler, RecyclingDrafter, node_rule_of
 from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.options import SssdOptions
+from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 
 _SETTINGS = AutoSettings()
@@ -65,11 +66,7 @@ class Auto(RecyclingDrafter):
         )
         self._recycler = Recycler(options.max_context_ngram, pool_path=options.pool_file)
         self.ids_below = self._retrieval.ids_below
-        self._model = (
-            None
-            if draft is None or not options.use_draft_model
-            else ModelSource(draft, self.budget, options.other_tokenizer)
-        )
+        self._model = _model_source(options, draft)
         self._grammar = GrammarSource() if options.use_grammar else None
         self._prediction = PredictionSource()
         self._gates = DraftModelGates()
@@ -85,7 +82,7 @@ class Auto(RecyclingDrafter):
 
         Raises:
             DatastoreError: The datastore cannot be read.
-            ConfigError: The pool file cannot be read.
+            ConfigError: The pool file or the state head cannot be read.
         """
         return cls(options, draft)
 
@@ -105,7 +102,7 @@ class Auto(RecyclingDrafter):
         self._retrieval.check_tokenizer(tokenizer)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Pair the draft model with its target."""
+        """Pair the draft model or the state head with its target."""
         if self._model is not None:
             self._model.attach(target, tokenizer)
 
@@ -164,7 +161,8 @@ class Auto(RecyclingDrafter):
             if not self._gates.begin(by_request, all(request.output_ids for request in requests)):
                 self._model.propose(requests, [0] * len(requests))
                 return others
-        self._model.seed_trees(requests, others)
+        if isinstance(self._model, ModelSource):
+            self._model.seed_trees(requests, others)
         trees[DRAFT_MODEL] = ArrayTrees.of(self._model.propose(requests, max_nodes))
         self._gates.model_finished()
         return self._merge(requests, max_nodes, trees)
@@ -204,3 +202,23 @@ class Auto(RecyclingDrafter):
         if self._model is not None:
             self._model.stop(request)
             self._gates.stop(request)
+
+
+def _model_source(options: AutoOptions, draft: CachedLM | None) -> TreeSource | None:
+    """Return the source that uses a draft model or a state head, if there is either.
+
+    Raises:
+        ConfigError: There are both, or the head cannot be read.
+    """
+    if draft is not None and not options.use_draft_model:
+        draft = None
+    if options.state_head is None:
+        return None if draft is None else ModelSource(draft, options.budget, options.other_tokenizer)
+    if draft is not None:
+        raise ConfigError(
+            "auto: got both a draft model and state_head; expected one of them. Leave one out, or"
+            " set use_draft_model=false."
+        )
+    from paceline.drafters.auto.head_source import HeadSource  # imports model code
+
+    return HeadSource(options.state_head, options.budget)

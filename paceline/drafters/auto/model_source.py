@@ -16,8 +16,20 @@ from paceline.model.cached_lm import CachedLM
 _SETTINGS = ModelSourceSettings()
 
 
-class ModelSource(DelegatingDrafter):
-    """Proposes deterministic draft trees with confidences from a draft model.
+class TreeSource(DelegatingDrafter):
+    """Propose the trees of another drafter, with confidences."""
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Propose one tree per request, sized by the inner drafter's confidence."""
+        limits = [
+            node_limit(self.node_rule, len(requests), _SETTINGS.max_nodes) if limit else 0
+            for limit in max_nodes
+        ]
+        return [_with_confidence(tree) for tree in self.inner.propose(requests, limits)]
+
+
+class ModelSource(TreeSource):
+    """Propose deterministic draft trees with confidences from a draft model.
 
     Args:
         draft: Draft model to use.
@@ -45,14 +57,6 @@ class ModelSource(DelegatingDrafter):
         each = _SETTINGS.max_seed_nodes // max(1, len(requests))
         for request, tree in zip(requests, trees, strict=True):
             self._drafter.seed_trees(request, tree.first(each))
-
-    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Propose one tree per request, sized by the draft model's confidence."""
-        limits = [
-            node_limit(self.node_rule, len(requests), _SETTINGS.max_nodes) if limit else 0
-            for limit in max_nodes
-        ]
-        return [_with_confidence(tree) for tree in self.inner.propose(requests, limits)]
 
 
 def _with_confidence(tree: DraftTree) -> DraftTree:

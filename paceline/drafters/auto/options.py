@@ -33,6 +33,8 @@ class AutoOptions:
         draft_head: Predict the next tokens from the target's hidden state; false disables the
             head. To use a trained head, pass the path of a file written by `paceline draft-head
             train`. Default true.
+        state_head: Folder or hub id of an EAGLE-3 head, used instead of a draft model. With the
+            budget, the drafter runs the head only while it saves time. By default there is none.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default, nothing is saved.
         other_tokenizer: Accept a draft model with a different tokenizer, which then proposes only
@@ -49,6 +51,7 @@ class AutoOptions:
     use_draft_model: bool = True
     use_grammar: bool = True
     draft_head: bool | str = True
+    state_head: str | None = None
     pool_file: str | None = None
     other_tokenizer: bool = False
 

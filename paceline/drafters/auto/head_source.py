@@ -1,0 +1,26 @@
+"""Use a published head as one of several sources."""
+
+from __future__ import annotations
+
+from paceline.drafters.auto.model_source import TreeSource
+from paceline.drafters.auto.settings import ModelSourceSettings
+from paceline.drafters.state_head.drafter import StateHeadDrafter, StateHeadOptions
+from paceline.drafters.state_head.settings import STOP_THRESHOLD
+
+_SETTINGS = ModelSourceSettings()
+
+
+class HeadSource(TreeSource):
+    """Propose draft trees with confidences from a published head.
+
+    Args:
+        head: Folder or hub id of the head.
+        brief: Stop early where the head is unsure, because its forward passes take time.
+    Raises:
+        ConfigError: There is no such head.
+    """
+
+    def __init__(self, head: str, brief: bool) -> None:
+        threshold = _SETTINGS.stop_threshold if brief else STOP_THRESHOLD
+        options = StateHeadOptions(head, stop_threshold=threshold)
+        super().__init__(StateHeadDrafter.build(options))
