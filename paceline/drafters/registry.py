@@ -167,7 +167,7 @@ _OWN = (
         "state_head",
         ".drafter:StateHeadDrafter",
         ".options:StateHeadOptions",
-        "a published head (EAGLE-3) drafts a tree from the target's hidden states",
+        "a published head drafts from the target's hidden states (EAGLE-3, DFlash, MTP)",
         "trained",
     ),
     _own(

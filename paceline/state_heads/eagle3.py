@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.forward_arguments import GENERATE_CACHE
-from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS
 from paceline.state_heads import fit
-from paceline.state_heads.eagle3_module import Eagle3Module, Eagle3Shape, layer_config
+from paceline.state_heads.eagle3_module import Eagle3Module, Eagle3Shape
 from paceline.state_heads.files import HeadFiles
 from paceline.state_heads.forward_pass import HeadBatch
+from paceline.state_heads.layer_configs import layer_config
 from paceline.state_heads.settings import EAGLE3_FIRST_LAYER, EAGLE3_LAST_LAYER_FROM_END
 from paceline.state_heads.step_head import StepHead
+from paceline.state_heads.weights import TARGET_PARTS, dtype_of, own_token_ids
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-# Tensors that the module does not hold: maps of the vocabularies, and parts of the target.
-_APART = ("d2t", "t2d", "embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
 class Eagle3Head(StepHead):
@@ -64,8 +62,7 @@ class Eagle3Head(StepHead):
             fit.check_width(source, self._config.hidden_size, embedding.embedding_dim)
         table = embedding.weight.detach() if own is None else own
         device = embedding.weight.device
-        small = sum(part.numel() for part in module.parameters()) <= MAX_FLOAT32_DRAFT_PARAMETERS
-        self.dtype = torch.float32 if device.type == "cpu" and small else embedding.weight.dtype
+        self.dtype = dtype_of(module, embedding.weight)
         self._module = module.to(device, self.dtype).eval()
         table = table.to(device, self.dtype)
         self._module.embed_tokens = nn.Embedding.from_pretrained(table)  # type: ignore[no-untyped-call]
@@ -95,13 +92,13 @@ class Eagle3Head(StepHead):
         weights = {
             name.replace("midlayer.", "layers.0."): tensor
             for name, tensor in tensors.items()
-            if name not in _APART
+            if name not in TARGET_PARTS
         }
         if "fc.weight" in weights:
             read = weights["fc.weight"].shape[-1]
             fit.check_width(self._files.source, read, len(self.layers) * states)
         try:
-            token_ids = _token_ids(tensors, len(head.weight))
+            token_ids = own_token_ids(tensors, len(head.weight))
             if "lm_head.weight" not in weights:
                 rows = slice(None) if token_ids is None else token_ids.to(head.weight.device)
                 weights["lm_head.weight"] = head.weight.detach()[rows]
@@ -145,21 +142,3 @@ class Eagle3Head(StepHead):
         if self._token_ids is None:
             logits = logits[:, : self._vocab_size]
         return logits, self._token_ids
-
-
-def _token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
-    """Return the target's token id for each row of the LM head; None for equal ids.
-
-    Args:
-        tensors: Weights, in which `d2t` holds the difference of the two ids, if any.
-        vocab_size: Number of rows in the target's LM head.
-    Raises:
-        ValueError: An id is beyond the target's vocabulary.
-    """
-    offsets = tensors.get("d2t")
-    if offsets is None:
-        return None
-    token_ids = torch.arange(len(offsets)) + offsets.long()
-    if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
-        raise ValueError(f"token ids up to {int(token_ids.max())}, of {vocab_size} in the target")
-    return token_ids

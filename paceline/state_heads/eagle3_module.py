@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -28,7 +28,6 @@ _CLASSES: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = 
         modeling_qwen3.Qwen3RotaryEmbedding,
     ),
 }
-MODEL_TYPES = tuple(_CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +53,6 @@ class Eagle3Shape:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-
-
-def layer_config(settings: dict[str, Any]) -> PretrainedConfig:
-    """Return the configuration of decoder layers from its JSON object.
-
-    Raises:
-        ValueError: The model type is not one of `MODEL_TYPES`.
-    """
-    fields = dict(settings)
-    model_type = fields.pop("model_type", "qwen3")
-    if model_type not in _CLASSES:
-        raise ValueError(f"layers of type {model_type!r}; known are {', '.join(MODEL_TYPES)}")
-    config = AutoConfig.for_model(model_type, **fields)
-    config._attn_implementation = "sdpa"
-    return config
 
 
 class Eagle3FirstLayer(nn.Module):

@@ -57,9 +57,9 @@ class HeadFiles:
             )
         if not any(folder.glob(_WEIGHTS)):
             pickled = any(any(folder.glob(pattern)) for pattern in _PICKLES)
-            found = "only pickled weights, which can run code when loaded" if pickled else "none"
+            fault = "only pickled weights, which can run code when loaded" if pickled else "none"
             raise ConfigError(
-                f"state head {source!r}: got {found}; expected weights in safetensors files."
+                f"state head {source!r}: got {fault}; expected weights in safetensors files."
                 " Choose a head in this format, or convert it with the library speculators."
             )
         return HeadFiles(source, folder, config)

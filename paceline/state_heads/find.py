@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import ConfigError
+from paceline.state_heads.dflash import DFlashHead
 from paceline.state_heads.eagle3 import Eagle3Head
 from paceline.state_heads.files import HeadFiles
 from paceline.state_heads.head import StateHead
@@ -15,8 +16,8 @@ def find_head(source: str) -> StateHead:
     """Return a head, which must then be attached to its target.
 
     Args:
-        source: Folder or hub id of an EAGLE-3 head; or "mtp" for the MTP layer in the target's
-            checkpoint.
+        source: Folder or hub id of an EAGLE-3 or DFlash head; or "mtp" for the MTP layer in the
+            target's checkpoint.
     Raises:
         ConfigError: There is no such head, or its kind is unknown.
     """
@@ -27,8 +28,10 @@ def find_head(source: str) -> StateHead:
     architectures = [str(name) for name in files.config.get("architectures") or ()]
     if kind == "eagle3" or any("Eagle3" in name for name in architectures):
         return Eagle3Head(files)
-    found = kind or ", ".join(architectures) or "no kind"
+    if kind == "dflash" or "dflash_config" in files.config:
+        return DFlashHead(files)
+    named = kind or ", ".join(architectures) or "no kind"
     raise ConfigError(
-        f"state head {source!r}: got a {found}; expected an EAGLE-3 head. Choose one that was"
-        " trained for this model."
+        f"state head {source!r}: got a {named}; expected an EAGLE-3 or DFlash head. Choose one"
+        " that was trained for this model."
     )

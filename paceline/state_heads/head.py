@@ -95,28 +95,26 @@ class StateHead(ABC):
         """
 
     @abstractmethod
-    def logits(
-        self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits after draft nodes.
-
-        Args:
-            texts: Texts that have been read.
-            nodes: Nodes of each text; their parents were predicted after before.
-        Returns:
-            Logits [nodes, tokens], in the order of the nodes; and the token id of each column, or
-            None if column i is token i.
-        """
-
-    @torch.inference_mode()
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the likeliest tokens after draft nodes, as in `logits`."""
-        with self.timer:
-            logits, token_ids = self.logits(texts, nodes)
-            columns, probs = topk_tokens(logits, min(CHOICES, logits.shape[-1]))
-            if token_ids is not None:
-                columns = token_ids[columns]
+        """Return the likeliest tokens after draft nodes, in the order of the nodes.
+
+        Args:
+            texts: Texts that have been read.
+            nodes: Nodes of each text, first the root; a node's parent comes in an earlier call.
+        """
+
+    @staticmethod
+    def likeliest(logits: Tensor, token_ids: Tensor | None) -> Predictions:
+        """Return the likeliest tokens of each row of logits.
+
+        Args:
+            logits: [rows, columns].
+            token_ids: [columns] token id of each column; None if column i is token i.
+        """
+        columns, probs = topk_tokens(logits, min(CHOICES, logits.shape[-1]))
+        if token_ids is not None:
+            columns = token_ids[columns]
         fetched: list[NDArray[Any]] = fetch(columns, probs)
         return fetched[0], fetched[1]

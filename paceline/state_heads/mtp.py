@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
@@ -22,7 +21,7 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 class MtpHead(StepHead):
-    """First MTP layer of the target's checkpoint, which predicts every level of the tree."""
+    """Draft every level of a tree with the target's first MTP layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.state_heads.forward_pass import HeadBatch, HeadRow, lay_out, outputs_of
-from paceline.state_heads.head import StateHead
+from paceline.state_heads.head import Predictions, StateHead
 from paceline.state_heads.settings import PREFILL_COLUMNS
 from paceline.state_heads.text import ROOT, HeadNode, HeadText
 
@@ -64,10 +64,24 @@ class StepHead(StateHead):
                     row.text.outputs[ROOT] = outputs[-1]
 
     @torch.inference_mode()
+    def predict(
+        self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
+    ) -> Predictions:
+        """Return the likeliest tokens after draft nodes, in the order of the nodes."""
+        with self.timer:
+            return self.likeliest(*self.logits(texts, nodes))
+
+    @torch.inference_mode()
     def logits(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits after draft nodes; each node takes part in one forward pass."""
+        """Return the logits after draft nodes; each node takes part in one forward pass.
+
+        Args:
+            texts, nodes: As in `predict`.
+        Returns:
+            Logits [nodes, tokens], and the token id of each column, as in `likeliest`.
+        """
         rows, added = [], []
         for text, wanted in zip(texts, nodes, strict=True):
             new = [node for node in wanted if node.node not in text.outputs]

@@ -65,7 +65,11 @@ def published(weights: dict[str, Tensor], model_type: str) -> dict[str, Tensor]:
             inner = inner.replace("post_norm.", "shared_head.norm.", inner.startswith("post_norm"))
             names[name] = f"model.layers.{LAYERS}.{inner}"
         else:
-            outer = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
+            outer = {
+                "eh_proj": "fc",
+                "enorm": "pre_fc_norm_embedding",
+                "hnorm": "pre_fc_norm_hidden",
+            }
             first, _, rest = name.partition(".")
             first = {**outer, "post_norm": "norm"}.get(first, first)
             names[name] = f"mtp.layers.0.{inner}" if first == "mtp_block" else f"mtp.{first}.{rest}"
@@ -134,5 +138,5 @@ def test_answers_are_those_of_plain_decoding(target: Any, spec: str) -> None:
 def test_a_model_without_the_layer_is_refused(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="LlamaForCausalLM without MTP layers"):
         LLM(pair.target, drafter="state_head:head=mtp")
-    with pytest.raises(ConfigError, match="the MTP layer in '.*' cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"the MTP layer in '.*' cannot be loaded"):
         LLM(make("deepseek_v3"), drafter="state_head:head=mtp")

@@ -25,6 +25,8 @@ from tests.support.shared import COUNT, Pair
 from tests.support.state_heads import (
     eagle3_config,
     module_for,
+    normed,
+    rotated,
     trained_eagle3,
     vocabulary_maps,
     weights_of,
@@ -74,19 +76,6 @@ def root_logits(head: Eagle3Head, text: HeadText) -> Tensor:
     return head.logits([text], [[HeadNode(ROOT, 0, ())]])[0][0]
 
 
-def rotated(heads: Tensor, base: float = 10000.0) -> Tensor:
-    """Heads [positions, heads, dim], turned by their positions from 1 on."""
-    half = heads.shape[-1] // 2
-    angles = torch.arange(1, 1 + len(heads))[:, None] / base ** (torch.arange(half) / half)
-    cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
-    first, second = heads[..., :half], heads[..., half:]
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
-
-
-def normed(states: Tensor, weight: Tensor) -> Tensor:
-    return states * (states.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
-
-
 def reference(weights: dict[str, Tensor], embedded: Tensor, joined: Tensor) -> Tensor:
     """The logits after the last token, from the formulas of the paper; Llama layers, one pass."""
     layer = {name.removeprefix("layers.0."): weight for name, weight in weights.items()}
@@ -96,7 +85,7 @@ def reference(weights: dict[str, Tensor], embedded: Tensor, joined: Tensor) -> T
         (inputs @ layer[f"self_attn.{name}_proj.weight"].T).view(len(inputs), -1, 16)
         for name in "qkv"
     )
-    queries, keys = rotated(queries), rotated(keys)
+    queries, keys = (rotated(part, torch.arange(1, 1 + len(part))) for part in (queries, keys))
     keys, values = (part.repeat_interleave(2, dim=1) for part in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", queries, keys) / 4
     scores += torch.full(scores.shape[1:], -torch.inf).triu(1)
@@ -270,7 +259,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "another kind": (
         lambda folder: change_config(folder, speculators_model_type="medusa", architectures=[]),
-        "got a medusa; expected an EAGLE-3",
+        "got a medusa; expected an EAGLE-3 or DFlash head",
     ),
     "another layer type": (
         lambda folder: change_config(folder, transformer_layer_config={"model_type": "bert"}),

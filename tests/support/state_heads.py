@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.state_heads.eagle3_module import Eagle3Module, Eagle3Shape, layer_config
+from paceline.state_heads.eagle3_module import Eagle3Module, Eagle3Shape
+from paceline.state_heads.layer_configs import layer_config
 
 TRAINING_STEPS = 60
 
@@ -91,6 +92,20 @@ def vocabulary_maps(vocab_size: int, token_ids: list[int]) -> dict[str, Tensor]:
     mask = torch.zeros(vocab_size, dtype=torch.bool)
     mask[ids] = True
     return {"d2t": ids - torch.arange(len(ids)), "t2d": mask}
+
+
+def rotated(heads: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
+    """Heads [n, heads, dim], turned by their positions."""
+    half = heads.shape[-1] // 2
+    angles = positions[:, None] / base ** (torch.arange(half) / half)
+    cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = heads[..., :half], heads[..., half:]
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def normed(states: Tensor, weight: Tensor) -> Tensor:
+    """States after an RMS norm."""
+    return states * (states.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
 
 
 @functools.cache

@@ -3,10 +3,10 @@
 Retrieval (`sssd`, from the request, earlier answers and a datastore) finds long matching runs. The
 target's cached next-token distributions (Token Recycling, `shared/recycled`) provide alternatives
 at each branch. A hidden-state draft head predicts the next tokens (`paceline.draft_head`). If a
-draft model or a published head is given, it adds its own tree (`model_source`, `head_source`). With the budget, `draft_model_gate`
-decides when to run the draft model. Each node's acceptance probability is calibrated online from
-its sources' predictions (`shared/source_calibration`). The nodes with the highest path probability
-form the tree.
+draft model or a published head is given, it adds its own tree (`model_source`, `head_source`). With
+the budget, `draft_model_gate` decides when to run it. Each node's acceptance probability is
+calibrated online from its sources' predictions (`shared/source_calibration`). The nodes with the
+highest path probability form the tree.
 """
 
 from __future__ import annotations
@@ -213,7 +213,9 @@ def _model_source(options: AutoOptions, draft: CachedLM | None) -> TreeSource | 
     if draft is not None and not options.use_draft_model:
         draft = None
     if options.state_head is None:
-        return None if draft is None else ModelSource(draft, options.budget, options.other_tokenizer)
+        return (
+            None if draft is None else ModelSource(draft, options.budget, options.other_tokenizer)
+        )
     if draft is not None:
         raise ConfigError(
             "auto: got both a draft model and state_head; expected one of them. Leave one out, or"

@@ -33,8 +33,9 @@ class AutoOptions:
         draft_head: Predict the next tokens from the target's hidden state; false disables the
             head. To use a trained head, pass the path of a file written by `paceline draft-head
             train`. Default true.
-        state_head: Folder or hub id of an EAGLE-3 head, used instead of a draft model. With the
-            budget, the drafter runs the head only while it saves time. By default there is none.
+        state_head: Folder or hub id of a published head. It replaces a draft model. "mtp" is the
+            MTP layer in the target's checkpoint. With the budget, the drafter runs the head
+            only while it saves time. By default there is none.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default, nothing is saved.
         other_tokenizer: Accept a draft model with a different tokenizer, which then proposes only

@@ -83,8 +83,9 @@ class StateHeadDrafter(Drafter):
         """
         if options.head is None:
             raise ConfigError(
-                "state_head: got no head; expected the folder or hub id of an EAGLE-3 head that was"
-                " trained for the target. Choose it with state_head:head=FOLDER."
+                "state_head: got no head; expected the folder or hub id of an EAGLE-3 or DFlash"
+                " head that was trained for the target, or mtp. Choose one with"
+                " state_head:head=FOLDER."
             )
         return cls(options, find_head(options.head))
 

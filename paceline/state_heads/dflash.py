@@ -1,0 +1,265 @@
+"""Load a DFlash head, which predicts a block of tokens at once (Chen et al. 2026).
+
+Each layer attends to keys and values computed from the target's states, and to a block: the newest
+token, then mask tokens. The output at each mask token predicts the token at its position. The
+layers are those of Qwen3. Only the target's keys and values stay in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.qwen3 import modeling_qwen3
+
+from paceline.core.tree import IntArray
+from paceline.model.eagle.modules import embedding_and_lm_head
+from paceline.model.forward_arguments import GENERATE_CACHE
+from paceline.state_heads import fit
+from paceline.state_heads.files import HeadFiles
+from paceline.state_heads.forward_pass import HeadBatch, HeadRow, lay_out, outputs_of
+from paceline.state_heads.head import Predictions, StateHead
+from paceline.state_heads.layer_configs import layer_config
+from paceline.state_heads.settings import PREFILL_COLUMNS
+from paceline.state_heads.text import HeadNode, HeadText
+from paceline.state_heads.weights import TARGET_PARTS, dtype_of, own_token_ids
+
+
+class DFlashModule(nn.Module):
+    """DFlash head without its KV cache.
+
+    Args:
+        config: Configuration of its layers.
+        read: Number of state values per token.
+    """
+
+    def __init__(self, config: Any, read: int) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(read, hidden, bias=False)
+        self.hidden_norm = modeling_qwen3.Qwen3RMSNorm(hidden, eps)
+        self.layers = nn.ModuleList(
+            modeling_qwen3.Qwen3DecoderLayer(config, index)
+            for index in range(config.num_hidden_layers)
+        )
+        self.norm = modeling_qwen3.Qwen3RMSNorm(hidden, eps)
+        self.rotary_emb = modeling_qwen3.Qwen3RotaryEmbedding(config)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Return [n, hidden] from target states [n, layers, target hidden]."""
+        fused: Tensor = self.hidden_norm(self.fc(states.flatten(1)))
+        return fused
+
+    def write(self, fused: Tensor, positions: Tensor, cache: Any) -> None:
+        """Write the keys and values of states [rows, columns, hidden] to the cache."""
+        cosine, sine = self.rotary_emb(fused, position_ids=positions)
+        for index, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            shape = (*fused.shape[:-1], -1, attention.head_dim)
+            keys = attention.k_norm(attention.k_proj(fused).view(shape)).transpose(1, 2)
+            values = attention.v_proj(fused).view(shape).transpose(1, 2)
+            _, keys = modeling_qwen3.apply_rotary_pos_emb(keys, keys, cosine, sine)
+            cache.update(keys, values, index)
+
+    def forward(
+        self, embedded: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: Any
+    ) -> Tensor:
+        """Return the outputs of a block, [rows, columns, hidden].
+
+        Args:
+            embedded: [rows, columns, hidden] embeddings of the newest token and the mask tokens.
+            positions: [rows, columns] text positions.
+            masks: Attention mask of each layer.
+            cache: Cache that holds the keys and values of the target's states.
+        """
+        turns = self.rotary_emb(embedded, position_ids=positions)
+        hidden = embedded
+        for layer, mask in zip(self.layers, masks, strict=True):
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                position_ids=positions,
+                position_embeddings=turns,
+                **{GENERATE_CACHE: cache},
+            )
+        outputs: Tensor = self.norm(hidden)
+        return outputs
+
+
+class DFlashHead(StateHead):
+    """DFlash head of a target.
+
+    Args:
+        files: Folder of the head.
+    Raises:
+        ConfigError: The configuration describes no DFlash head that is known here.
+    """
+
+    def __init__(self, files: HeadFiles) -> None:
+        super().__init__()
+        self._files, config = files, files.config
+        nested = config.get("dflash_config") or {}
+        try:
+            settings = config.get("transformer_layer_config", config)
+            self._config: Any = layer_config({**settings, "model_type": "qwen3"})
+            self._block_size = int(config.get("block_size") or nested["block_size"])
+            self._mask_token = int(config.get("mask_token_id") or nested["mask_token_id"])
+            # The nested entry counts the outputs of layers.
+            self.layers = tuple(
+                config.get("aux_hidden_state_layer_ids")
+                or (layer + 1 for layer in nested["target_layer_ids"])
+            )
+        except (LookupError, ValueError, TypeError) as error:
+            raise files.error(f"{type(error).__name__}: {error}") from error
+        self._first_column = 0 if config.get("sample_from_anchor", False) else 1
+        self._depth = self.max_depth = self._block_size - self._first_column
+        self._sees_block = bool(config.get("sliding_window_non_causal", False))
+        self._blocks: dict[int, tuple[IntArray, NDArray[np.float32]]] = {}  # by slot
+        self._module: DFlashModule
+        self._token_ids: Tensor | None = None
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Load the head for its target, whose embedding it shares.
+
+        Raises:
+            ConfigError: The head does not fit the target, or its weights are damaged.
+            UnsupportedModelError: The target's embedding or LM head cannot be read.
+        """
+        source, tensors = self._files.source, self._files.tensors()
+        fit.check_layers(source, self.layers, target)
+        fit.warn_of_vocabulary(source, self._config.vocab_size, target)
+        fit.warn_of_embedding(source, tensors.get("embed_tokens.weight"), target)
+        embedding, head = embedding_and_lm_head(target)
+        fit.check_width(source, self._config.hidden_size, embedding.embedding_dim)
+        read = len(self.layers) * embedding.embedding_dim
+        if "fc.weight" in tensors:
+            fit.check_width(source, tensors["fc.weight"].shape[-1], read)
+        weights = {name: value for name, value in tensors.items() if name not in TARGET_PARTS}
+        own_head = weights.pop("lm_head.weight", None)
+        try:
+            self._token_ids = own_token_ids(tensors, len(head.weight))
+            module = DFlashModule(self._config, read)
+            module.load_state_dict(weights, strict=True)
+            rows = head.weight.detach() if own_head is None else own_head
+            if self._token_ids is not None and len(self._token_ids) != len(rows):
+                raise ValueError(f"{len(self._token_ids)} token ids for {len(rows)} rows")
+            if not 0 <= self._mask_token < embedding.num_embeddings:
+                raise ValueError(f"mask token {self._mask_token}, which the target does not have")
+        except (LookupError, RuntimeError, ValueError, TypeError) as error:
+            raise self._files.error(error) from error
+        device, dtype = embedding.weight.device, dtype_of(module, embedding.weight)
+        self._module, self._embedding = module.to(device, dtype).eval(), embedding
+        self._dtype, self._vocab_size = dtype, len(head.weight)
+        self._head = rows.to(device, dtype)
+        if self._token_ids is not None:
+            self._token_ids = self._token_ids.to(device)
+        self._blocks.clear()
+        self.begin(len(module.layers), device)
+
+    @torch.inference_mode()
+    def read(
+        self,
+        texts: Sequence[HeadText],
+        token_ids: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+    ) -> None:
+        """Write keys and values of the target's states to the cache."""
+        with self.timer:
+            for text in texts:
+                self._blocks.pop(text.slot, None)
+            for begin in range(0, max(map(len, token_ids)), PREFILL_COLUMNS):
+                chunk = slice(begin, begin + PREFILL_COLUMNS)
+                rows = [
+                    HeadRow.of_text(text, tokens[chunk], self._fuse(known[chunk]))
+                    for text, tokens, known in zip(texts, token_ids, states, strict=True)
+                    if len(tokens) > begin
+                ]
+                batch = lay_out(rows, self.cache, self._texts, self._dtype)
+                # A token's states belong to the position before it.
+                self._module.write(batch.states, batch.positions - 1, self.cache)
+                for row in rows:
+                    row.text.length += len(row.token_ids)
+
+    def _fuse(self, states: Tensor) -> Tensor:
+        return self._module.fuse(states[:, 1:].to(self._dtype))
+
+    @torch.inference_mode()
+    def predict(
+        self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
+    ) -> Predictions:
+        """Return the likeliest tokens after draft nodes, which depend on depth alone."""
+        new = [
+            (text, wanted[0].token)
+            for text, wanted in zip(texts, nodes, strict=True)
+            if wanted and text.slot not in self._blocks
+        ]
+        if new:
+            with self.timer:
+                outputs = self.run_blocks(new)
+                logits = nn.functional.linear(torch.cat(outputs), self._head)
+                if self._token_ids is None:
+                    logits = logits[:, : self._vocab_size]
+                tokens, probs = self.likeliest(logits, self._token_ids)
+            for index, (text, _) in enumerate(new):
+                block = slice(index * self._depth, (index + 1) * self._depth)
+                self._blocks[text.slot] = tokens[block], probs[block]
+        parts = [
+            (self._blocks[text.slot], [node.depth for node in wanted])
+            for text, wanted in zip(texts, nodes, strict=True)
+            if wanted
+        ]
+        return (
+            np.concatenate([tokens[depths] for (tokens, _), depths in parts]),
+            np.concatenate([probs[depths] for (_, probs), depths in parts]),
+        )
+
+    def run_blocks(self, texts: Sequence[tuple[HeadText, int]]) -> list[Tensor]:
+        """Return the outputs that predict the tokens after each text, [depth, hidden].
+
+        Args:
+            texts: Texts with their newest tokens.
+        """
+        columns = np.arange(self._block_size)
+        masked = [self._mask_token] * (self._block_size - 1)
+        states = self._head.new_empty(self._block_size, 0)
+        rows = [
+            HeadRow(
+                text,
+                [newest, *masked],
+                states,
+                text.end - 1 + columns,
+                text.length + columns,
+                np.ones((self._block_size, text.length + self._block_size), dtype=np.bool_),
+            )
+            for text, newest in texts
+        ]
+        batch = lay_out(rows, self.cache, self._texts, self._dtype)
+        embedded = self._embedding(batch.token_ids).to(self._dtype)
+        outputs = self._module(embedded, batch.positions, self._masks(batch, rows), self.cache)
+        return [row[self._first_column :] for row in outputs_of(rows, outputs)]
+
+    def _masks(self, batch: HeadBatch, rows: Sequence[HeadRow]) -> list[Tensor]:
+        """Return the attention mask of each layer; some layers have a sliding window."""
+        kinds = self._config.layer_types
+        sliding = batch.mask
+        if "sliding_attention" in kinds:
+            sliding, hidden = batch.mask.clone(), torch.finfo(self._dtype).min
+            first = min(row.text.slot for row in rows)
+            for row in rows:
+                mask, length = sliding[row.text.slot - first, 0], row.text.length
+                mask[:, : max(0, length - self._config.sliding_window)] = hidden
+                if not self._sees_block:  # such layers are causal within the block
+                    later = torch.ones(len(mask), len(mask), dtype=torch.bool).triu(1)
+                    block = mask[:, length : length + len(mask)]
+                    block.masked_fill_(later.to(mask.device), hidden)
+        return [sliding if kind == "sliding_attention" else batch.mask for kind in kinds]
+
+    def close(self, text: HeadText) -> None:
+        """Free the slot of a text."""
+        self._blocks.pop(text.slot, None)
+        super().close(text)
