@@ -34,8 +34,8 @@ class AutoOptions:
             head. To use a trained head, pass the path of a file written by `paceline draft-head
             train`. Default true.
         state_head: Folder or hub id of a published head. It replaces a draft model. "mtp" is the
-            MTP layer in the target's checkpoint. With the budget, the drafter runs the head
-            only while it saves time. By default there is none.
+            MTP layer in the target's checkpoint. With the draft budget, the head runs only while
+            it saves time.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default, nothing is saved.
         other_tokenizer: Accept a draft model with a different tokenizer, which then proposes only
