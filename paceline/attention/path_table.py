@@ -45,7 +45,6 @@ class PathTable:
         table: np.ndarray[tuple[int], np.dtype[np.int32]],
         visible: VisibleRanges,
         order: AttentionMetadata,
-        first_slot: int,
     ) -> bool:
         """Write the paths of a batch; return False if they do not fit into the table.
 
@@ -53,9 +52,7 @@ class PathTable:
             table: Table, int32 [size].
             visible: Visible ranges of the batch.
             order: Keys of each row by position.
-            first_slot: KV-cache slot of row 0.
         """
         table.fill(0)
-        return fill_paths(
-            table, visible, order, self._tile_columns, (self._tiles, self._queries), first_slot
-        )
+        room = self._tiles, self._queries
+        return fill_paths(table, visible, order, self._tile_columns, room)

@@ -26,7 +26,7 @@ class Paths:
             is the number of consecutive keys from there. `count`, [queries], is the total number
             of keys. `listed`, [queries, width], holds the cache positions of the keys with rank
             `leading` or higher.
-        tiles: Row, first query, number of queries and first column of each tile, [tiles, 4].
+        tiles: Key row, first query, number of queries and first column of each tile, [tiles, 4].
         queries: Number of queries.
         width: Number of cache positions per query in `listed`.
         packed: Whether the query tensor has a single row; see `VisibleRanges`.
@@ -95,7 +95,7 @@ def _paths(
 ) -> Paths:
     rows = np.repeat(np.arange(len(order.cached)), np.diff(visible.starts))
     start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)
-    tiles = _tiles(visible.starts, tile_columns)
+    tiles = _tiles(visible.starts, tile_columns, order.key_rows)
     queries, width = len(start), max(1, int((count - leading).max(initial=0)))
     size = tiles.size + queries * (3 + width)
     host = torch.zeros(size, dtype=torch.int32)
@@ -129,7 +129,6 @@ def fill_paths(
     order: AttentionMetadata,
     tile_columns: int,
     room: tuple[int, int],
-    first_slot: int,
 ) -> bool:
     """Write the paths of a batch to a shared table; return False if it is too small.
 
@@ -139,15 +138,13 @@ def fill_paths(
         order: Keys of each row by position.
         tile_columns: Maximum number of queries per tile.
         room: Number of tiles and number of queries for which the table has room.
-        first_slot: Number added to the row of each tile.
     """
     rows = np.repeat(np.arange(len(order.cached)), np.diff(visible.starts))
     start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)
-    tiles, (num_tiles, queries) = _tiles(visible.starts, tile_columns), room
+    tiles, (num_tiles, queries) = _tiles(visible.starts, tile_columns, order.key_rows), room
     width = (len(table) - 4 * num_tiles) // queries - 3
     if len(tiles) > num_tiles or (count - leading).max(initial=0) > width:
         return False
-    tiles[:, 0] += first_slot
     table[: tiles.size] = tiles.ravel()
     columns = table[4 * num_tiles : 4 * num_tiles + 3 * queries].reshape(3, queries)
     columns[:, : len(start)] = start, leading, count
@@ -156,14 +153,14 @@ def fill_paths(
     return True
 
 
-def _tiles(starts: IntArray, tile_columns: int) -> _Ints:
+def _tiles(starts: IntArray, tile_columns: int, key_rows: IntArray) -> _Ints:
     """Return the tiles of `Paths`, each with consecutive queries of one row."""
     columns = np.diff(starts)
     counts = -(-columns // tile_columns)
     rows = np.repeat(np.arange(len(columns)), counts)
     first = (np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_columns
     queries = np.minimum(tile_columns, columns[rows] - first)
-    return np.stack([rows, starts[rows] + first, queries, first], axis=1).astype(np.int32)
+    return np.stack([key_rows[rows], starts[rows] + first, queries, first], axis=1).astype(np.int32)
 
 
 @compiled

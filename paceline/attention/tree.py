@@ -21,6 +21,7 @@ class TreeVisibility:
         positions: Text position of each column, int64 [rows, columns].
         key_positions: Text position of each cache position after the cached tokens, int64 [rows,
             columns]; read only if the reach is limited.
+        key_rows: Row of the keys that holds the first key of each row, int64 [rows].
         reach: How far back the layer attends.
     """
 
@@ -28,4 +29,5 @@ class TreeVisibility:
     block: Tensor
     positions: Tensor
     key_positions: Tensor
+    key_rows: Tensor
     reach: Reach

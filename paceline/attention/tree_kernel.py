@@ -29,8 +29,8 @@ def attention_over_tree(
 
     Args:
         query: Queries, [rows, heads, columns, dim], with a contiguous last dimension.
-        key: Keys, [rows, key heads, positions, dim]; the positions of a head are contiguous.
-        value: Values, [rows, key heads, positions, value dim], in the same layout.
+        key: Keys, [key rows, key heads, positions, dim]; the positions of a head are contiguous.
+        value: Values, [key rows, key heads, positions, value dim], in the same layout.
         tree: Keys that each column sees.
         scaling: Factor applied to the scores; None means 1 / sqrt(dim).
     Returns:
@@ -60,6 +60,7 @@ def attention_over_tree(
         tree.block.view(torch.uint8),
         tree.positions,
         tree.key_positions,
+        tree.key_rows,
         *query.stride()[:3],
         *key.stride()[:2],
         *value.stride()[:2],
@@ -92,16 +93,16 @@ def store_columns(
     states: tuple[Tensor, Tensor],
     stores: tuple[Tensor, Tensor],
     cache_positions: Tensor,
-    slots: Tensor,
+    store_rows: Tensor,
 ) -> None:
     """Write the keys and values of all columns to their slots.
 
     Args:
         states: Keys [rows, heads, columns, dim] and values [rows, heads, columns, value dim].
-        stores: Keys and values of all slots, [slots, heads, positions, dim] each.
+        stores: Keys and values of all slots, [rows, heads, positions, dim] each.
         cache_positions: Cache position of each column, int64 [rows, columns]; columns with a
             negative position are not written.
-        slots: Slot of each column, int64 [rows, columns].
+        store_rows: Row of the stores where the slot of each column begins, int64 [rows, columns].
     """
     keys, values = (state if state.stride(3) == 1 else state.contiguous() for state in states)
     rows, heads, columns, dim = keys.shape
@@ -111,7 +112,7 @@ def store_columns(
         values,
         *stores,
         cache_positions,
-        slots,
+        store_rows,
         *keys.stride()[:3],
         *values.stride()[:3],
         *stores[0].stride()[:2],

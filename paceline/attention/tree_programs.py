@@ -23,6 +23,7 @@ def attend_tree(
     block,
     positions,
     key_positions,
+    key_rows,
     query_row,
     query_head,
     query_column,
@@ -64,8 +65,9 @@ def attend_tree(
     states = tl.load(
         query + at[:, None] + dims[None, :], mask=real[:, None] & (dims < dim)[None, :], other=0.0
     )
-    key += row * store_row + head * store_head
-    value += row * value_store_row + head * value_store_head
+    key_row = tl.load(key_rows + row)
+    key += key_row * store_row + head * store_head
+    value += key_row * value_store_row + head * value_store_head
     text = tl.load(cached + row).to(tl.int32)
     own = tl.load(positions + row * columns + column)
     first = split * split_keys
@@ -170,7 +172,7 @@ def store_states(
     key_store,
     value_store,
     cache_positions,
-    slots,
+    rows,
     key_row,
     key_head,
     key_column,
@@ -191,14 +193,14 @@ def store_states(
     row, column = tl.program_id(0) // columns, tl.program_id(0) % columns
     head = tl.program_id(1)
     position = tl.load(cache_positions + row * columns + column).to(tl.int64)
-    slot = tl.load(slots + row * columns + column)
+    store = tl.load(rows + row * columns + column)
     dims, value_dims = tl.arange(0, DIMS), tl.arange(0, VALUE_DIMS)
     if position >= 0:
         source = keys + row * key_row + head * key_head + column * key_column
-        target = key_store + slot * store_row + head * store_head + position * dim
+        target = key_store + store * store_row + head * store_head + position * dim
         tl.store(target + dims, tl.load(source + dims, mask=dims < dim), mask=dims < dim)
         source = values + row * value_row + head * value_head + column * value_column
-        target = value_store + slot * value_store_row + head * value_store_head
+        target = value_store + store * value_store_row + head * value_store_head
         target += position * value_dim
         inside = value_dims < value_dim
         tl.store(target + value_dims, tl.load(source + value_dims, mask=inside), mask=inside)

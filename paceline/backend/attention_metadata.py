@@ -72,7 +72,9 @@ class AttentionMetadata:
         ranges_by_mask: Visible ranges, keyed by the address of the placeholder mask
             (`stand_in_mask`). If empty, the ranges are computed from real masks.
         derived: Values computed from `VisibleRanges`, by the id of the ranges.
-        addresses: Memory addresses of `cached` and `tail`.
+        key_rows: Row of the key tensor that holds the first key of each row, [rows]. Default: the
+            same number.
+        addresses: Memory addresses of `cached`, `tail` and `key_rows`.
     """
 
     cached: IntArray
@@ -80,11 +82,15 @@ class AttentionMetadata:
     keys: int
     ranges_by_mask: dict[int, VisibleRanges] = field(default_factory=dict)
     derived: dict[int, object] = field(default_factory=dict)
-    addresses: tuple[int, int] = field(init=False)
+    key_rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    addresses: tuple[int, int, int] = field(init=False)
     _seen: dict[tuple[int, int], tuple[Tensor | None, VisibleRanges]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "addresses", (self.cached.ctypes.data, self.tail.ctypes.data))
+        if len(self.key_rows) != len(self.cached):
+            object.__setattr__(self, "key_rows", np.arange(len(self.cached), dtype=np.int64))
+        arrays = self.cached, self.tail, self.key_rows
+        object.__setattr__(self, "addresses", tuple(array.ctypes.data for array in arrays))
 
     @staticmethod
     def from_columns(

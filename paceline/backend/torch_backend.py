@@ -67,6 +67,7 @@ class TorchBackend:
         """Compute attention by position with a dense mask, slowly and with much memory."""
         batch, heads, columns, dim = query.shape
         visible = metadata.visible(mask, columns)
+        key, value = (_rows(states, metadata) for states in (key, value))
         rows, sees = _dense(visible, metadata, key.shape[2])
         rows, sees = rows.to(query.device), sees.to(query.device)
         queries = query.transpose(1, 2).reshape(len(rows), key.shape[1], -1, dim).float()
@@ -119,6 +120,16 @@ class TorchBackend:
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
         """Return a context without helpers, because torch starts its own threads."""
         return nullcontext()
+
+
+def _rows(states: Tensor, metadata: AttentionMetadata) -> Tensor:
+    """Return keys or values with one row per row of queries."""
+    rows = metadata.key_rows
+    if states.shape[0] > int(rows.max()):
+        return states[torch.from_numpy(rows)]
+    # Rows begin at cache positions of one slot; see `AttentionMetadata`.
+    positions = torch.from_numpy(rows)[:, None] + torch.arange(metadata.keys)
+    return states[0][:, positions.clamp(max=states.shape[2] - 1)].transpose(0, 1)
 
 
 def _dense(

@@ -45,8 +45,28 @@ class CacheSlots(Protocol):
     def checkpoints(self) -> Checkpoints:
         """Return the copies of recurrent states, if the model has any."""
 
+    @property
+    def has_regions(self) -> bool:
+        """Return True if slots differ in length."""
+
+    @property
+    def positions_taken(self) -> int:
+        """Return the number of cache positions that belong to requests."""
+
+    def length(self, request: Request) -> int:
+        """Return the number of cache positions of a request's slot."""
+
+    def lengthen(self, request: Request, positions: int) -> None:
+        """Make a request's slot long enough, if slots differ in length."""
+
+    def shorten(self, request: Request) -> None:
+        """Free the positions after a request's tokens, if slots differ in length."""
+
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache to the given number of slots and cache positions per slot."""
+        """Resize the cache to a number of slots and of cache positions.
+
+        The positions are those of each slot, or of all slots together if `has_regions`.
+        """
 
     def gather(self, requests: Sequence[Request]) -> None:
         """Move the requests of one step to the first slots, in any order."""
@@ -100,7 +120,7 @@ class Target(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions allocated per slot."""
+        """Return the cache positions per slot, or of all slots if they have regions."""
 
     @property
     def position_bytes(self) -> int:

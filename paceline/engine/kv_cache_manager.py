@@ -7,21 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from paceline.core.media import shares_media
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import IntArray
+from paceline.engine.cache_space import CacheSpace, EqualSlots, SlotRegions, region_length
 from paceline.engine.settings import (
-    ADMISSION_HEADROOM,
-    CACHE_GROWTH_POSITIONS,
     CHECKPOINT_SHARE,
     INHERITED_SHARE,
     MIN_PREFIX_TOKENS,
     SPARE_NODE_POSITIONS,
     UNKNOWN_MEMORY,
-    UNLIMITED_POSITIONS,
 )
 from paceline.errors import CapacityError
 
@@ -45,13 +42,18 @@ class KVCacheManager:
     def __init__(
         self, model: Target, max_batch: int | None, max_kept: int, max_bytes: int | None
     ) -> None:
-        self._model, self._max_batch = model, max_batch
+        self._model = model
         self._max_kept, self._max_bytes = max_kept, max_bytes
-        self._checkpoint_bytes = 0
         if max_kept and model.keeps_states:
-            share = CHECKPOINT_SHARE * (max_bytes or UNKNOWN_MEMORY)
-            self._checkpoint_bytes = model.slots.checkpoints.max_bytes = int(share)
+            share = int(CHECKPOINT_SHARE * (max_bytes or UNKNOWN_MEMORY))
+            model.slots.checkpoints.max_bytes = share
+            max_bytes = None if max_bytes is None else max_bytes - share
         self._kept: OrderedDict[Request, IntArray] = OrderedDict()  # tokens; last used at the end
+        max_slots = None if max_batch is None else max_batch + max_kept
+        space = SlotRegions if model.slots.has_regions else EqualSlots
+        self._space: CacheSpace = space(
+            model, max_slots, max_bytes, self._kept, self._forget_oldest
+        )
         self.reused = 0
 
     @property
@@ -66,7 +68,7 @@ class KVCacheManager:
         """
         each, slots = self._model.position_bytes, len(self._model.slots)
         states = self._model.state_bytes
-        limit = self._max_bytes or slots * (self._model.capacity * each + states)
+        limit = self._max_bytes or self._space.num_positions * each + slots * states
         used = self._model.slots.tokens * each + slots * states
         return min(1.0, used / limit) if limit else 0.0
 
@@ -76,7 +78,7 @@ class KVCacheManager:
         Raises:
             CapacityError: The request needs more memory than the cache may use.
         """
-        limit = self._max_positions(1)
+        limit = self._space.max_positions(1)
         if request.max_length + SPARE_NODE_POSITIONS > limit:
             raise CapacityError(
                 f"got a request of up to {request.max_length} tokens; expected at most"
@@ -84,12 +86,15 @@ class KVCacheManager:
                 " it, or raise cache_gib."
             )
 
-    def open(self, request: Request, active: Sequence[Request]) -> bool:
+    def open(
+        self, request: Request, active: Sequence[Request], waiting: Sequence[Request] = ()
+    ) -> bool:
         """Give a request a slot, filled with the longest known prefix of its prompt.
 
         Args:
             request: The request to admit.
             active: Requests that have a slot.
+            waiting: Requests that are likely to be admitted next.
         Returns:
             False if the cache is currently full.
         Raises:
@@ -99,25 +104,22 @@ class KVCacheManager:
         self._model.check_length(request)
         if self._model.stale:
             self.forget_all()
-        members = (*active, request)
-        longest = SPARE_NODE_POSITIONS + max(
-            min(member.max_length, len(member) + ADMISSION_HEADROOM) for member in members
-        )
         source, length = self._longest_prefix(request, active)
         inherited = None  # tokens of a finished request whose slot the new request takes over
         if source is not None and source in self._kept:
             self._kept.move_to_end(source)
             if length >= INHERITED_SHARE * len(self._kept[source]):
                 inherited = self._kept.pop(source)
-        final, fits = max(member.max_length for member in members) + SPARE_NODE_POSITIONS, False
+        fits = False
         try:
-            fits = self._ensure(len(members), longest, min(longest + CACHE_GROWTH_POSITIONS, final))
+            fits = self._space.admit(request, active, waiting)
         finally:
             if source is not None and inherited is not None and not fits:
                 self._kept[source] = inherited
         if not fits:
             return False
         self._model.open(request, None if inherited is None else source, length)
+        self._model.slots.lengthen(request, region_length(request))
         # The source has no slot if `request` took it over, or if it was dropped to make room.
         if source is not None and source.slot >= 0:
             self._model.slots.copy(request, source, length)
@@ -132,12 +134,7 @@ class KVCacheManager:
 
     def grow(self, active: Sequence[Request]) -> bool:
         """Make room for the next tokens of all requests; return False if impossible."""
-        longest = max((len(request) for request in active), default=0) + SPARE_NODE_POSITIONS
-        if longest <= self._model.capacity:
-            return True
-        final = max(request.max_length for request in active) + SPARE_NODE_POSITIONS
-        ideal = max(longest + CACHE_GROWTH_POSITIONS, 2 * self._model.capacity)
-        return self._ensure(len(active), longest, min(ideal, final))
+        return self._space.grow(active)
 
     def close(self, request: Request, reusable: bool = True) -> None:
         """Free a request's slot; if `reusable`, keep its contents for later prompts."""
@@ -167,6 +164,7 @@ class KVCacheManager:
         if request.media is not None:
             prefix.media, prefix.position_offset = request.media.key(), request.position_offset
         self._model.slots.inherit(prefix, request, request.cached)
+        self._model.slots.shorten(prefix)
         tokens = np.array(prefix.token_ids, dtype=np.int64)
         covered = [
             other
@@ -205,54 +203,6 @@ class KVCacheManager:
             ):
                 best, best_length = source, length
         return best, best_length
-
-    def _ensure(self, num_slots: int, positions: int, ideal: int) -> bool:
-        """Provide slots of a given size; evict finished requests if memory is short.
-
-        Args:
-            num_slots: Number of slots for active requests.
-            positions: Minimum number of cache positions per slot.
-            ideal: Number of cache positions per slot to allocate if the cache has to grow.
-        """
-        while True:
-            slots = num_slots + len(self._kept)
-            required = max([positions, *map(len, self._kept)])
-            enough = self._model.capacity >= required
-            step = self._model.growth_step
-            size = self._model.capacity if enough else -(-max(ideal, required) // step) * step
-            for count in (self._preferred_slots(slots), slots):
-                limit = self._max_positions(count)
-                if limit >= required and self._resized(count, min(size, limit), num_slots):
-                    return True
-            if not self._forget_oldest():
-                return False
-
-    def _resized(self, slots: int, positions: int, num_active: int) -> bool:
-        try:
-            self._model.slots.resize(slots, positions)
-        except (MemoryError, RuntimeError) as error:
-            short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in str(error)
-            if not short or (num_active == 1 and not self._kept):
-                raise
-            return False
-        return True
-
-    def _preferred_slots(self, slots: int) -> int:
-        """Return the number of slots to allocate; growing copies the whole cache."""
-        current = len(self._model.slots)
-        if slots <= current or self._max_batch is None:
-            return max(slots, current)
-        return max(slots, min(2 * current, self._max_batch + self._max_kept))
-
-    def _max_positions(self, slots: int) -> int:
-        """Return the maximum number of cache positions per slot for `slots` slots."""
-        if self._max_bytes is None:
-            return UNLIMITED_POSITIONS
-        each = slots * self._model.position_bytes
-        left = self._max_bytes - self._checkpoint_bytes - slots * self._model.state_bytes
-        if each:
-            return max(0, left // each)
-        return UNLIMITED_POSITIONS if left >= 0 else 0
 
     def _forget(self, prefix: Request) -> None:
         del self._kept[prefix]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from paceline.engine.request_handle import RequestHandle
 from paceline.engine.request_queue import RequestQueue
 
 if TYPE_CHECKING:
+    from paceline.core.request import Request
     from paceline.core.target import Target
     from paceline.draft_budget.drafts import DrafterState
     from paceline.draft_budget.prefill_chunking import PrefillChunkController
@@ -67,10 +69,10 @@ class Scheduler:
         self.waiting.leave(handle)
         while True:
             others = [other.request for other in self.active]
+            free = None if self._max_batch is None else self._max_batch - len(others)
+            waiting = self._waiting_soon(free)
             self.active.append(handle)
-            if (self._max_batch is None or len(others) < self._max_batch) and self._kv_cache.open(
-                handle.request, others
-            ):
+            if free != 0 and self._kv_cache.open(handle.request, others, waiting):
                 handle.prefilling = handle.request.pending > 1
                 return True
             self.active.remove(handle)
@@ -79,6 +81,11 @@ class Scheduler:
                 self.waiting.join([handle])
                 return False
             self.preempt(last)
+
+    def _waiting_soon(self, free: int | None) -> list[Request]:
+        """Return the waiting requests that could take all free slots but one."""
+        number = None if free is None else max(0, free - 1)
+        return [handle.request for handle in islice(self.waiting, number)]
 
     def preempt(self, handle: RequestHandle) -> None:
         """Take the slot from an active request, which continues later."""

@@ -49,3 +49,11 @@ CHECKPOINT_SHARE = 0.125
 
 # Memory of the cache in bytes, if no limit is known, of which `CHECKPOINT_SHARE` applies.
 UNKNOWN_MEMORY = 1 << 33
+
+# Cache slots of different lengths: a slot that becomes too short grows by its length divided by
+# this number, and at least by the following number of positions. It may have to move then.
+REGION_GROWTH_DIVISOR = 8
+MIN_REGION_GROWTH = 64
+
+# Factor by which the memory of such slots grows. Growing copies them.
+POOL_GROWTH_FACTOR = 1.25

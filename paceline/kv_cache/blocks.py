@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from paceline.kv_cache.regions import RegionMove
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,35 @@ class Block:
             slots: New number of slots.
             capacity: New number of cache positions per slot.
         """
-        new = Block(self.stores[0], len(self.stores), slots, capacity)
-        new._num_taken = self._num_taken
+        new = self._empty(slots, capacity)
         common = min(capacity, self.stores.shape[3])
         for old, store in zip(self.taken, new.taken, strict=True):
             content = old[slots_kept, :, :common]
             store[: len(content), :, :common] = content
+        return new
+
+    def copy_regions(self, moves: Sequence[RegionMove], capacity: int) -> Block:
+        """Return a block of another capacity with the content of some regions."""
+        new = self._empty(len(self.stores[0]), capacity)
+        for old, store in zip(self.taken, new.taken, strict=True):
+            for move in moves:
+                store[:, :, move.new] = old[:, :, move.old]
+        return new
+
+    def pack_regions(self, moves: Sequence[RegionMove]) -> None:
+        """Move regions in order, where they are; see `Regions.pack`."""
+        for store in self.taken:
+            last = store[:, :, moves[-1].old].clone()  # other regions may overwrite it
+            for move in moves[:-1]:
+                if move.source - move.target >= move.length:
+                    store[:, :, move.new] = store[:, :, move.old]
+                elif move.source != move.target:
+                    store[:, :, move.new] = store[:, :, move.old].clone()
+            store[:, :, moves[-1].new] = last
+
+    def _empty(self, slots: int, capacity: int) -> Block:
+        new = Block(self.stores[0], len(self.stores), slots, capacity)
+        new._num_taken = self._num_taken
         return new
 
 
@@ -120,6 +145,16 @@ class BlockList:
         """Resize the blocks one by one, so that at most one is in memory twice."""
         for number, block in enumerate(self._blocks):
             self._blocks[number] = block.resized(slots_kept, slots, capacity)
+
+    def copy_regions(self, moves: Sequence[RegionMove], capacity: int) -> None:
+        """Give every block another capacity in turn, with the content of some regions."""
+        for number, block in enumerate(self._blocks):
+            self._blocks[number] = block.copy_regions(moves, capacity)
+
+    def pack_regions(self, moves: Sequence[RegionMove]) -> None:
+        """Move regions in order in every block; see `Regions.pack`."""
+        for block in self._blocks:
+            block.pack_regions(moves)
 
 
 def _zeros(like: Tensor, *shape: int) -> Tensor:

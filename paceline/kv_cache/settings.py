@@ -15,3 +15,9 @@ contains the whole earlier prompt or text.
 
 GRAPH_GROWTH_POSITIONS = 1024
 """Cache positions of which slots grow by a multiple if forward passes are captured graphs."""
+
+REGION_SLACK = 8
+"""A region that becomes too short grows by one position for this many, so that few regions move."""
+
+POOL_GROWTH = 1.25
+"""Factor by which the positions of all regions grow. Growing copies them."""

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 from paceline.backend.interface import RowMover
 from paceline.backend.resolve import backend_of
 from paceline.core.tree import IntArray
-from paceline.kv_cache.blocks import BlockList
+from paceline.kv_cache.blocks import BlockList, Store
 from paceline.kv_cache.settings import SPARE_POSITIONS
 from paceline.kv_cache.slot_layer import SlotLayer, WriteWindow
 from paceline.kv_cache.state_layer import MixedLayer, StateKind, StateLayer
@@ -87,8 +87,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._free.extend(range(self.slots, new_slots))
         self.slots = new_slots
 
-    def compact(self, slots: int, capacity: int) -> dict[int, int]:
-        """Resize the cache, moving the taken slots to the front.
+    def resize(self, slots: int, capacity: int) -> dict[int, int]:
+        """Resize the cache; if it shrinks, the taken slots move to the front.
 
         Args:
             slots: New number of slots; at least the number of taken slots.
@@ -96,25 +96,47 @@ class SlotCache(Cache):  # type: ignore[misc]
         Returns:
             New slot of each taken slot.
         """
-        taken = [slot for slot in range(self.slots) if slot not in self._free]
+        if slots >= self.slots and capacity >= self.capacity:
+            self.reserve(slots, capacity)
+            return {slot: slot for slot in self._taken_slots()}
+        taken = self._taken_slots()
         self._reallocate(taken, slots, capacity)
+        return self._renumber(taken, slots)
+
+    def _taken_slots(self) -> list[int]:
+        return [slot for slot in range(self.slots) if slot not in self._free]
+
+    def _renumber(self, taken: list[int], slots: int) -> dict[int, int]:
+        """Move the numbers of taken slots to the front, and return the new ones."""
         self.slots, self._free = slots, list(range(len(taken), slots))
         return {old: new for new, old in enumerate(taken)}
 
     def _reallocate(self, rows: slice | list[int], slots: int, capacity: int) -> None:
         self.blocks.resize(rows, slots, capacity)
+        for states in self.state_layers.values():
+            states.resize(rows, slots)
+        self._find_stores(capacity)
+
+    def _find_stores(self, capacity: int) -> None:
+        """Look up all stores after their memory was allocated again."""
         self.capacity = capacity
         for layer in self.layers:
             if isinstance(layer, SlotLayer) and layer.is_initialized:
                 layer.find_stores()
-        for states in self.state_layers.values():
-            states.resize(rows, slots)
         self._forget_addresses()
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
         """Take a store that fits a layer's first states; return its block and index."""
         self._forget_addresses()
         return self.blocks.take(states, self.slots, self.capacity)
+
+    def store(self, address: tuple[int, int]) -> Store:
+        """Return the store at a block and index."""
+        return self.blocks.store(address)
+
+    def rows_of(self, slots: IntArray) -> IntArray:
+        """Return the row of a store's tensor where each slot begins."""
+        return slots
 
     def _forget_addresses(self) -> None:
         self._mover = None
@@ -123,11 +145,14 @@ class SlotCache(Cache):  # type: ignore[misc]
     def take(self) -> int:
         """Take the lowest free slot and clear its states; add a slot if none is free."""
         if not self._free:
-            self.reserve(self.slots + 1, self.capacity)
+            self._add_slot()
         slot = min(self._free)
         self._free.remove(slot)
         self.clear_states(slot)
         return slot
+
+    def _add_slot(self) -> None:
+        self.reserve(self.slots + 1, self.capacity)
 
     @torch.inference_mode()
     def clear_states(self, slot: int) -> None:
@@ -156,7 +181,9 @@ class SlotCache(Cache):  # type: ignore[misc]
         visible = int(positions.max()) + 1
         if visible > self.capacity:
             self.reserve(self.slots, visible + SPARE_POSITIONS)
-        self.window = WriteWindow(first, rows, positions, slots, visible, in_order)
+        self.window = WriteWindow(
+            first, rows, positions, slots, visible, in_order, key_rows=np.arange(rows)
+        )
 
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device

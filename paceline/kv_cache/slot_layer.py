@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from paceline.core.tree import IntArray
-from paceline.kv_cache.blocks import BlockList
+from paceline.kv_cache.blocks import BlockList, Store
 
 
 @dataclass(slots=True)
@@ -27,6 +27,11 @@ class WriteWindow:
         visible: Number of cache positions visible to attention: the largest entry of `positions`
             plus 1.
         in_order: Whether the columns of every row have consecutive cache positions.
+        start: First cache position that attention sees.
+        key_rows: For each request, the row of the visible keys that holds its first position,
+            [requests].
+        gathered: Cache positions that attention sees for each request, [requests, visible], if
+            their keys must be copied; None for a view.
         indices: Results of `SlotCache.flat_index` for this window.
     """
 
@@ -36,6 +41,9 @@ class WriteWindow:
     slots: IntArray = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int64))
     visible: int = 0
     in_order: bool = True
+    start: int = 0
+    key_rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    gathered: IntArray | None = None
     indices: dict[tuple[int, int, torch.device], Tensor] = field(default_factory=dict)
 
 
@@ -56,6 +64,9 @@ class SlotMemory(Protocol):
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
         """Take a store that fits a layer's first states; return its block and index."""
+
+    def store(self, address: tuple[int, int]) -> Store:
+        """Return the store at a block and index."""
 
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
@@ -83,7 +94,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def find_stores(self) -> None:
         """Look up the stores after the cache has been reallocated."""
-        keys, values = map(self._owner.blocks.store, self._addresses)
+        keys, values = map(self._owner.store, self._addresses)
         self.keys, self.key_rows = keys.tensor, keys.rows
         self.values, self.value_rows = values.tensor, values.rows
 
@@ -105,7 +116,18 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             )
             for store, states in ((self.key_rows, key_states), (self.value_rows, value_states)):
                 store.index_copy_(0, index, states.reshape(-1, states.shape[-1]))
-        return self.keys[rows, :, : window.visible], self.values[rows, :, : window.visible]
+        if window.gathered is not None:
+            return self._gathered(self.key_rows), self._gathered(self.value_rows)
+        seen = slice(window.start, window.start + window.visible)
+        return self.keys[rows, :, seen], self.values[rows, :, seen]
+
+    def _gathered(self, store: Tensor) -> Tensor:
+        """Return copies of the visible keys or values, [requests, heads, visible, dim]."""
+        window, heads = self._owner.window, self.keys.shape[1]
+        assert window.gathered is not None, "checked by the caller"
+        index = self._owner.flat_index(window.slots, window.gathered, heads, store.device)
+        shape = len(window.gathered), heads, window.visible, store.shape[-1]
+        return store.index_select(0, index).view(shape)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the length and offset of the keys, for models that build their own mask."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from paceline.core.request import Request
 from paceline.kv_cache.checkpoints import StateCheckpoints
+from paceline.kv_cache.region_cache import RegionCache
 from paceline.kv_cache.slot_cache import SlotCache
 
 
@@ -31,6 +32,34 @@ class Slots:
     def tokens(self) -> int:
         """Return the number of cached tokens in all slots."""
         return sum(request.cached for request in list(self._owner.values()))
+
+    @property
+    def has_regions(self) -> bool:
+        """Return True if slots differ in length."""
+        return isinstance(self._cache, RegionCache)
+
+    @property
+    def positions_taken(self) -> int:
+        """Return the number of cache positions that belong to requests."""
+        if isinstance(self._cache, RegionCache):
+            return self._cache.regions.used
+        return self._cache.taken * self._cache.capacity
+
+    def length(self, request: Request) -> int:
+        """Return the number of cache positions of a request's slot."""
+        if isinstance(self._cache, RegionCache):
+            return int(self._cache.regions.sizes[request.slot])
+        return self._cache.capacity
+
+    def lengthen(self, request: Request, positions: int) -> None:
+        """Make a request's slot long enough, if slots differ in length."""
+        if isinstance(self._cache, RegionCache):
+            self._cache.lengthen(request.slot, positions)
+
+    def shorten(self, request: Request) -> None:
+        """Free the positions after a request's tokens, if slots differ in length."""
+        if isinstance(self._cache, RegionCache):
+            self._cache.shorten(request.slot, request.cached)
 
     def take(self, request: Request) -> None:
         """Assign an empty slot to `request`; the cache grows if none is free."""
@@ -84,14 +113,14 @@ class Slots:
         return source.cached if longest < source.cached <= length else longest
 
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache to the given number of slots and cache positions per slot.
+        """Resize the cache, with the content of all taken slots.
 
-        Both must be large enough for the taken slots and their content.
+        Args:
+            slots: Number of slots.
+            positions: Number of cache positions: of each slot, or of all slots together if
+                `has_regions`.
         """
-        if slots >= self._cache.slots and positions >= self._cache.capacity:
-            self._cache.reserve(slots, positions)
-            return
-        moved = self._cache.compact(slots, positions)
+        moved = self._cache.resize(slots, positions)
         self._owner = {moved[old]: request for old, request in self._owner.items()}
         for slot, request in self._owner.items():
             request.slot = slot

@@ -20,7 +20,7 @@ from paceline.errors import ConfigError
 from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.modules import uses_target_states
-from paceline.model.fixed_shapes.runner import fixed_shape_runner
+from paceline.model.fixed_shapes.runner import fixed_shape_runner, reads_regions
 from paceline.model.forward_mode import in_forward_mode, mode_of
 from paceline.model.forward_passes import ForwardPasses
 from paceline.model.media_prefill import MediaPrefill
@@ -75,7 +75,12 @@ class CachedLM(ForwardPasses):
         chains: bool = False,
         fixed_shapes: FixedShapes = "auto",
     ) -> None:
-        super().__init__(model, Architecture.from_model(model, batch_invariant, chains))
+        architecture = Architecture.from_model(model, batch_invariant, chains)
+        in_graphs = model.device.type == "cuda" and fixed_shapes is not False
+        growth_step = None
+        if reads_regions(model, architecture, fixed_shapes):
+            growth_step = GRAPH_GROWTH_POSITIONS if in_graphs else 1
+        super().__init__(model, architecture, growth_step)
         self.prefill_chunk = prefill_chunk
         self.min_rows = min_rows
         self.products = fastest_products(model) if products is None else products

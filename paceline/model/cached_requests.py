@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.errors import CapacityError
+from paceline.kv_cache.region_cache import RegionCache
 from paceline.kv_cache.settings import CHECKPOINT_INTERVAL
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slots import Slots
@@ -33,14 +34,23 @@ class CachedRequests:
     Args:
         model: Decoder-only model.
         architecture: Properties of the model.
+        growth_step: If slots may differ in length, the number of positions of all slots is a
+            multiple of it; None if they may not. Default None.
     Attributes:
         architecture: Properties of the model.
         slots: Cache slots and their requests.
     """
 
-    def __init__(self, model: PreTrainedModel, architecture: Architecture) -> None:
+    def __init__(
+        self, model: PreTrainedModel, architecture: Architecture, growth_step: int | None = None
+    ) -> None:
         self.architecture = architecture
-        self._cache = SlotCache(architecture.layers, _stores_per_block(model), architecture.states)
+        arguments = architecture.layers, _stores_per_block(model), architecture.states
+        self._cache: SlotCache = (
+            SlotCache(*arguments)
+            if growth_step is None
+            else RegionCache(*arguments, growth_step=growth_step)
+        )
         self.slots = Slots(self._cache)
         self._requests: list[Request] = []  # of the last forward pass
         self._pending: IntArray | None = None  # their pending tokens in it
@@ -69,7 +79,7 @@ class CachedRequests:
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions allocated per slot."""
+        """Return the cache positions per slot, or of all slots if they have regions."""
         return self._cache.capacity
 
     @property

@@ -141,7 +141,7 @@ class ModelRunner:
         )
         self.picks.append((lambda states: states[0]) if head_gets_picked else self.column_picks[-1])
         self._use(BY_POSITION)
-        state.metadata = packing.attention_metadata(visible_ranges)
+        state.metadata = packing.attention_metadata(visible_ranges, self._cache.window.key_rows)
         return self._call(
             packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
         )

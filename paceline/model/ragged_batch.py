@@ -78,17 +78,22 @@ class RaggedBatch:
         )
         return visible_in_trees(rows, reach)
 
-    def attention_metadata(self, visible_ranges: dict[int, VisibleRanges]) -> AttentionMetadata:
+    def attention_metadata(
+        self, visible_ranges: dict[int, VisibleRanges], key_rows: IntArray | None = None
+    ) -> AttentionMetadata:
         """Return every request's keys, ordered by position.
 
         Args:
             visible_ranges: Visible ranges by mask address; see `AttentionMetadata`.
+            key_rows: Row of the keys that holds each request's first key, [rows]. Default: the
+                same number.
         """
         return AttentionMetadata(
             self.cached,
             self.tail,
             int((self.cached + self.pending + self.nodes).max()),
             visible_ranges,
+            key_rows=np.arange(len(self.cached)) if key_rows is None else key_rows,
         )
 
 

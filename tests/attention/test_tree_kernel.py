@@ -8,6 +8,7 @@ Not run where triton is not installed:
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ def inputs_of(cached: list[int], columns: int) -> BucketTensors:
     if columns > 1:
         cache_positions[:, -1], positions[:, -1] = -1, 0
         block[:, -1], block[:, -1, 0], block[:, :-1, -1] = False, True, False
-    return BucketTensors(positions, positions, cache_positions, lengths, block)
+    store_rows = torch.arange(rows)[:, None].expand(rows, columns)
+    return BucketTensors(positions, positions, cache_positions, store_rows, lengths, block)
 
 
 def expected(
@@ -84,9 +86,22 @@ def test_kernel_equals_sdpa(columns: int, dim: int, reach: Reach, dtype: torch.d
     key, value = torch.randn(2, len(cached), 2, 640, dim).to(dtype)
     query = torch.randn(len(cached), columns, 6, dim).to(dtype).transpose(1, 2)
     tree = TreeVisibility(
-        inputs.cached, inputs.block, inputs.positions, key_positions(inputs), reach
+        inputs.cached,
+        inputs.block,
+        inputs.positions,
+        key_positions(inputs),
+        torch.arange(len(cached)),
+        reach,
     )
     output = attention_over_tree(query, key, value, tree, None)
+    regions = [states.transpose(0, 1).flatten(1, 2)[None] for states in (key, value)]
+    strides = [(dim, *states.stride()[1:]) for states in regions]
+    views = [
+        each.as_strided((1, 2, 640, dim), stride)
+        for each, stride in zip(regions, strides, strict=True)
+    ]
+    at_regions = replace(tree, key_rows=640 * tree.key_rows)
+    assert torch.equal(attention_over_tree(query, views[0], views[1], at_regions, None), output)
     wanted = expected(query, key, value, inputs, reach).to(dtype)
     real = inputs.cache_positions >= 0
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2

@@ -53,6 +53,7 @@ _TABLE = (
             ),
         ),
         "gpt2_short": ("gpt2", gpt2(vocab_size=256, n_positions=28)),
+        "llama_long": ("llama", llama(max_position_embeddings=8192)),
         "flexible": ("llama", llama()),  # for a test that changes its attention implementation
         "six_words": ("llama", llama(vocab_size=6, hidden_size=32, initializer_range=0.15)),
         "six_words_draft": (

@@ -55,6 +55,7 @@ class AttentionCall:
     starts: int  # Address of [rows + 1] indices of queries.
     cached: int  # Address of [rows] numbers of keys, see `AttentionMetadata`.
     tail: int  # Address of [rows, tail_width] cache positions.
+    key_rows: int  # Address of [rows] rows of keys and values, see `AttentionMetadata`.
     run_count: int
     tail_width: int
     taken: int  # Number of tiles that threads have taken; initially 0.
@@ -72,6 +73,7 @@ class VisibleKeys(NamedTuple):
     starts: IntArray
     cached: IntArray
     tail: IntArray
+    key_rows: IntArray
 
 
 class Tile(NamedTuple):
@@ -80,7 +82,7 @@ class Tile(NamedTuple):
     Query i belongs to column i // groups and is query head i % groups of its group.
 
     Attributes:
-        row: Row of the queries.
+        row: Row of their keys and values.
         head: Key head of the queries.
         first: First query of the tile.
         length: Number of queries of the tile.
@@ -136,6 +138,7 @@ def visible_keys(call: AttentionCall) -> VisibleKeys:
         starts,
         numba.carray(as_pointer(call.cached), call.rows, np.int64),
         numba.carray(as_pointer(call.tail), (call.rows, call.tail_width), np.int64),
+        numba.carray(as_pointer(call.key_rows), call.rows, np.int64),
     )
 
 

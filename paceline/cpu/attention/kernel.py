@@ -55,7 +55,7 @@ def _attend(call_address: int) -> int:
     row, head, first, length = take_tile(call_address, call, keys.starts)
     while length:
         tile = Tile(
-            row,
+            keys.key_rows[row],
             head,
             first,
             length,

@@ -29,20 +29,20 @@ class TritonWriter:
     Args:
         cache_positions: Cache position of each column, int64 [rows, columns], on the device;
             negative for columns without a token.
-        slots: KV-cache slot of each column, int64 [rows, columns].
+        store_rows: Row of the stores where the slot of each column begins, int64 [rows, columns].
     """
 
-    def __init__(self, cache_positions: Tensor, slots: Tensor) -> None:
+    def __init__(self, cache_positions: Tensor, store_rows: Tensor) -> None:
         from paceline.attention.tree_kernel import store_columns
 
-        self._store, self._positions, self._slots = store_columns, cache_positions, slots
+        self._store, self._positions, self._rows = store_columns, cache_positions, store_rows
 
     def begin(self) -> None:
         """Do nothing, because the kernel reads the positions itself."""
 
     def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
-        self._store((keys, values), (layer.keys, layer.values), self._positions, self._slots)
+        self._store((keys, values), (layer.keys, layer.values), self._positions, self._rows)
 
 
 class TorchWriter:

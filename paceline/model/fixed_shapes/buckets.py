@@ -26,7 +26,7 @@ class BucketKey(NamedTuple):
         rows: Number of rows, including empty ones.
         columns: Number of columns per row; in a packed batch, the total number of columns.
         positions: Number of cache positions that attention reads.
-        first_slot: KV-cache slot of row 0; 0 for a packed batch, whose slots are inputs.
+        first_slot: KV-cache slot of row 0; 0 if the slots are inputs.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.
     """
@@ -60,12 +60,14 @@ def padded_bucket(
     if columns is None:
         return None
     rows = 1 << (num_rows - 1).bit_length()
-    if layout.first_slot + rows > cache.slots or rows * columns > MAX_TOKENS:
+    first_slot = 0 if reads_lengths else layout.first_slot
+    beyond = not reads_lengths and first_slot + rows > cache.slots
+    if beyond or rows * columns > MAX_TOKENS:
         rows = num_rows
     if rows * columns > MAX_TOKENS:
         return None
     positions = min(_position_bucket(cache.window.visible, reads_lengths), cache.capacity)
-    return BucketKey(rows, columns, positions, layout.first_slot, reduced_logits, states)
+    return BucketKey(rows, columns, positions, first_slot, reduced_logits, states)
 
 
 def packed_bucket(

@@ -13,6 +13,7 @@ from paceline.model.padded_batch import PaddedBatch
 
 SCRATCH = -1  # cache position of a column that stands for no token
 _INT_BYTES = 8
+_TABLES = 4  # of integers for each column
 
 
 class BucketTensors(NamedTuple):
@@ -23,6 +24,7 @@ class BucketTensors(NamedTuple):
         positions: Text position of each token, int64 [rows, columns].
         cache_positions: Cache position of each token, int64 [rows, columns]; `SCRATCH` for columns
             without a token.
+        store_rows: Row of the stores where the slot of each column begins, int64 [rows, columns].
         cached: Number of cached tokens before the forward pass, int64 [rows].
         block: Whether a column sees the cache position at an offset after the cached tokens, bool
             [rows, columns, columns].
@@ -31,6 +33,7 @@ class BucketTensors(NamedTuple):
     token_ids: Any
     positions: Any
     cache_positions: Any
+    store_rows: Any
     cached: Any
     block: Any
 
@@ -48,18 +51,21 @@ class BucketInputs:
 
     def __init__(self, rows: int, columns: int, device: torch.device) -> None:
         shape = rows, columns
-        size = _INT_BYTES * (3 * rows * columns + rows) + rows * columns * columns
+        size = _INT_BYTES * (_TABLES * rows * columns + rows) + rows * columns * columns
         self._buffer = UploadBuffer(size, device)
         self.tensors = _views(self._buffer.device, *shape)
         self._arrays = BucketTensors(*(view.numpy() for view in _views(self._buffer.host, *shape)))
 
-    def fill(self, layout: PaddedBatch, token_ids: IntArray, positions: IntArray) -> None:
+    def fill(
+        self, layout: PaddedBatch, token_ids: IntArray, positions: IntArray, store_rows: IntArray
+    ) -> None:
         """Write the inputs of a batch, and send them to the device.
 
         Args:
             layout: Padded batch.
             token_ids: Token ids for the model, [requests, columns of the batch].
             positions: Text positions within the model's context, in the same shape as `token_ids`.
+            store_rows: Row of the stores where the slot of each request begins, [requests].
         """
         self._buffer.wait()
         arrays = self._arrays
@@ -73,6 +79,8 @@ class BucketInputs:
         arrays.positions[:num_rows, :num_columns] = positions
         arrays.cache_positions.fill(SCRATCH)
         arrays.cache_positions[:num_rows, :num_columns] = layout.cache_positions
+        arrays.store_rows.fill(0)
+        arrays.store_rows[:num_rows] = store_rows[:, None]
         arrays.cached.fill(0)
         arrays.cached[:num_rows] = layout.cached
         self._fill_block(layout, root)
@@ -95,8 +103,10 @@ class BucketInputs:
 
 def _views(buffer: Tensor, rows: int, columns: int) -> BucketTensors:
     count = rows * columns
-    ints = _INT_BYTES * (3 * count + rows)
+    ints = _INT_BYTES * (_TABLES * count + rows)
     header = buffer[:ints].view(torch.int64)
-    token_ids, positions, cache_positions = header[: 3 * count].view(3, rows, columns)
+    tables = header[: _TABLES * count].view(_TABLES, rows, columns)
     block = buffer[ints:].view(rows, columns, columns).view(torch.bool)
-    return BucketTensors(token_ids, positions, cache_positions, header[3 * count :], block)
+    token_ids, positions, cache_positions, store_rows = tables
+    cached = header[_TABLES * count :]
+    return BucketTensors(token_ids, positions, cache_positions, store_rows, cached, block)

@@ -25,7 +25,7 @@ from paceline.model.fixed_shapes.inputs import SCRATCH
 from paceline.model.fixed_shapes.upload import UploadBuffer
 from paceline.model.ragged_batch import RaggedBatch
 
-_INTS = 4  # token ids, positions, cache positions and slots
+_INTS = 4  # token ids, positions, cache positions and rows of the stores
 _INT_BYTES, _TABLE_BYTES = 8, 4
 
 
@@ -41,6 +41,7 @@ class PackedBucket(Bucket):
 
     def __init__(self, owner: BucketModel, key: BucketKey, cache: SlotCache) -> None:
         super().__init__(owner, key)
+        self._slot_cache = cache
         tokens, kinds = key.columns, owner.architecture.layer_kinds
         self._table = PathTable(tokens, key.rows, owner.groups, key.positions)
         ints = _INT_BYTES * _INTS * tokens
@@ -79,10 +80,11 @@ class PackedBucket(Bucket):
         """
         self._buffer.wait()
         reaches = self._owner.architecture.reaches
-        order, first_slot = packing.attention_metadata({}), int(packing.slots[0])
+        rows = self._slot_cache.rows_of(packing.slots)  # of the stores, for each query
+        order = packing.attention_metadata({}, rows[packing.starts[:-1]])
         for kind, table in self._tables.items():
             visible = packing.visible(reaches[kind])
-            if not self._table.fill(table, visible, order, first_slot):
+            if not self._table.fill(table, visible, order):
                 return False
         count, real = len(token_ids), int((packing.pending + packing.nodes).sum())
         ids, texts, cache_positions, slots = self._arrays
@@ -93,7 +95,7 @@ class PackedBucket(Bucket):
             SCRATCH,
             0,
         )
-        ids[:count], texts[:count], slots[:count] = token_ids, positions, packing.slots
+        ids[:count], texts[:count], slots[:count] = token_ids, positions, rows
         cache_positions[:real] = packing.cache_positions[:real]
         self._buffer.send()
         return True

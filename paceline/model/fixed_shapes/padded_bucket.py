@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from paceline.attention.fixed import BY_FIXED_SHAPE, takes_trees
@@ -38,22 +38,25 @@ class PaddedBucket(Bucket):
         shape = key.rows, key.columns, key.positions
         self._builder = MaskBuilder(shape, owner.groups, owner.architecture.dtype, owner.device)
         self._stand_ins: dict[str, Tensor] = {}  # by kind of layer; empty for real masks
-        positions, last = self._inputs.tensors.cache_positions, key.first_slot + key.rows
+        positions = self._inputs.tensors.cache_positions
+        slots = slice(key.first_slot, key.first_slot + key.rows)
         write: ColumnWriter
         if takes_trees(owner.device.type):
             self._stand_ins = {
                 kind: stand_in_mask(key.columns, key.positions, owner.device)
                 for kind in owner.architecture.layer_kinds
             }
-            slots = torch.arange(key.first_slot, last, device=owner.device)
-            write = TritonWriter(positions, slots[:, None].expand_as(positions).contiguous())
+            slots = slice(None)
+            write = TritonWriter(positions, self._inputs.tensors.store_rows)
         else:
             write = TorchWriter(key, cache, positions)
-        self._cache = BucketCache(cache, slice(key.first_slot, last), key.positions, write)
+        self._cache = BucketCache(cache, slots, key.positions, write)
+        self._slot_cache = cache
 
     def fill(self, layout: PaddedBatch, token_ids: IntArray, positions: IntArray) -> None:
         """Write the inputs of a batch; see `BucketInputs.fill`."""
-        self._inputs.fill(layout, token_ids, positions)
+        slots = layout.first_slot + np.arange(len(token_ids))
+        self._inputs.fill(layout, token_ids, positions, self._slot_cache.rows_of(slots))
 
     def _prepare(self) -> BucketArguments:
         """Set the state that attention reads, and return the model's arguments."""
@@ -73,7 +76,12 @@ class PaddedBucket(Bucket):
         keys = key_positions(inputs) if limited else inputs.positions
         state.trees = {
             mask_address(self._stand_ins[kind]): TreeVisibility(
-                inputs.cached, inputs.block, inputs.positions, keys, reach
+                inputs.cached,
+                inputs.block,
+                inputs.positions,
+                keys,
+                inputs.store_rows[:, 0].contiguous(),
+                reach,
             )
             for kind, reach in reaches.items()
         }

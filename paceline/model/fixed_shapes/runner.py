@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from paceline.attention.fixed import takes_trees
+from paceline.core.settings import FixedShapes
 from paceline.core.tree import IntArray
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture
@@ -20,10 +21,10 @@ from paceline.model.fixed_shapes.graphs import GraphMemory
 from paceline.model.fixed_shapes.output import BucketOutput
 from paceline.model.fixed_shapes.packed_bucket import PackedBucket
 from paceline.model.fixed_shapes.padded_bucket import PaddedBucket
-from paceline.model.fixed_shapes.settings import MAX_TOKENS
+from paceline.model.fixed_shapes.settings import KEY_ALIGNMENT, MAX_TOKENS
 from paceline.model.model_view import View, is_steady
 from paceline.model.padded_batch import PaddedBatch
-from paceline.model.per_layer import layer_values
+from paceline.model.per_layer import key_shapes, layer_values
 from paceline.model.ragged_batch import RaggedBatch
 
 
@@ -186,6 +187,37 @@ def fixed_shape_runner(
         return None
     assert groups is not None, "checked above"
     return FixedShapeRunner(model, view, architecture, cache, groups, fixed_rows)
+
+
+def reads_regions(
+    model: PreTrainedModel, architecture: Architecture, fixed_shapes: FixedShapes
+) -> bool:
+    """Return whether attention can read cache slots of different lengths.
+
+    Attention by position can, and so can the kernel of fixed shapes on CUDA. SDPA needs equal
+    slots; otherwise it would copy the keys and values in every forward pass.
+
+    Args:
+        model: The transformers model.
+        architecture: Facts about the model.
+        fixed_shapes: As in `CachedLM`.
+    """
+    shapes = key_shapes(model.config.get_text_config(decoder=True))
+    # Attention pads other heads, which moves their rows.
+    if not shapes or any(dim % KEY_ALIGNMENT for _, dim in shapes):
+        return False
+    if architecture.by_position:
+        return True
+    return (
+        fixed_shapes is not False
+        and takes_trees(model.device.type)
+        and architecture.tree_attention
+        and architecture.takes_position_ids
+        and not architecture.states
+        and not architecture.switch_lengths
+        and _groups(model) is not None
+        and not uses_target_states(model)
+    )
 
 
 def _is_capturable(module: nn.Module) -> bool:

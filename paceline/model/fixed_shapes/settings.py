@@ -26,3 +26,6 @@ USES_BEFORE_CAPTURE = 1
 # Score of a position that a column does not see. Its weight is exactly 0, and the score times
 # log2(e), which attention kernels compute, is still a float32.
 MASKED_SCORE = -1e30
+
+# Multiple of the head sizes with which attention reads slots of different lengths.
+KEY_ALIGNMENT = 16

@@ -1,0 +1,230 @@
+"""Size the KV cache for the requests of an engine, within a memory limit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.request import Request
+from paceline.engine.settings import (
+    ADMISSION_HEADROOM,
+    CACHE_GROWTH_POSITIONS,
+    MIN_REGION_GROWTH,
+    POOL_GROWTH_FACTOR,
+    REGION_GROWTH_DIVISOR,
+    SPARE_NODE_POSITIONS,
+    UNLIMITED_POSITIONS,
+)
+
+if TYPE_CHECKING:
+    from paceline.core.target import Target
+
+
+class CacheSpace(ABC):
+    """Memory of the KV cache of an engine.
+
+    Args:
+        model: The target.
+        max_slots: Maximum number of slots that requests use; None means no limit.
+        max_bytes: Maximum size of keys, values and states in bytes; None means no limit.
+        kept: Finished requests that stay cached.
+        forget_oldest: Function that evicts a kept request; it returns False if there is none.
+    """
+
+    def __init__(
+        self,
+        model: Target,
+        max_slots: int | None,
+        max_bytes: int | None,
+        kept: Collection[Request],
+        forget_oldest: Callable[[], bool],
+    ) -> None:
+        self._model, self._max_slots, self._max_bytes = model, max_slots, max_bytes
+        self._kept, self._forget_oldest = kept, forget_oldest
+
+    @abstractmethod
+    def admit(
+        self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
+    ) -> bool:
+        """Make room for another request; return False if there is none.
+
+        Args:
+            request: Request to admit.
+            active: Requests that have a slot.
+            waiting: Requests that are likely to be admitted next.
+        """
+
+    @abstractmethod
+    def grow(self, active: Sequence[Request]) -> bool:
+        """Make room for the next tokens of all requests; return False if there is none."""
+
+    @property
+    @abstractmethod
+    def num_positions(self) -> int:
+        """Return the number of cache positions that are allocated."""
+
+    def max_positions(self, slots: int) -> int:
+        """Return the maximum number of cache positions of all slots together."""
+        if self._max_bytes is None:
+            return UNLIMITED_POSITIONS
+        left = self._max_bytes - slots * self._model.state_bytes
+        if each := self._model.position_bytes:
+            return max(0, left // each)
+        return UNLIMITED_POSITIONS if left >= 0 else 0
+
+    def _resized(self, slots: int, positions: int, num_active: int) -> bool:
+        try:
+            self._model.slots.resize(slots, positions)
+        except (MemoryError, RuntimeError) as error:
+            short = isinstance(error, MemoryError | torch.OutOfMemoryError) or "alloc" in str(error)
+            if not short or (num_active == 1 and not self._kept):
+                raise
+            return False
+        return True
+
+    def _preferred_slots(self, slots: int) -> int:
+        """Return the number of slots to allocate; growing copies their content."""
+        current = len(self._model.slots)
+        if slots <= current or self._max_slots is None:
+            return max(slots, current)
+        return max(slots, min(2 * current, self._max_slots))
+
+
+class EqualSlots(CacheSpace):
+    """Memory whose slots are all as long as the longest request."""
+
+    @property
+    def num_positions(self) -> int:
+        """Return the number of cache positions that are allocated."""
+        return len(self._model.slots) * self._model.capacity
+
+    def admit(
+        self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
+    ) -> bool:
+        """Make room for another request; return False if there is none."""
+        members = (*active, request)
+        longest = max(map(_admission_length, members))
+        final = max(member.max_length for member in members) + SPARE_NODE_POSITIONS
+        return self._ensure(len(members), longest, min(longest + CACHE_GROWTH_POSITIONS, final))
+
+    def grow(self, active: Sequence[Request]) -> bool:
+        """Make room for the next tokens of all requests; return False if there is none."""
+        longest = max((len(request) for request in active), default=0) + SPARE_NODE_POSITIONS
+        if longest <= self._model.capacity:
+            return True
+        final = max(request.max_length for request in active) + SPARE_NODE_POSITIONS
+        ideal = max(longest + CACHE_GROWTH_POSITIONS, 2 * self._model.capacity)
+        return self._ensure(len(active), longest, min(ideal, final))
+
+    def _ensure(self, num_active: int, positions: int, ideal: int) -> bool:
+        """Provide slots of a given length; drop kept requests if memory is short.
+
+        Args:
+            num_active: Number of active requests.
+            positions: Number of cache positions that each slot must have.
+            ideal: Number of cache positions that each slot should have if the cache has to grow.
+        """
+        while True:
+            slots = num_active + len(self._kept)
+            required = max([positions, *(request.cached for request in self._kept)])
+            enough = self._model.capacity >= required
+            step = self._model.growth_step
+            size = self._model.capacity if enough else -(-max(ideal, required) // step) * step
+            for count in (self._preferred_slots(slots), slots):
+                limit = self.max_positions(count)
+                if limit < UNLIMITED_POSITIONS:
+                    limit //= count
+                if limit >= required and self._resized(count, min(size, limit), num_active):
+                    return True
+            if not self._forget_oldest():
+                return False
+
+
+class SlotRegions(CacheSpace):
+    """Memory whose slots are each as long as their request needs."""
+
+    @property
+    def num_positions(self) -> int:
+        """Return the number of cache positions that are allocated."""
+        return self._model.capacity
+
+    def admit(
+        self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
+    ) -> bool:
+        """Make room for another request; return False if there is none.
+
+        `lengthen` gives the request its region once it has a slot.
+        """
+        length = self._model.slots.length
+        running = sum(max(length(member), _admission_length(member)) for member in active)
+        held = sum(map(length, active))
+        size, wish = region_length(request), sum(map(region_length, waiting))
+        while True:
+            slots, kept = len(active) + 1 + len(self._kept), sum(map(length, self._kept))
+            required = running + kept + _admission_length(request)
+            if required <= self.max_positions(slots) and self._provide(
+                slots, held + kept + size, wish, len(active) + 1
+            ):
+                return True
+            if not self._forget_oldest():
+                return False
+
+    def grow(self, active: Sequence[Request]) -> bool:
+        """Make room for the next tokens of all requests; return False if there is none."""
+        slots = self._model.slots
+        return all(
+            slots.length(request) >= len(request) + SPARE_NODE_POSITIONS
+            or self._lengthen(request, len(active))
+            for request in active
+        )
+
+    def _lengthen(self, request: Request, num_active: int) -> bool:
+        """Lengthen the slot of a request; drop kept requests if memory is short."""
+        slots = self._model.slots
+        needed = len(request) + SPARE_NODE_POSITIONS
+        while True:
+            others = slots.positions_taken - slots.length(request)
+            for size in (region_length(request), needed):
+                if self._provide(len(slots), others + size, 0, num_active):
+                    slots.lengthen(request, size)
+                    return True
+            if not self._forget_oldest():
+                return False
+
+    def _provide(self, slots: int, positions: int, wish: int, num_active: int) -> bool:
+        """Allocate slots and positions; return False if memory is short.
+
+        Args:
+            slots: Minimum number of slots.
+            positions: Minimum number of positions of all slots together.
+            wish: Number of positions that are likely to be needed soon.
+            num_active: Number of active requests.
+        """
+        current, step = self._model.capacity, self._model.growth_step
+        for count in (self._preferred_slots(slots), slots):
+            limit = self.max_positions(count)
+            if limit < positions:
+                continue
+            if current >= positions:
+                sizes = [min(current, limit)]
+            else:
+                grown = max(positions + wish, int(POOL_GROWTH_FACTOR * current))
+                sizes = [min(-(-size // step) * step, limit) for size in (grown, positions)]
+            enough = count == len(self._model.slots) and sizes == [current]
+            if enough or any(self._resized(count, size, num_active) for size in sizes):
+                return True
+        return False
+
+
+def _admission_length(request: Request) -> int:
+    """Return the number of positions that a running request needs for some time."""
+    return SPARE_NODE_POSITIONS + min(request.max_length, len(request) + ADMISSION_HEADROOM)
+
+
+def region_length(request: Request) -> int:
+    """Return the length of a new region for a request, in cache positions."""
+    growth = max(MIN_REGION_GROWTH, len(request) // REGION_GROWTH_DIVISOR)
+    return SPARE_NODE_POSITIONS + min(request.max_length, len(request) + growth)

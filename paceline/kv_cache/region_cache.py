@@ -1,0 +1,234 @@
+"""Store keys and values in slots of different lengths.
+
+All slots share one row of cache positions per head, and each has a region of it. A region that
+becomes too short is extended, or it moves. A long text therefore takes no memory in the slots of
+short ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.tree import IntArray
+from paceline.kv_cache.blocks import Store
+from paceline.kv_cache.regions import Regions
+from paceline.kv_cache.settings import POOL_GROWTH, REGION_SLACK, SPARE_POSITIONS
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.kv_cache.slot_layer import WriteWindow
+from paceline.kv_cache.state_layer import StateKind
+
+_SHARED = np.zeros((1, 1), dtype=np.int64)
+"""Slot number that addresses a store whose rows are cache positions."""
+
+
+class RegionCache(SlotCache):
+    """Keys and values of all layers, with a region of cache positions for each slot.
+
+    Stores have the shape [1, heads, positions of all slots, dim]. Their first stride is one
+    position, so that row r of a store begins at cache position r.
+
+    Args:
+        layers, stores_per_block, states: As in `SlotCache`.
+        growth_step: The number of positions of all slots is a multiple of it.
+    Attributes:
+        capacity: Cache positions of all slots together.
+        regions: Cache positions of each slot.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        stores_per_block: int = 1,
+        states: Mapping[int, StateKind] | None = None,
+        growth_step: int = 1,
+    ) -> None:
+        super().__init__(layers, stores_per_block, states)
+        self.regions = Regions()
+        self._growth_step = growth_step
+        self._reserved = 0  # length of new regions, from `reserve`
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Allocate at least `slots` slots, and positions for `capacity` tokens in each."""
+        self._reserved = max(self._reserved, capacity)
+        new_slots = max(slots, self.slots)
+        self.resize(new_slots, max(self.capacity, new_slots * capacity))
+
+    def resize(self, slots: int, capacity: int) -> dict[int, int]:
+        """Set the number of slots and of positions; taken slots move to the front.
+
+        Args:
+            slots: New number of slots; at least the taken ones.
+            capacity: New number of positions of all slots together; at least the used ones.
+        Returns:
+            New slot of each taken slot.
+        """
+        kept = list(range(self.slots)) if slots >= self.slots else self._taken_slots()
+        if slots != self.slots:
+            for layer in self.state_layers.values():
+                layer.resize(kept, slots)
+            self.regions.select(kept, slots)
+        if slots >= self.slots:
+            self._free.extend(range(self.slots, slots))
+            self.slots = slots
+            moved = {slot: slot for slot in self._taken_slots()}
+        else:
+            moved = self._renumber(kept, slots)
+        self._set_capacity(capacity)
+        return moved
+
+    @torch.inference_mode()
+    def _set_capacity(self, capacity: int, last: int = 0) -> None:
+        """Allocate all positions again, with the region of slot `last` at the end."""
+        if capacity == self.capacity:
+            return
+        if self.slots:
+            self.blocks.copy_regions(self.regions.pack(last), capacity)
+        self.regions.num_positions = capacity
+        self._find_stores(capacity)
+
+    def _add_slot(self) -> None:
+        self.resize(self.slots + 1, self.capacity)
+
+    def take_store(self, states: Tensor) -> tuple[int, int]:
+        """Return the block and index of a store for a layer with these first states."""
+        self._forget_addresses()
+        return self.blocks.take(states, 1, self.capacity)
+
+    def store(self, address: tuple[int, int]) -> Store:
+        """Return the store at a block and index; its first stride is one position."""
+        store = self.blocks.store(address)
+        _, *strides = store.tensor.stride()
+        rows = store.tensor.as_strided(store.tensor.shape, (strides[1], *strides))
+        return Store(rows, store.rows)
+
+    def rows_of(self, slots: IntArray) -> IntArray:
+        """Return the row of a store's tensor where each slot begins."""
+        return self.regions.first[slots]
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot and its region."""
+        super().give_back(slot)
+        self.regions.sizes[slot] = 0
+
+    def lengthen(self, slot: int, size: int) -> None:
+        """Give a slot a region of at least `size` positions; its content may move."""
+        regions = self.regions
+        old = int(regions.sizes[slot])
+        if size <= old or regions.widen(slot, size):
+            return
+        target = regions.find_gap(size)
+        if target is None:
+            needed = regions.used - old + size
+            if needed > self.capacity:
+                self._set_capacity(self._grown(needed), slot)
+            else:
+                self._pack(slot)
+            if old:
+                regions.widen(slot, size)
+                return
+            target = regions.find_gap(size)
+            assert target is not None, "there are enough positions"
+        if old:
+            self._copy(int(regions.first[slot]), target, old)
+        regions.assign(slot, target, size)
+
+    def _grown(self, needed: int) -> int:
+        """Return a number of positions that suffices for some growth."""
+        grown = max(needed, int(POOL_GROWTH * self.capacity), self.slots * self._reserved)
+        return -(-grown // self._growth_step) * self._growth_step
+
+    def shorten(self, slot: int, size: int) -> None:
+        """Free the positions of a slot after the first `size`."""
+        self.regions.sizes[slot] = min(size, int(self.regions.sizes[slot]))
+
+    @torch.inference_mode()
+    def _pack(self, last: int) -> None:
+        if moves := self.regions.pack(last):
+            self.blocks.pack_regions(moves)
+
+    @torch.inference_mode()
+    def _copy(self, source: int, target: int, length: int) -> None:
+        for stores in self.blocks:
+            stores[:, :, :, target : target + length] = stores[:, :, :, source : source + length]
+
+    def begin(
+        self, first: int, rows: int, slots: IntArray, positions: IntArray, in_order: bool
+    ) -> None:
+        """Set the window of the next forward pass; see `WriteWindow`."""
+        self._lengthen_all(slots, positions)
+        begins = self.regions.first
+        visible = int(positions.max()) + 1
+        key_rows, start, gathered = begins[first : first + rows], 0, None
+        if rows == 1:
+            key_rows, start = np.zeros(1, dtype=np.int64), int(begins[first])
+        elif len(positions) > 1:
+            sizes = self.regions.sizes[first : first + rows, None]
+            # Positions after a region are masked; its first one holds finite numbers.
+            seen = np.arange(visible)
+            gathered = key_rows[:, None] + np.where(seen < sizes, seen, 0)
+        self.window = WriteWindow(
+            0,
+            1,
+            positions + begins[slots],
+            _SHARED,
+            visible,
+            in_order and rows == 1,
+            start,
+            key_rows,
+            gathered,
+        )
+
+    def _lengthen_all(self, slots: IntArray, positions: IntArray) -> None:
+        """Lengthen the regions that a forward pass outgrows."""
+        short = positions >= self.regions.sizes[slots]
+        if not short.any():
+            return
+        all_slots = np.broadcast_to(slots, positions.shape)
+        for slot in np.unique(all_slots[short]).tolist():
+            needed = int(positions[all_slots == slot].max()) + 1
+            spare = SPARE_POSITIONS + needed // REGION_SLACK
+            self.lengthen(slot, max(needed + spare, self._reserved))
+
+    def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Write states to the positions of one slot from `first` on, in one layer."""
+        self.lengthen(slot, first + keys.shape[1])
+        super().write(0, layer, first + int(self.regions.first[slot]), keys, values)
+
+    @torch.inference_mode()
+    def clear(self, slot: int, first: int) -> None:
+        """Write zeros to the positions of a slot from `first` on."""
+        begin, size = int(self.regions.first[slot]), int(self.regions.sizes[slot])
+        for stores in self.blocks:
+            stores[:, :, :, begin + first : begin + size] = 0
+
+    def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
+        """Return keys and values of the first `length` positions of a slot, as views."""
+        begin = int(self.regions.first[slot])
+        pairs = super().read(0, begin + length)
+        return [pair and (pair[0][:, begin:], pair[1][:, begin:]) for pair in pairs]
+
+    def move(self, slots: IntArray, source: IntArray, target: IntArray) -> None:
+        """Copy cache positions within slots, in every layer."""
+        begins = self.regions.first[slots]
+        super().move(np.zeros_like(slots), source + begins, target + begins)
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot, and its states, to another."""
+        self.lengthen(target, length)
+        if length:
+            first = self.regions.first
+            self._copy(int(first[source]), int(first[target]), length)
+        for layer in self.state_layers.values():
+            layer.copy(source, target)
+
+    @torch.inference_mode()
+    def swap(self, first: int, second: int, length: int) -> None:
+        """Exchange the regions and the states of two slots."""
+        self.regions.swap(first, second)
+        for layer in self.state_layers.values():
+            layer.swap(first, second)

@@ -1,0 +1,105 @@
+"""Assign ranges of cache positions to slots, each as long as its text needs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.core.tree import IntArray
+
+
+class RegionMove(NamedTuple):
+    """A move of cache positions in every store.
+
+    Attributes:
+        source: First position before the move.
+        target: First position after it.
+        length: Number of positions.
+    """
+
+    source: int
+    target: int
+    length: int
+
+    @property
+    def old(self) -> slice:
+        """Return the positions before the move."""
+        return slice(self.source, self.source + self.length)
+
+    @property
+    def new(self) -> slice:
+        """Return the positions after the move."""
+        return slice(self.target, self.target + self.length)
+
+
+class Regions:
+    """Table of the cache positions that belong to each slot.
+
+    Attributes:
+        num_positions: Number of cache positions of all slots together.
+        first: First cache position of each slot, [slots].
+        sizes: Number of cache positions of each slot, [slots]; 0 for a free slot.
+    """
+
+    def __init__(self) -> None:
+        self.num_positions = 0
+        self.first: IntArray = np.zeros(0, dtype=np.int64)
+        self.sizes: IntArray = np.zeros(0, dtype=np.int64)
+
+    @property
+    def used(self) -> int:
+        """Return the number of positions that belong to slots."""
+        return int(self.sizes.sum())
+
+    def select(self, slots: list[int], num_slots: int) -> None:
+        """Keep the regions of some slots in front, and add free slots up to a number."""
+        for name in ("first", "sizes"):
+            selected = np.zeros(num_slots, dtype=np.int64)
+            selected[: len(slots)] = getattr(self, name)[slots]
+            setattr(self, name, selected)
+
+    def swap(self, slot: int, other: int) -> None:
+        """Exchange the regions of two slots."""
+        for numbers in (self.first, self.sizes):
+            numbers[[slot, other]] = numbers[[other, slot]]
+
+    def widen(self, slot: int, size: int) -> bool:
+        """Enlarge a region where it is; return False if the positions after it are taken."""
+        first = int(self.first[slot])
+        if not self.sizes[slot]:
+            return False
+        later = self.first[(self.sizes > 0) & (self.first > first)]
+        if first + size > int(later.min(initial=self.num_positions)):
+            return False
+        self.sizes[slot] = size
+        return True
+
+    def find_gap(self, size: int) -> int | None:
+        """Return the first position of the lowest free range of a size; None without one."""
+        last = 0
+        for slot in np.argsort(self.first, kind="stable").tolist():
+            if self.sizes[slot]:
+                if self.first[slot] - last >= size:
+                    return last
+                last = int(self.first[slot] + self.sizes[slot])
+        return last if self.num_positions - last >= size else None
+
+    def assign(self, slot: int, first: int, size: int) -> None:
+        """Give a slot a region."""
+        self.first[slot], self.sizes[slot] = first, size
+
+    def pack(self, last: int) -> list[RegionMove]:
+        """Move all regions to the front, and return the moves in order.
+
+        Args:
+            last: Slot whose region comes last; no other slot moves to a higher position.
+        """
+        order = [slot for slot in np.argsort(self.first, kind="stable").tolist() if slot != last]
+        moves, free = [], 0
+        for slot in [*order, last]:
+            if size := int(self.sizes[slot]):
+                moves.append(RegionMove(int(self.first[slot]), free, size))
+                self.first[slot] = free
+                free += size
+        return moves
