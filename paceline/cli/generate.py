@@ -44,8 +44,8 @@ class PromptInput:
         system: System message; implies --chat. Default: none.
         file: File with additional prompts: JSON lines with prompt, text, turns or messages (and
             id), or text with one prompt per line. Default: none.
-        output: File for the answers as JSON lines, one per prompt; '-' is standard output. By
-            default, only the text is printed.
+        output: File for the answers as JSON lines, one per prompt; '-' is standard output.
+            Default: only the text is printed.
     """
 
     chat: bool = False

@@ -38,7 +38,7 @@ class AutoOptions:
             it saves time.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default, nothing is saved.
-        other_tokenizer: Accept a draft model with a different tokenizer, which then proposes only
+        other_tokenizer: Accept a draft model with a different tokenizer. It then proposes only
             tokens in both vocabularies. Default false.
     """
 

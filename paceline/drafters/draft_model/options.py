@@ -43,13 +43,13 @@ class DraftModelOptions:
             option.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Default true, or
             false with a length or another rule.
-        budget: Verify only the nodes that are expected to save time, and skip drafting as long as
-            it is slower than plain decoding. Sampled drafts are never shortened, because they
+        budget: Verify only the nodes that are expected to save time. Drafting is skipped as long
+            as it is slower than plain decoding. Sampled drafts are never shortened, because they
             affect the text. Default true, or false with a length or another rule.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same noise as the target. Default "reject".
-        other_tokenizer: Accept a draft model with a different tokenizer, which then proposes only
+        other_tokenizer: Accept a draft model with a different tokenizer. It then proposes only
             tokens in both vocabularies. Default false.
     """
 

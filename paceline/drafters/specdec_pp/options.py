@@ -25,11 +25,12 @@ class SpecDecPPOptions:
         count_undecided: Count the newest token even before its hidden state is known. Default
             true.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
-        budget: Verify only the nodes that are expected to save time, based on the head's
+        budget: Verify only the nodes that are expected to save time. The estimate uses the head's
             confidences. Sampled drafts are never shortened, because they affect the text. Default
             true.
-        second_choices: Add the draft model's second choice next to each draft token, in case the
-            token is rejected. Used only with the budget. Default true.
+        second_choices: Add the draft model's second choice next to each draft token. It is
+            accepted if it is correct and the token is not. Used only with the budget. Default
+            true.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the paper. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same noise as the target. Default "reject".
