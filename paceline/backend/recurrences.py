@@ -14,6 +14,8 @@ from torch import Tensor
 
 from paceline.backend.token_tree import FoldPath, TokenTree
 
+QueryKeyValue = tuple[Tensor, Tensor, Tensor]
+
 
 class Convolution(NamedTuple):
     """A causal depthwise convolution.
@@ -76,6 +78,20 @@ class ScanTokens(NamedTuple):
     query: Tensor
 
 
+class FoldedStates(NamedTuple):
+    """Stored states that a fold advances.
+
+    Attributes:
+        held: Stored states, or stored inputs of a convolution, [slots, ...].
+        slots: Slot of each request, int64 [requests].
+        start: States before the path, [requests, ...]; None means the stored ones.
+    """
+
+    held: Tensor
+    slots: Tensor
+    start: Tensor | None
+
+
 class Steps(NamedTuple):
     """Results of running a recurrence along a tree.
 
@@ -128,26 +144,17 @@ class Recurrences(Protocol):
             [tokens, channels], in the dtype of `rows`.
         """
 
-    def fold_convolution(
-        self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
-    ) -> None:
+    def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
         """Append the inputs along a path to the stored inputs.
 
         Args:
             rows: Inputs, [tokens, channels].
             path: Tokens to append.
-            held: Stored inputs, as in `convolve`.
-            slots: Slot of each request, int64 [requests].
-            start: Inputs before the path, [requests, size - 1, channels]; None means those in
-                `held`.
+            states: Stored inputs, as in `convolve`.
         """
 
     def delta_tokens(
-        self,
-        states: tuple[Tensor, Tensor, Tensor],
-        log_decay: Tensor,
-        gain: Tensor,
-        normalised: bool,
+        self, states: QueryKeyValue, log_decay: Tensor, gain: Tensor, normalised: bool
     ) -> GatedTokens:
         """Prepare the inputs of a gated delta rule for `walk`.
 
@@ -159,11 +166,7 @@ class Recurrences(Protocol):
         """
 
     def space_tokens(
-        self,
-        states: tuple[Tensor, Tensor, Tensor],
-        time: StepSizes,
-        rate: Tensor,
-        skip: Tensor | None,
+        self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
         """Prepare the inputs of a state-space model with per-head decay rates for `walk`.
 
@@ -184,24 +187,14 @@ class Recurrences(Protocol):
             wants_after: Whether to return the states after the pending tokens.
         """
 
-    def fold(
-        self,
-        tokens: GatedTokens,
-        updates: Tensor,
-        path: FoldPath,
-        held: Tensor,
-        slots: Tensor,
-        start: Tensor | None,
-    ) -> None:
+    def fold(self, tokens: GatedTokens, path: FoldPath, states: FoldedStates) -> None:
         """Advance the stored states along a path.
 
         Args:
-            tokens: Inputs that were passed to `walk`.
-            updates: Updates returned by `walk`.
+            tokens: Inputs that were passed to `walk`, with the updates that it returned in place
+                of the values.
             path: Tokens to add.
-            held: Stored states, as in `walk`.
-            slots: Slot of each request, int64 [requests].
-            start: States before the path, [requests, ...]; None means the stored states.
+            states: Stored states, as in `walk`.
         """
 
     def scan(self, tokens: ScanTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
@@ -214,13 +207,5 @@ class Recurrences(Protocol):
             wants_after: Whether to return the states after the pending tokens.
         """
 
-    def fold_scan(
-        self,
-        tokens: ScanTokens,
-        updates: Tensor,
-        path: FoldPath,
-        held: Tensor,
-        slots: Tensor,
-        start: Tensor | None,
-    ) -> None:
+    def fold_scan(self, tokens: ScanTokens, path: FoldPath, states: FoldedStates) -> None:
         """Advance the stored states of a scan along a path; see `fold`."""

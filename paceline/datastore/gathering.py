@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.datastore.layout import MAX_VOCAB_SIZE
-from paceline.datastore.store_settings import MIN_ROOM, ROOM_SHARE
+from paceline.datastore.store_settings import MAX_VOCAB_SIZE, MIN_ROOM, ROOM_SHARE
 from paceline.errors import DatastoreError
 
 Document = Sequence[int] | NDArray[np.integer[Any]]

@@ -28,14 +28,13 @@ from typing import Any, get_type_hints
 from paceline import demo
 from paceline.datastore.hashing import PAGE
 from paceline.datastore.rows import SUFFIXES_PER_PIVOT
+from paceline.datastore.store_settings import MAX_TEXT_SIZE, MAX_VOCAB_SIZE
 from paceline.errors import ConfigError, DatastoreError
 from paceline.util.files import digest_of, parse_json, write_atomically
 
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 VERSION = 1
-MAX_VOCAB_SIZE = 2**32
-MAX_TEXT_SIZE = 2**31 - 1  # tokens and separators per shard, because positions are int32
 _FORMAT = "paceline datastore"
 _EMBEDDED_FOLDER = Path(__file__).parent.parent / "demo" / "store"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.datastore.layout import MAX_TEXT_SIZE
 from paceline.datastore.store_settings import (
+    MAX_TEXT_SIZE,
     MIN_SHARD_TOKENS,
     MIN_UPDATE_TOKENS,
     SORT_BYTES_PER_TOKEN,

@@ -6,6 +6,9 @@ from __future__ import annotations
 # Suffixes that share all these tokens are in text order.
 SORTED_TOKENS = 64
 
+MAX_VOCAB_SIZE = 1 << 32  # Token ids take at most four bytes.
+MAX_TEXT_SIZE = (1 << 31) - 1  # Tokens and separators per shard; positions are int32.
+
 # Suffix sorting.
 SHORT_RUN = 12  # Runs of at most this many suffixes are sorted by insertion.
 MIN_BUCKETS = 1 << 12  # Buckets of the first tokens, for a small text with a large vocabulary.

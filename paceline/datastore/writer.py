@@ -11,7 +11,6 @@ from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.folder import cleaned, make_folder
 from paceline.datastore.gathering import Document, Gathering, checked
 from paceline.datastore.layout import (
-    MAX_VOCAB_SIZE,
     Manifest,
     ShardInfo,
     read_manifest,
@@ -24,6 +23,7 @@ from paceline.datastore.shard import read_text, write_shard
 from paceline.datastore.store import check_tokenizer
 from paceline.datastore.store_settings import (
     DROP_SHARE,
+    MAX_VOCAB_SIZE,
     MERGE_RATIO,
     MIN_SHARD_TOKENS,
     SORT_MEMORY,

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from paceline.invariance.settings import DISTINCT_ROWS, MAX_TWICE_ROWS, PARTIAL_SUM
+from paceline.util.tensor_bits import as_integers
 
 RowFunction = Callable[[Tensor], Tensor]  # [rows, ...] -> [rows, ...]
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def bits(tensor: Tensor) -> Tensor:
 
     As integers, zeros with different signs differ, and NaNs with the same bits are equal.
     """
-    return tensor.contiguous().view(_BITS[tensor.element_size()])
+    return as_integers(tensor.contiguous(), tensor.element_size())
 
 
 def heavy_tailed(

@@ -25,7 +25,6 @@ from paceline.util import cache
 
 SUFFIX = ".gguf"
 KIND = "gguf-v1"  # increase the number when the written files change
-MAX_HEADER_BYTES = 1 << 26  # of a file whose header is read
 _PACKAGES = ("gguf", "accelerate")
 # llama.cpp ends an answer at any of these tokens.
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")

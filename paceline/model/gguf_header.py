@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from paceline.errors import ConfigError
 from paceline.model import gguf
+from paceline.model.settings import MAX_HEADER_BYTES
 from paceline.util import cache
 
 _KIND = "gguf-header-v1"  # increase the number when the written files change
@@ -67,7 +68,7 @@ def _headers_checksum(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            digest.update(file.read(gguf.MAX_HEADER_BYTES))
+            digest.update(file.read(MAX_HEADER_BYTES))
         digest.update(path.stat().st_size.to_bytes(8, "little"))
     return digest.hexdigest()
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-from paceline.model.gguf import MAX_HEADER_BYTES, refused
+from paceline.model.gguf import refused
+from paceline.model.settings import MAX_HEADER_BYTES
 
 HEAD = "output.weight"  # a file without it ties the LM head to the embedding
 _FILE = "tensors.json"

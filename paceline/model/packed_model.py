@@ -21,8 +21,7 @@ from paceline.model.gguf_tensors import (
     WeightEntry,
     empty_model,
 )
-
-_MULTIPLE, _PART = 8, 32  # outputs and inputs of a product with a packed weight
+from paceline.model.settings import INPUT_MULTIPLE, OUTPUT_MULTIPLE
 
 
 def load_packed(path: Path) -> PreTrainedModel:
@@ -124,8 +123,8 @@ def _is_packable(module: nn.Module, name: str, entry: TensorEntry, weight: Weigh
         and name.endswith(".weight")
         and weight.order != -1
         and len(shape) == 2
-        and shape[0] % _MULTIPLE == 0
-        and shape[1] % _PART == 0
+        and shape[0] % OUTPUT_MULTIPLE == 0
+        and shape[1] % INPUT_MULTIPLE == 0
     )
 
 

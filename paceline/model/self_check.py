@@ -6,7 +6,7 @@ when the engine is built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,15 +23,16 @@ from paceline.model.per_layer import layer_values
 from paceline.model.row_check import check_rows
 from paceline.model.settings import (
     CHECK_TEXT_TOKENS,
+    CHECKED_CHAIN,
+    CHECKED_CHAIN_PATH,
+    CHECKED_PATH,
+    CHECKED_TREE,
     FLOAT32_TOLERANCE,
     HALF_TOLERANCE,
     MAX_CHECKED_WINDOW,
 )
 from paceline.model.verified import VERIFIED
 
-_PARENTS = [-1, 0, -1, 2, 2]
-_SIDE_BRANCH = [2, 4]  # nodes of the tree `_PARENTS` that are accepted
-_CHAIN = [-1, 0, 1, 2]
 _WINDOWS = (
     "sliding_window",
     "attention_chunk_size",
@@ -87,7 +88,7 @@ def check_tree_forward(model: CachedLM) -> None:
         UnsupportedModelError: The logits differ by more than rounding errors, or the model cannot
             run the tree at all.
     """
-    _check(model, "tree", _PARENTS, _SIDE_BRANCH)
+    _check(model, "tree", CHECKED_TREE, CHECKED_PATH)
 
 
 def check_chain_forward(model: CachedLM) -> None:
@@ -100,13 +101,13 @@ def check_chain_forward(model: CachedLM) -> None:
     Raises:
         UnsupportedModelError: As in `check_tree_forward`.
     """
-    _check(model, "chain", _CHAIN, [0, 1])
+    _check(model, "chain", CHECKED_CHAIN, CHECKED_CHAIN_PATH)
 
 
-def _check(model: CachedLM, shape: str, parents: list[int], accepted: list[int]) -> None:
+def _check(model: CachedLM, shape: str, parents: Sequence[int], accepted: Sequence[int]) -> None:
     name, vocab = model.architecture.name, model.vocab_size
     text = [(7 * index + 3) % vocab for index in range(_text_length(model))]
-    tree = DraftTree([(11 * node + 5) % vocab for node in range(len(parents))], parents)
+    tree = DraftTree([(11 * node + 5) % vocab for node in range(len(parents))], list(parents))
     request = Request(text, SamplingParams())
     model.open(request)
     tree_rows, plain_rows = [], []
@@ -253,7 +254,8 @@ def _compare_rows(
     """
     tokens = [(11 * index + 3) % alone.vocab_size for index in range(20)]
     tree = DraftTree(
-        [(13 * node + 5) % alone.vocab_size for node in range(len(_PARENTS))], _PARENTS
+        [(13 * node + 5) % alone.vocab_size for node in range(len(CHECKED_TREE))],
+        list(CHECKED_TREE),
     )
     request, first, other = (Request(tokens[:count], SamplingParams()) for count in (20, 20, 11))
     request.rotary_length = first.rotary_length = max(20, length)

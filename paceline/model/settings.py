@@ -61,3 +61,16 @@ ROW_COUNT_TOLERANCE = 0.005
 # Logit of a token outside a reduced vocabulary, as a fraction of the dtype's lowest number. Its
 # exponential is 0, yet a mask over all other tokens still leaves a valid distribution.
 OUT_OF_REACH = 0.25
+
+# Maximum size of a GGUF file's header, in bytes; a larger one is taken for damage.
+MAX_HEADER_BYTES = 1 << 26
+
+# A product with a packed weight requires multiples of this many outputs and inputs.
+OUTPUT_MULTIPLE, INPUT_MULTIPLE = 8, 32
+
+# Draft tree of the self-check at load: the parent of each node, and the accepted nodes. The path
+# is a side branch, so rejected nodes come before and between the accepted ones.
+CHECKED_TREE, CHECKED_PATH = (-1, 0, -1, 2, 2), (2, 4)
+
+# The same for a model that verifies only chains.
+CHECKED_CHAIN, CHECKED_CHAIN_PATH = (-1, 0, 1, 2), (0, 1)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator
 
 from paceline.parsing.text_source import TextSource
 
-_BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
+# Change of the nesting depth at each bracket.
+BRACKETS = dict.fromkeys("{[", 1) | dict.fromkeys("}]", -1)
 
 
 def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[None, None, bool]:
@@ -37,7 +38,7 @@ def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[No
             return False
         yield from source.next()
         write(char)
-        depth += _BRACKETS.get(char, 0)
+        depth += BRACKETS.get(char, 0)
         if depth == 0:
             return True
 

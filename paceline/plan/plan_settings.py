@@ -41,3 +41,7 @@ LLAMA_2_7B = Shapes(
         Matmul("lm_head", 4096, 32000, 1),
     ),
 )
+
+# Page of the figures: width and height in inches, and characters of a title line.
+PAGE_INCHES = (13.0, 4.6)
+TITLE_COLUMNS = 165

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from paceline.plan.plan_settings import PAGE_INCHES, TITLE_COLUMNS
 from paceline.plan.planning import Plan, Step
 from paceline.plan.roofline import Operation, Peak
 from paceline.report.documents import DocumentKind, write_document
@@ -23,8 +24,6 @@ from paceline.report.drawing import (
 from paceline.report.tables import Column, Table
 
 KIND = DocumentKind("paceline plan", 1, Plan)
-_PAGE = (13.0, 4.6)  # inches
-_TITLE_COLUMNS = 165  # characters of a title line
 _SIZE_AXIS = "s_q, nodes of the tree and its root"
 
 
@@ -63,7 +62,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    figure = page(*_PAGE)
+    figure = page(*PAGE_INCHES)
     speed, parts, batches = figure.subplots(1, 3)
     _draw_speed(speed, plan)
     _draw_parts(parts, plan)
@@ -72,7 +71,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         figure,
         path,
         [plan.model, plan.hardware, f"tokens per forward of {plan.acceptance}"],
-        _TITLE_COLUMNS,
+        TITLE_COLUMNS,
     )
 
 

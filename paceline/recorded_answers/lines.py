@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.recorded_answers.settings import CHECK_DIGITS, MAX_FIRST_LINE
 from paceline.util.files import digest_of, parse_json
 
 KIND, VERSION = "paceline answers", 1
 _CHECK = "check"  # key of the checksum in a line
-_CHECK_DIGITS = 16
-_MAX_FIRST_LINE = 1 << 20  # bytes; a longer first line belongs to another kind of file
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def first_line(path: Path) -> bytes:
     """Return the first line of a file, or b"" if the file does not exist."""
     try:
         with path.open("rb") as file:
-            return file.readline(_MAX_FIRST_LINE)
+            return file.readline(MAX_FIRST_LINE)
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -92,7 +91,7 @@ def seal_line(record: dict[str, Any], previous_check: str) -> tuple[bytes, str]:
         record: JSON values of the line.
         previous_check: Checksum of the previous line; "" for the first line.
     """
-    check = digest_of({"record": record, "before": previous_check})[:_CHECK_DIGITS]
+    check = digest_of({"record": record, "before": previous_check})[:CHECK_DIGITS]
     return json.dumps({**record, _CHECK: check}, separators=(",", ":")).encode() + b"\n", check
 
 
@@ -107,7 +106,7 @@ def open_line(
     try:
         record = parse_json(line)
         check = record.pop(_CHECK)
-        expected = digest_of({"record": record, "before": previous_check})[:_CHECK_DIGITS]
+        expected = digest_of({"record": record, "before": previous_check})[:CHECK_DIGITS]
         matches = check == expected
     except (ValueError, LookupError, AttributeError, TypeError):
         matches = False

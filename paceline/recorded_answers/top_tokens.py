@@ -23,13 +23,11 @@ from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
 from paceline.recorded_answers.lines import write_error
+from paceline.recorded_answers.settings import DIGEST_BYTES, MAX_FIRST_TOP_LINE, TWO_BYTE_IDS
 from paceline.util.files import parse_json, write_atomically
 
 _KIND, _VERSION = "paceline top tokens", 1
 _BEGINNING = b'{"kind":"paceline top tokens"'
-_DIGEST = 8  # bytes
-_TWO_BYTE_IDS = 1 << 16  # vocabularies up to this size have two-byte ids
-_MAX_FIRST_LINE = 1 << 12  # bytes
 
 
 class TopRows(NamedTuple):
@@ -71,14 +69,14 @@ class TopFile:
         self, answers: Path, top: int, vocab_size: int, owner: str, keys: Sequence[AnswerKey]
     ) -> None:
         self._path = top_path(answers)
-        self._layout = _Layout(top, 2 if vocab_size <= _TWO_BYTE_IDS else 4, owner)
+        self._layout = _Layout(top, 2 if vocab_size <= TWO_BYTE_IDS else 4, owner)
         if not keys:
             if self._path.exists() and not self._path.read_bytes()[: len(_BEGINNING)] == _BEGINNING:
                 raise _damaged(self._path, "it is something else")
             write_atomically(self._path, self._layout.header)
         self._digest, end = b"", len(self._layout.header)
         for rows, digest in _blocks(answers, keys, owner):
-            self._digest, end = digest, end + len(self._layout.payload(rows)) + _DIGEST
+            self._digest, end = digest, end + len(self._layout.payload(rows)) + DIGEST_BYTES
         try:
             os.truncate(self._path, end)
         except OSError as error:
@@ -169,7 +167,7 @@ def _blocks(
             layout = _read_layout(path, file, owner)
             for number, key in enumerate(keys, 1):
                 size = key.length * layout.top * (layout.id_bytes + 2)
-                payload, digest = file.read(size), file.read(_DIGEST)
+                payload, digest = file.read(size), file.read(DIGEST_BYTES)
                 previous = _digest(previous, key.check, payload)
                 if digest != previous:
                     raise _damaged(path, f"block {number} does not match its checksum")
@@ -180,7 +178,7 @@ def _blocks(
 
 def _read_layout(path: Path, file: BufferedReader, owner: str) -> _Layout:
     """Return the layout in the first line, checking that it belongs to `owner`."""
-    line = file.readline(_MAX_FIRST_LINE)
+    line = file.readline(MAX_FIRST_TOP_LINE)
     try:
         values = parse_json(line)
         layout = _Layout(int(values["top"]), int(values["id_bytes"]), owner)
@@ -194,7 +192,7 @@ def _read_layout(path: Path, file: BufferedReader, owner: str) -> _Layout:
 
 
 def _digest(previous: bytes, check: str, payload: bytes) -> bytes:
-    return hashlib.sha256(previous + check.encode() + payload).digest()[:_DIGEST]
+    return hashlib.sha256(previous + check.encode() + payload).digest()[:DIGEST_BYTES]
 
 
 def _damaged(path: Path, reason: str) -> ConfigError:

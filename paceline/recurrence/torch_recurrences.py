@@ -16,7 +16,9 @@ from torch.nn import functional
 
 from paceline.backend.recurrences import (
     Convolution,
+    FoldedStates,
     GatedTokens,
+    QueryKeyValue,
     ScanTokens,
     Steps,
     StepSizes,
@@ -52,12 +54,11 @@ class TorchRecurrences:
             total = functional.silu(total)
         return _scatter(total.to(rows.dtype), tree, len(rows))
 
-    def fold_convolution(
-        self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
-    ) -> None:
+    def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
         """Append the inputs along a path to the stored inputs."""
+        held, slots, _ = states
         size, counts = held.shape[1], np.diff(path.starts)
-        before = held[slots] if start is None else start
+        before = _before(states)
         columns, _ = _path_rows(path)
         index = np.arange(size) + counts[:, None]
         inputs = torch.cat((before, rows[_on(columns, rows.device)].to(held.dtype)), dim=1)
@@ -65,11 +66,7 @@ class TorchRecurrences:
         held[slots] = inputs[requests, _on(index, rows.device)]
 
     def delta_tokens(
-        self,
-        states: tuple[Tensor, Tensor, Tensor],
-        log_decay: Tensor,
-        gain: Tensor,
-        normalised: bool,
+        self, states: QueryKeyValue, log_decay: Tensor, gain: Tensor, normalised: bool
     ) -> GatedTokens:
         """Prepare the inputs of a gated delta rule for `walk`."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
@@ -83,11 +80,7 @@ class TorchRecurrences:
         return GatedTokens(query, key, decay, states[2], gain.to(dtype), None, is_delta=True)
 
     def space_tokens(
-        self,
-        states: tuple[Tensor, Tensor, Tensor],
-        time: StepSizes,
-        rate: Tensor,
-        skip: Tensor | None,
+        self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
         """Prepare the inputs of a state-space model with per-head decay rates for `walk`."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
@@ -130,19 +123,13 @@ class TorchRecurrences:
         after = _filled(walk.after, held) if wants_after else None
         return Steps(output.to(tokens.value.dtype), updates, after)
 
-    def fold(
-        self,
-        tokens: GatedTokens,
-        updates: Tensor,
-        path: FoldPath,
-        held: Tensor,
-        slots: Tensor,
-        start: Tensor | None,
-    ) -> None:
+    def fold(self, tokens: GatedTokens, path: FoldPath, states: FoldedStates) -> None:
         """Advance the stored states along a path."""
+        held, slots, _ = states
+        updates = tokens.value
         rows, lanes = tokens.key.shape[2], updates.shape[2]
         times = updates.shape[1] // tokens.key.shape[1]
-        state = (held[slots] if start is None else start)[..., :rows, :lanes].to(updates.dtype)
+        state = _before(states)[..., :rows, :lanes].to(updates.dtype)
         for columns, is_token in _path_steps(path, updates.device):
             key = tokens.key[columns].repeat_interleave(times, dim=1)
             stepped = state * tokens.decay[columns][..., None]
@@ -167,18 +154,12 @@ class TorchRecurrences:
         output, updates = (_scatter(numbers, tree, len(value)) for numbers in (output, updates))
         return Steps(output, updates, _filled(walk.after, held) if wants_after else None)
 
-    def fold_scan(
-        self,
-        tokens: ScanTokens,
-        updates: Tensor,
-        path: FoldPath,
-        held: Tensor,
-        slots: Tensor,
-        start: Tensor | None,
-    ) -> None:
+    def fold_scan(self, tokens: ScanTokens, path: FoldPath, states: FoldedStates) -> None:
         """Advance the stored states of a scan along a path."""
+        held, slots, _ = states
+        updates = tokens.value
         channels = updates.shape[1]
-        state = (held[slots] if start is None else start)[..., :channels].to(updates.dtype)
+        state = _before(states)[..., :channels].to(updates.dtype)
         for columns, is_token in _path_steps(path, updates.device):
             decay = (tokens.step[columns][:, None] * tokens.rate).exp()
             stepped = state * decay + tokens.key[columns][..., None] * updates[columns][:, None]
@@ -227,6 +208,11 @@ class _Walk:
         if self._wants_after:
             is_last = (self._last == token).view(-1, *[1] * (states.dim() - 1))
             self.after = torch.where(is_last, states, self.after)
+
+
+def _before(states: FoldedStates) -> Tensor:
+    """Return the states of each request before the path."""
+    return states.held[states.slots] if states.start is None else states.start
 
 
 class _PathRows(NamedTuple):

@@ -30,8 +30,7 @@ from paceline.util.device_copies import Arrays, fetch, upload
 # Streams keep draws at the same position independent of each other.
 TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
 
-_MASK64 = (1 << 64) - 1
-_MASK32 = (1 << 32) - 1
+_MASK64, _MASK32 = (int(np.iinfo(kind).max) for kind in (np.uint64, np.uint32))
 
 
 def target_scores(
@@ -107,13 +106,8 @@ def draw_tokens(
 def draw(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], stream: int = TARGET
 ) -> Tensor:
-    """Sample the token after the root and every node, in one vectorised call.
+    """Sample the token after the root and every node from `target_scores`.
 
-    Args:
-        scores: Scores from `target_scores`, [batch, 1 + width, vocab].
-        requests: Requests of the batch.
-        trees: Draft trees of the requests.
-        stream: Noise stream.
     Returns:
         Token ids [batch, 1 + width] on the device of the scores; entries beyond a tree have no
         meaning. NO_TOKEN marks NaN or infinite scores.
@@ -167,15 +161,10 @@ class LazyDraws:
 
 
 def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
-    """Sample a token with probability proportional to `weights`.
+    """Sample a token with probability proportional to `weights`, [vocab].
 
-    Args:
-        weights: Weights [vocab].
-        seed: Seed of the request.
-        position: Position of the token in the answer, starting from 0.
-        stream: Noise stream.
-    Returns:
-        The token id; NO_TOKEN if the weights are NaN or infinite.
+    The position is that of the token in the answer, starting from 0. Returns NO_TOKEN if the
+    weights are NaN or infinite.
     """
     return int(draw_row(weights, seed, position, stream))
 

@@ -10,7 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.backend.recurrences import Convolution, Recurrences, ScanTokens, StepSizes
+from paceline.backend.recurrences import (
+    Convolution,
+    FoldedStates,
+    Recurrences,
+    ScanTokens,
+    StepSizes,
+)
 from paceline.backend.token_tree import TokenTree
 from paceline.core.tree import IntArray
 
@@ -122,7 +128,8 @@ def gated_case(kind: str, tokens: int, dtype: torch.dtype) -> Case:
         steps = recurrences.walk(inputs, tree, held, True)
 
         def fold(path: Any, states: Tensor, slots: Tensor, start: Tensor | None) -> None:
-            recurrences.fold(inputs, steps.updates, path, states, slots, start)
+            added = inputs._replace(value=steps.updates)
+            recurrences.fold(added, path, FoldedStates(states, slots, start))
 
         return steps.output, steps.after, fold
 
@@ -145,7 +152,8 @@ def scan_case(tokens: int, dtype: torch.dtype) -> Case:
         steps = recurrences.scan(inputs, tree, held, True)
 
         def fold(path: Any, states: Tensor, slots: Tensor, start: Tensor | None) -> None:
-            recurrences.fold_scan(inputs, steps.updates, path, states, slots, start)
+            added = inputs._replace(value=steps.updates)
+            recurrences.fold_scan(added, path, FoldedStates(states, slots, start))
 
         return steps.output, steps.after, fold
 
@@ -163,10 +171,12 @@ def convolution_case(tokens: int, dtype: torch.dtype) -> Case:
         output = recurrences.convolve(rows, convolution, tree, held)
         slots, after = torch.arange(len(tree.slots)), held[torch.from_numpy(tree.slots)]
         empty: list[list[int]] = [[] for _ in tree.slots]
-        recurrences.fold_convolution(rows, tree.accepted_path(empty), after, slots, None)
+        recurrences.fold_convolution(
+            rows, tree.accepted_path(empty), FoldedStates(after, slots, None)
+        )
 
         def fold(path: Any, states: Tensor, slots: Tensor, start: Tensor | None) -> None:
-            recurrences.fold_convolution(rows, path, states, slots, start)
+            recurrences.fold_convolution(rows, path, FoldedStates(states, slots, start))
 
         return output, after, fold
 

@@ -9,7 +9,9 @@ from torch.nn.functional import pad
 
 from paceline.backend.recurrences import (
     Convolution,
+    FoldedStates,
     GatedTokens,
+    QueryKeyValue,
     ScanTokens,
     Steps,
     StepSizes,
@@ -62,10 +64,9 @@ class CpuRecurrences:
         _run(convolutions.convolve, values, int(tree.lengths.sum()) * weight.numel())
         return out[:, :channels].to(dtype)
 
-    def fold_convolution(
-        self, rows: Tensor, path: FoldPath, held: Tensor, slots: Tensor, start: Tensor | None
-    ) -> None:
+    def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
         """Append the inputs along a path to the stored inputs."""
+        held, slots, start = states
         if start is not None:
             held[slots] = start
         if held.shape[1] and len(path.columns):
@@ -74,11 +75,7 @@ class CpuRecurrences:
             )
 
     def delta_tokens(
-        self,
-        states: tuple[Tensor, Tensor, Tensor],
-        log_decay: Tensor,
-        gain: Tensor,
-        normalised: bool,
+        self, states: QueryKeyValue, log_decay: Tensor, gain: Tensor, normalised: bool
     ) -> GatedTokens:
         """Prepare the inputs of a gated delta rule for `walk`."""
         query, key, value = states
@@ -102,11 +99,7 @@ class CpuRecurrences:
         )
 
     def space_tokens(
-        self,
-        states: tuple[Tensor, Tensor, Tensor],
-        time: StepSizes,
-        rate: Tensor,
-        skip: Tensor | None,
+        self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
         """Prepare the inputs of a state-space model with per-head decay rates for `walk`."""
         query, key, value = states
@@ -159,30 +152,19 @@ class CpuRecurrences:
         _run(gated.walk, values, int(tree.lengths.sum()) * held[0].numel() * 2)
         return Steps(output[..., :size].to(tokens.value.dtype), updates, after)
 
-    def fold(
-        self,
-        tokens: GatedTokens,
-        updates: Tensor,
-        path: FoldPath,
-        held: Tensor,
-        slots: Tensor,
-        start: Tensor | None,
-    ) -> None:
+    def fold(self, tokens: GatedTokens, path: FoldPath, states: FoldedStates) -> None:
         """Advance the stored states along a path."""
         values = (
-            slots.data_ptr(),
-            *path.addresses,
-            len(slots),
+            *_path_fields(path, states),
             tokens.key.data_ptr(),
             tokens.decay.data_ptr(),
-            updates.data_ptr(),
-            held.data_ptr(),
-            0 if start is None else start.data_ptr(),
-            *_gated_sizes(tokens, held),
+            tokens.value.data_ptr(),
+            *_state_fields(states),
+            *_gated_sizes(tokens, states.held),
             tokens.decay.shape[2] > 1,
             0,
         )
-        _run(gated.fold, values, len(path.columns) * held[0].numel())
+        _run(gated.fold, values, len(path.columns) * states.held[0].numel())
 
     def scan(self, tokens: ScanTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
         """Run a selective scan along the tree, starting from the stored states."""
@@ -212,37 +194,36 @@ class CpuRecurrences:
         _run(scan.scan, values, int(tree.lengths.sum()) * held[0].numel())
         return Steps(output[:, :channels], updates, after)
 
-    def fold_scan(
-        self,
-        tokens: ScanTokens,
-        updates: Tensor,
-        path: FoldPath,
-        held: Tensor,
-        slots: Tensor,
-        start: Tensor | None,
-    ) -> None:
+    def fold_scan(self, tokens: ScanTokens, path: FoldPath, states: FoldedStates) -> None:
         """Advance the stored states of a scan along a path."""
-        width = held.shape[2]
+        _, rows, width = states.held.shape
         step, rate = _padded(tokens.step, width), _padded(tokens.rate, width)
         key = tokens.key.float().contiguous()
         values = (
-            slots.data_ptr(),
-            *path.addresses,
-            len(slots),
+            *_path_fields(path, states),
             step.data_ptr(),
             rate.data_ptr(),
             key.data_ptr(),
-            updates.data_ptr(),
-            held.data_ptr(),
-            0 if start is None else start.data_ptr(),
-            held.shape[1],
+            tokens.value.data_ptr(),
+            *_state_fields(states),
+            rows,
             width,
             0,
         )
-        _run(scan.fold_scan, values, len(path.columns) * held[0].numel())
+        _run(scan.fold_scan, values, len(path.columns) * states.held[0].numel())
 
 
 CPU_RECURRENCES = CpuRecurrences()
+
+
+def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
+    """Return the first four fields of a fold's call."""
+    return states.slots.data_ptr(), *path.addresses, len(states.slots)
+
+
+def _state_fields(states: FoldedStates) -> tuple[int, int]:
+    """Return the addresses of the stored states and of the start, or 0."""
+    return states.held.data_ptr(), 0 if states.start is None else states.start.data_ptr()
 
 
 def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int, int]:

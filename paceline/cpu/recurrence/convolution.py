@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 
@@ -16,11 +15,17 @@ from paceline.core.tree import IntArray
 from paceline.cpu import simd_f32x8
 from paceline.cpu.emit import exponential, floats, operation, words
 from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, load_lanes
-from paceline.cpu.recurrence.tree_call import TreeArrays, read_tree
+from paceline.cpu.recurrence.tree_call import (
+    TreeArrays,
+    counter_of,
+    read_record,
+    read_tree,
+    run_tasks,
+)
 from paceline.cpu.settings import CHANNELS_PER_TASK
 from paceline.cpu.simd_f32x8 import WIDTH, Float32x8
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, take_number
+from paceline.util.compiled import compiled, inlined, record_dtype
 
 
 def _silu(builder: Any, x: Any) -> Any:
@@ -64,32 +69,30 @@ class ConvolutionCall:
 
 
 CONVOLUTION_CALL = record_dtype(ConvolutionCall)
-_TAKEN = CONVOLUTION_CALL.fields["taken"][1]
-
-
-@compiled
-def _read_call(call_address: int) -> Any:
-    return numba.carray(as_pointer(call_address), 1, CONVOLUTION_CALL)[0]
+_TAKEN = counter_of(CONVOLUTION_CALL)
 
 
 def _convolve(call_address: int) -> int:
     """Run tasks of the `ConvolutionCall` at an address; return their number."""
-    call = _read_call(call_address)
-    tree = read_tree(call)
+    call = read_record(call_address, CONVOLUTION_CALL)
+    count = (call.channels + CHANNELS_PER_TASK - 1) // CHANNELS_PER_TASK
     inputs = np.empty(call.size, dtype=np.int64)
-    num_done = 0
-    first = take_number(call_address + _TAKEN) * CHANNELS_PER_TASK
-    while first < call.channels:
-        for request in range(call.requests):
-            for token in range(tree.pending[request] + tree.nodes[request]):
-                _find_inputs(call, tree, request, token, inputs)
-                _convolve_token(call, inputs, tree.columns[request, token], first)
-        num_done += 1
-        first = take_number(call_address + _TAKEN) * CHANNELS_PER_TASK
-    return num_done
+    counter = call_address + _TAKEN
+    return run_tasks(counter, count, _convolve_channels, call, read_tree(call), inputs, inputs)
 
 
 convolve = TeamJob(_convolve, CONVOLUTION_CALL)
+
+
+@inlined
+def _convolve_channels(
+    call: ConvolutionCall, tree: TreeArrays, task: int, inputs: IntArray, _: IntArray
+) -> None:
+    """Convolve the channels of a task for all tokens."""
+    for request in range(call.requests):
+        for token in range(tree.pending[request] + tree.nodes[request]):
+            _find_inputs(call, tree, request, token, inputs)
+            _convolve_token(call, inputs, tree.columns[request, token], task * CHANNELS_PER_TASK)
 
 
 @inlined

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from paceline.cpu import simd_f32x8
@@ -26,9 +25,18 @@ from paceline.cpu.memory import (
     load_lanes,
 )
 from paceline.cpu.recurrence.state_rows import BLOCK_BYTES, LANES, advance_rows, sum_rows
-from paceline.cpu.recurrence.tree_call import TreeArrays, list_at, read_tree
+from paceline.cpu.recurrence.tree_call import (
+    PathArrays,
+    TreeArrays,
+    copy_rows,
+    counter_of,
+    read_path,
+    read_record,
+    read_tree,
+    run_tasks,
+)
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, take_number
+from paceline.util.compiled import inlined, record_dtype
 
 MAX_VECTORS = 2  # vectors of a block: with four parts of sums, they hide the latency of additions
 _sum_one, _sum_two = sum_rows(1), sum_rows(2)
@@ -77,7 +85,7 @@ class GatedCall:
 
 
 GATED_CALL = record_dtype(GatedCall)
-_TAKEN = GATED_CALL.fields["taken"][1]
+_TAKEN = counter_of(GATED_CALL)
 
 
 class FoldCall:
@@ -102,48 +110,28 @@ class FoldCall:
 
 
 FOLD_CALL = record_dtype(FoldCall)
-_FOLD_TAKEN = FOLD_CALL.fields["taken"][1]
-
-
-@compiled
-def _read_call(call_address: int) -> Any:
-    return numba.carray(as_pointer(call_address), 1, GATED_CALL)[0]
-
-
-@compiled
-def _read_fold(call_address: int) -> Any:
-    return numba.carray(as_pointer(call_address), 1, FOLD_CALL)[0]
+_FOLD_TAKEN = counter_of(FOLD_CALL)
 
 
 def _walk(call_address: int) -> int:
     """Run tasks of the `GatedCall` at an address; return their number."""
-    call = _read_call(call_address)
-    tree = read_tree(call)
-    blocks = call.lanes // (LANES * call.vectors)
-    count = call.requests * call.heads * blocks
+    call = read_record(call_address, GATED_CALL)
+    count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)
     lanes = np.empty(2 * MAX_VECTORS * LANES, dtype=np.float32)
-    num_done = 0
-    task = take_number(call_address + _TAKEN)
-    while task < count:
-        head, block = task // blocks % call.heads, task % blocks
-        _walk_block(
-            call, tree, task // blocks // call.heads, head, block, aligned(states), address(lanes)
-        )
-        num_done += 1
-        task = take_number(call_address + _TAKEN)
-    return num_done
+    counter = call_address + _TAKEN
+    return run_tasks(counter, count, _walk_block, call, read_tree(call), states, lanes)
 
 
 walk = TeamJob(_walk, GATED_CALL)
 
 
 @inlined
-def _walk_block(
-    call: GatedCall, tree: TreeArrays, request: int, head: int, block: int, states: int, lanes: int
-) -> None:
+def _walk_block(call: GatedCall, tree: TreeArrays, task: int, memory: Any, lanes: Any) -> None:
     """Process one block of a head through a request's tree."""
-    block_bytes = call.vectors * BLOCK_BYTES
+    blocks = call.lanes // (LANES * call.vectors)
+    request, head, block = task // blocks // call.heads, task // blocks % call.heads, task % blocks
+    states, block_bytes = aligned(memory), call.vectors * BLOCK_BYTES
     state_bytes = call.rows * block_bytes
     row_bytes, offset = call.lanes * FLOAT_BYTES, block * block_bytes
     head_bytes = call.rows * row_bytes
@@ -154,10 +142,10 @@ def _walk_block(
             index = tree.slots[request] * call.heads + head
             before, stride = call.held + index * head_bytes + offset, row_bytes
         after = states + tree.targets[request, token] * state_bytes
-        _take_step(call, column, head, offset, (before, stride, after), lanes)
+        _take_step(call, column, head, offset, (before, stride, after), address(lanes))
         if call.after and token == tree.pending[request] - 1:
             target = call.after + (request * call.heads + head) * head_bytes + offset
-            _copy_rows(after, block_bytes, target, row_bytes, call.rows, block_bytes)
+            copy_rows(after, block_bytes, target, row_bytes, call.rows, block_bytes)
 
 
 @inlined
@@ -237,62 +225,44 @@ def _store_output(call: GatedCall, offset: int, output: Any) -> None:
         simd_f32x8.store(call.out + offset, output)
 
 
-@inlined
-def _copy_rows(
-    source: int, source_stride: int, target: int, target_stride: int, count: int, size: int
-) -> None:
-    """Copy rows of `size` bytes."""
-    for row in range(count):
-        copy(source + row * source_stride, target + row * target_stride, size)
-
-
 def _fold(call_address: int) -> int:
     """Run tasks of the `FoldCall` at an address; return their number."""
-    call = _read_fold(call_address)
-    blocks = call.lanes // (LANES * call.vectors)
-    count = call.requests * call.heads * blocks
+    call = read_record(call_address, FOLD_CALL)
+    count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     state = np.empty(call.rows * call.vectors * LANES + LANES, dtype=np.float32)
     lanes = np.empty(2 * MAX_VECTORS * LANES, dtype=np.float32)
-    num_done = 0
-    task = take_number(call_address + _FOLD_TAKEN)
-    while task < count:
-        head, block = task // blocks % call.heads, task % blocks
-        _fold_block(call, task // blocks // call.heads, head, block, aligned(state), address(lanes))
-        num_done += 1
-        task = take_number(call_address + _FOLD_TAKEN)
-    return num_done
+    counter = call_address + _FOLD_TAKEN
+    return run_tasks(counter, count, _fold_block, call, read_path(call), state, lanes)
 
 
 fold = TeamJob(_fold, FOLD_CALL)
 
 
 @inlined
-def _fold_block(
-    call: FoldCall, request: int, head: int, block: int, state: int, lanes: int
-) -> None:
+def _fold_block(call: FoldCall, path: PathArrays, task: int, memory: Any, lanes: Any) -> None:
     """Advance one block of a head along a request's path."""
-    block_bytes = call.vectors * BLOCK_BYTES
+    blocks = call.lanes // (LANES * call.vectors)
+    request, head, block = task // blocks // call.heads, task // blocks % call.heads, task % blocks
+    state, update, block_bytes = aligned(memory), address(lanes), call.vectors * BLOCK_BYTES
     row_bytes, offset = call.lanes * FLOAT_BYTES, block * block_bytes
     head_bytes = call.rows * row_bytes
-    slot = list_at(call.slots, call.requests)[request]
-    held = call.held + (slot * call.heads + head) * head_bytes + offset
+    held = call.held + (path.slots[request] * call.heads + head) * head_bytes + offset
     before, stride = held, row_bytes
     if call.start:
         before = call.start + (request * call.heads + head) * head_bytes + offset
-    starts = list_at(call.starts, call.requests + 1)
-    columns = list_at(call.columns, starts[call.requests])
     group = head // (call.heads // call.groups)
-    for step in range(starts[request], starts[request + 1]):
-        item = columns[step] * call.heads + head
-        key = call.key + (columns[step] * call.groups + group) * call.rows * FLOAT_BYTES
+    for step in range(path.starts[request], path.starts[request + 1]):
+        column = path.columns[step]
+        item = column * call.heads + head
+        key = call.key + (column * call.groups + group) * call.rows * FLOAT_BYTES
         decay_stride = FLOAT_BYTES if call.decays_rows else 0
         decay = call.decay + item * FLOAT_BYTES * (call.rows if call.decays_rows else 1)
-        copy(call.updates + item * call.lanes * FLOAT_BYTES + offset, lanes, block_bytes)
+        copy(call.updates + item * call.lanes * FLOAT_BYTES + offset, update, block_bytes)
         # the key replaces the query, because the output is not used
         if call.vectors == 1:
-            _advance_one(before, stride, state, key, key, decay, decay_stride, call.rows, lanes)
+            _advance_one(before, stride, state, key, key, decay, decay_stride, call.rows, update)
         else:
-            _advance_two(before, stride, state, key, key, decay, decay_stride, call.rows, lanes)
+            _advance_two(before, stride, state, key, key, decay, decay_stride, call.rows, update)
         before, stride = state, block_bytes
     if before != held:
-        _copy_rows(before, stride, held, row_bytes, call.rows, block_bytes)
+        copy_rows(before, stride, held, row_bytes, call.rows, block_bytes)

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from paceline.cpu import simd_f32x8
 from paceline.cpu.memory import FLOAT_BYTES, VECTOR_BYTES, address, aligned, copy
 from paceline.cpu.recurrence.state_rows import BLOCK_BYTES, LANES, scan_rows
-from paceline.cpu.recurrence.tree_call import TreeArrays, list_at, read_tree
+from paceline.cpu.recurrence.tree_call import (
+    PathArrays,
+    TreeArrays,
+    copy_rows,
+    counter_of,
+    read_path,
+    read_record,
+    read_tree,
+    run_tasks,
+)
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, take_number
+from paceline.util.compiled import inlined, record_dtype
 
 
 class ScanCall:
@@ -47,7 +55,7 @@ class ScanCall:
 
 
 SCAN_CALL = record_dtype(ScanCall)
-_TAKEN = SCAN_CALL.fields["taken"][1]
+_TAKEN = counter_of(SCAN_CALL)
 
 
 class ScanFold:
@@ -69,45 +77,28 @@ class ScanFold:
 
 
 SCAN_FOLD = record_dtype(ScanFold)
-_FOLD_TAKEN = SCAN_FOLD.fields["taken"][1]
-
-
-@compiled
-def _read_call(call_address: int) -> Any:
-    return numba.carray(as_pointer(call_address), 1, SCAN_CALL)[0]
-
-
-@compiled
-def _read_fold(call_address: int) -> Any:
-    return numba.carray(as_pointer(call_address), 1, SCAN_FOLD)[0]
+_FOLD_TAKEN = counter_of(SCAN_FOLD)
 
 
 def _scan(call_address: int) -> int:
     """Run tasks of the `ScanCall` at an address; return their number."""
-    call = _read_call(call_address)
-    tree = read_tree(call)
-    blocks = call.channels // LANES
+    call = read_record(call_address, SCAN_CALL)
+    count = call.requests * call.channels // LANES
     states = np.empty((call.num_states * call.rows + 1) * LANES, dtype=np.float32)
-    lanes = np.empty(3 * LANES, dtype=np.float32)
-    num_done = 0
-    task = take_number(call_address + _TAKEN)
-    while task < call.requests * blocks:
-        _scan_block(
-            call, tree, task // blocks, task % blocks * BLOCK_BYTES, aligned(states), address(lanes)
-        )
-        num_done += 1
-        task = take_number(call_address + _TAKEN)
-    return num_done
+    memory = np.empty(3 * LANES, dtype=np.float32)
+    counter = call_address + _TAKEN
+    return run_tasks(counter, count, _scan_block, call, read_tree(call), states, memory)
 
 
 scan = TeamJob(_scan, SCAN_CALL)
 
 
 @inlined
-def _scan_block(
-    call: ScanCall, tree: TreeArrays, request: int, offset: int, states: int, lanes: int
-) -> None:
-    """Scan sixteen channels of a request, `offset` bytes after the first channel."""
+def _scan_block(call: ScanCall, tree: TreeArrays, task: int, memory: Any, vectors: Any) -> None:
+    """Scan sixteen channels of a request."""
+    blocks = call.channels // LANES
+    request, offset = task // blocks, task % blocks * BLOCK_BYTES
+    states, lanes = aligned(memory), address(vectors)
     state_bytes, row_bytes = call.rows * BLOCK_BYTES, call.channels * FLOAT_BYTES
     for token in range(tree.pending[request] + tree.nodes[request]):
         column, source = tree.columns[request, token], tree.sources[request, token]
@@ -138,49 +129,40 @@ def _scan_block(
         copy(lanes + 2 * BLOCK_BYTES, call.out + shift_bytes, BLOCK_BYTES)
         if call.after and token == tree.pending[request] - 1:
             target = call.after + request * call.rows * row_bytes + offset
-            for row in range(call.rows):
-                copy(after + row * BLOCK_BYTES, target + row * row_bytes, BLOCK_BYTES)
+            copy_rows(after, BLOCK_BYTES, target, row_bytes, call.rows, BLOCK_BYTES)
 
 
 def _fold(call_address: int) -> int:
     """Run tasks of the `ScanFold` at an address; return their number."""
-    call = _read_fold(call_address)
-    blocks = call.channels // LANES
+    call = read_record(call_address, SCAN_FOLD)
+    count = call.requests * call.channels // LANES
     state = np.empty((call.rows + 1) * LANES, dtype=np.float32)
-    lanes = np.empty(3 * LANES, dtype=np.float32)
-    num_done = 0
-    task = take_number(call_address + _FOLD_TAKEN)
-    while task < call.requests * blocks:
-        _fold_block(
-            call, task // blocks, task % blocks * BLOCK_BYTES, aligned(state), address(lanes)
-        )
-        num_done += 1
-        task = take_number(call_address + _FOLD_TAKEN)
-    return num_done
+    memory = np.empty(3 * LANES, dtype=np.float32)
+    counter = call_address + _FOLD_TAKEN
+    return run_tasks(counter, count, _fold_block, call, read_path(call), state, memory)
 
 
 fold_scan = TeamJob(_fold, SCAN_FOLD)
 
 
 @inlined
-def _fold_block(call: ScanFold, request: int, offset: int, state: int, lanes: int) -> None:
+def _fold_block(call: ScanFold, path: PathArrays, task: int, memory: Any, vectors: Any) -> None:
     """Advance sixteen channels of a request along its path."""
-    row_bytes = call.channels * FLOAT_BYTES
-    slot = list_at(call.slots, call.requests)[request]
-    held = call.held + slot * call.rows * row_bytes + offset
+    blocks, row_bytes = call.channels // LANES, call.channels * FLOAT_BYTES
+    request, offset = task // blocks, task % blocks * BLOCK_BYTES
+    state, lanes = aligned(memory), address(vectors)
+    held = call.held + path.slots[request] * call.rows * row_bytes + offset
     before, stride = held, row_bytes
     if call.start:
         before = call.start + request * call.rows * row_bytes + offset
-    starts = list_at(call.starts, call.requests + 1)
-    columns = list_at(call.columns, starts[call.requests])
-    for index in range(starts[request], starts[request + 1]):
-        shift_bytes = columns[index] * row_bytes + offset
+    for index in range(path.starts[request], path.starts[request + 1]):
+        column = path.columns[index]
+        shift_bytes = column * row_bytes + offset
         copy(call.step + shift_bytes, lanes, BLOCK_BYTES)
         copy(call.updates + shift_bytes, lanes + BLOCK_BYTES, BLOCK_BYTES)
         # the key replaces the query, because the output is not used
-        key, rates = call.key + columns[index] * call.rows * FLOAT_BYTES, call.rate + offset
+        key, rates = call.key + column * call.rows * FLOAT_BYTES, call.rate + offset
         scan_rows(before, stride, state, rates, row_bytes, key, key, call.rows, lanes)
         before, stride = state, BLOCK_BYTES
     if before != held:
-        for row in range(call.rows):
-            copy(before + row * stride, held + row * row_bytes, BLOCK_BYTES)
+        copy_rows(before, stride, held, row_bytes, call.rows, BLOCK_BYTES)

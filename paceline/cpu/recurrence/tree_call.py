@@ -1,4 +1,8 @@
-"""Pass the tokens of a tree to compiled recurrences."""
+"""Pass the tokens of a tree or path to compiled recurrences, and run the tasks.
+
+All recurrences work in the same way. Each thread reads the call at an address, and takes tasks from
+the call's counter until none is left.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ import numba
 import numpy as np
 
 from paceline.core.tree import IntArray
-from paceline.util.compiled import as_pointer, compiled
+from paceline.cpu.memory import copy
+from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
 # Fields of `TokenTree.addresses`, in order; every call of a recurrence begins with them.
 
@@ -23,6 +28,50 @@ class TreeArrays(NamedTuple):
     parents: IntArray
     sources: IntArray
     targets: IntArray
+
+
+class PathArrays(NamedTuple):
+    """The arrays of a `FoldPath`, and the slot of each request."""
+
+    slots: IntArray
+    starts: IntArray
+    columns: IntArray
+
+
+def counter_of(record: Any) -> int:
+    """Return the offset of the field `taken` in the record of a call."""
+    offset: int = record.fields["taken"][1]
+    return offset
+
+
+@compiled
+def read_record(address: int, record: Any) -> Any:
+    """Return the record at an address."""
+    return numba.carray(as_pointer(address), 1, record)[0]
+
+
+@inlined
+def run_tasks(
+    counter: int, count: int, work: Any, call: Any, tokens: Any, states: Any, lanes: Any
+) -> int:
+    """Run tasks until all are taken, and return how many this thread ran.
+
+    Args:
+        counter: Address of the number of tasks that threads have taken.
+        count: Number of tasks.
+        work: Compiled function of the last four arguments and a task.
+        call: Record of the call.
+        tokens: Tokens of the call, `TreeArrays` or `PathArrays`.
+        states: Memory of this thread for the states of one task.
+        lanes: Memory of this thread for a few vectors.
+    """
+    num_done = 0
+    task = take_number(counter)
+    while task < count:
+        work(call, tokens, task, states, lanes)
+        num_done += 1
+        task = take_number(counter)
+    return num_done
 
 
 @compiled
@@ -50,3 +99,20 @@ def read_tree(call: Any) -> Any:
         array_at(call.sources, requests, width),
         array_at(call.targets, requests, width),
     )
+
+
+@compiled
+def read_path(call: Any) -> Any:
+    """Return the arrays of a call that has the fields of `FoldPath.addresses`."""
+    starts = list_at(call.starts, call.requests + 1)
+    columns = list_at(call.columns, starts[call.requests])
+    return PathArrays(list_at(call.slots, call.requests), starts, columns)
+
+
+@inlined
+def copy_rows(
+    source: int, source_stride: int, target: int, target_stride: int, count: int, size: int
+) -> None:
+    """Copy rows of `size` bytes."""
+    for row in range(count):
+        copy(source + row * source_stride, target + row * target_stride, size)

@@ -18,8 +18,8 @@ from paceline.datastore.running import RunningOutputs
 from paceline.datastore.shard import Shard
 from paceline.drafters.sssd.settings import GROWTH_SHARE, MIN_FINISHED_TOKENS, MIN_NEW_TOKENS
 
-_WIDTH = 4  # bytes of a token
-_ANY_TOKEN = 256**_WIDTH - 1  # all tokens are below this value, which separates the answers
+_WIDTH = np.dtype(np.uint32).itemsize  # bytes of a token
+_ANY_TOKEN = int(np.iinfo(np.uint32).max)  # larger than all tokens; separates the answers
 
 _Text = NDArray[np.uint32]
 

@@ -30,11 +30,10 @@ from paceline.engine.parallel.split import Share, share
 from paceline.engine.settings import CHECKSUM_BLOCK
 from paceline.errors import ConfigError, DrafterError, UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
+from paceline.util.tensor_bits import as_integers
 from paceline.verification.outcomes import make_outcome, token_chooser
 from paceline.verification.rules import follow
 from paceline.verification.verify import TargetTokens, target_tokens
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width in bytes
 
 
 class ParallelLM(CachedLM):
@@ -267,7 +266,7 @@ def _weighted_sum(tensor: Tensor) -> int:
     width = math.gcd(flat.nbytes, 8) or 8  # read as the widest integers that fit, for speed
     if flat.storage_offset() * flat.element_size() % width:
         flat = flat.clone()
-    bits = flat.view(_INTEGERS[width])
+    bits = as_integers(flat, width)
     odd = torch.arange(1, 2 * min(CHECKSUM_BLOCK, bits.numel()), 2, device=bits.device)
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for start in range(0, bits.numel(), CHECKSUM_BLOCK):

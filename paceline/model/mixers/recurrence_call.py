@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.backend.recurrences import Convolution, GatedTokens, ScanTokens, StepSizes
+from paceline.backend.recurrences import (
+    Convolution,
+    FoldedStates,
+    GatedTokens,
+    ScanTokens,
+    StepSizes,
+)
 from paceline.backend.token_tree import FoldPath, TokenTree
 from paceline.kv_cache.state_layer import StateLayer
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
@@ -65,11 +71,13 @@ class RecurrenceCall:
         if self._is_wide:
             start, inputs = held[slots], rows[self._node_columns(rows)]
             none: list[list[int]] = [[] for _ in self.tree.slots]
-            requests = torch.arange(len(slots), device=rows.device)
-            recurrences.fold_convolution(rows, self.tree.accepted_path(none), start, requests, None)
+            states = FoldedStates(start, torch.arange(len(slots), device=rows.device), None)
+            recurrences.fold_convolution(rows, self.tree.accepted_path(none), states)
         self.folds.append(
             lambda accepted: recurrences.fold_convolution(
-                inputs, self._path(accepted), self._layer.held[name], slots, start
+                inputs,
+                self._path(accepted),
+                FoldedStates(self._layer.held[name], slots, start),
             )
         )
         return output.view(*hidden_states.transpose(1, 2).shape).transpose(1, 2)
@@ -167,7 +175,9 @@ class RecurrenceCall:
         factors = tokens._replace(query=key, key=key, decay=decay, value=updates)
         self.folds.append(
             lambda accepted: recurrences.fold(
-                factors, updates, self._path(accepted), self._layer.held[name], slots, steps.after
+                factors,
+                self._path(accepted),
+                FoldedStates(self._layer.held[name], slots, steps.after),
             )
         )
         return steps.output
@@ -183,7 +193,9 @@ class RecurrenceCall:
         factors = ScanTokens(updates, step, tokens.rate, key, key)
         self.folds.append(
             lambda accepted: recurrences.fold_scan(
-                factors, updates, self._path(accepted), self._layer.held[name], slots, steps.after
+                factors,
+                self._path(accepted),
+                FoldedStates(self._layer.held[name], slots, steps.after),
             )
         )
         return steps.output

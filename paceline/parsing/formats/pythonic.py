@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from paceline.parsing.events import EventWriter
+from paceline.parsing.json_text import BRACKETS
 from paceline.parsing.parser import Schemas
 from paceline.parsing.text_source import TextSource, Waiting
 from paceline.parsing.values import json_of, untyped_json
 
 OPEN, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
-_DEPTHS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+_DEPTHS = BRACKETS | {"(": 1, ")": -1}
 
 
 def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
