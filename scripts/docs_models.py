@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 from benchmark_data import load
@@ -16,7 +15,17 @@ _OUTCOMES = {
     "wrong": "answers differ",
     "not built": "not tested",
 }
-_CLASS = re.compile(r"^\w+(?= (keeps|selects|cannot|has|is|runs|computes|needs)\b)")
+# Short forms of messages, by words that occur in them.
+_REASONS = {
+    "logits of a draft": "Draft logits differ from those of plain forward passes",
+    "with an indexer": "An indexer selects keys, and its cache cannot be rolled back",
+    "by blocks": "Keys are selected by blocks, and the cache cannot be rolled back",
+    "has no key/value cache": "No KV cache, so drafts save nothing",
+    "in a cache class of its own": "Recurrent states in a cache class that serves one request",
+    "outside transformers' cache layers": "Recurrent states outside transformers' cache layers",
+    "run a draft chain": "The forward method cannot run a draft chain",
+    "run a draft tree": "The forward method cannot run a draft tree",
+}
 
 
 def survey_counts() -> str:
@@ -64,16 +73,36 @@ def recurrence_times() -> str:
     return "\n".join([*lines, "", setup])
 
 
+def hybrid_speed() -> str:
+    """Return what `auto` saves on a hybrid model, from `scripts/hybrid_speed.py`."""
+    content = load("hybrid-speed")
+    times = content["ms_per_token"]
+    lines = [
+        "| run | plain, ms per token | `auto`, ms per token | speed-up |",
+        "|---:|---:|---:|---:|",
+    ]
+    for run, ratio in enumerate(content["speedups"]):
+        plain, drafted = times["none"][run], times["auto"][run]
+        lines.append(f"| {run + 1} | {plain:.1f} | {drafted:.1f} | {ratio:.2f}x |")
+    setup = (
+        "LFM2 with 8 layers of width 1024, trained on the task at width 128 and then enlarged"
+        f" ({content['parameters'] / 1e6:.0f} M parameters), in {content['dtype']} on one thread of"
+        f" an {content['processor']} processor, CPU time. Each run has 12 new texts;"
+        f" {content['equal_answers']} of {content['answers']} answers are equal."
+    )
+    return "\n".join([*lines, "", setup])
+
+
 def survey_refused() -> str:
-    """Return the other model types with the reason."""
+    """Return the other model types by reason."""
     by_reason: dict[str, list[str]] = {}
     for outcome in ("refused", "wrong", "not built"):
         for row in _rows(outcome):
             by_reason.setdefault(_reason(row), []).append(row["model_type"])
-    lines = ["| model types | reason |", "|---|---|"]
-    for reason, names in sorted(by_reason.items(), key=lambda entry: (-len(entry[1]), entry[1])):
-        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {reason} |")
-    return "\n".join(lines)
+    ordered = sorted(by_reason.items(), key=lambda entry: (-len(entry[1]), entry[1]))
+    return "\n".join(
+        f"- {reason}: {', '.join(f'`{name}`' for name in names)}." for reason, names in ordered
+    )
 
 
 def _rows(outcome: str) -> list[dict[str, str]]:
@@ -81,11 +110,14 @@ def _rows(outcome: str) -> list[dict[str, str]]:
 
 
 def _reason(row: dict[str, str]) -> str:
-    """Return a reason in a table cell: the first clause, without the class's name."""
+    """Return a short form of the message that a model type was refused with.
+
+    Raises:
+        ValueError: The message has no short form.
+    """
     if row["outcome"] == "not built":
-        return "Not tested: transformers builds no small model of this type."
-    if "logits of a draft" in row["reason"]:
-        return "Logits of a draft differ from those of plain forward passes."
-    reason = _CLASS.sub("It", row["reason"]).partition("; ")[0].partition(". Use ")[0]
-    reason = re.sub(r"(run a draft \w+): .*", r"\1", reason)
-    return f"{reason.replace('|', ' ').rstrip('.')}."
+        return "Not tested, because transformers builds no small model"
+    for words, reason in _REASONS.items():
+        if words in row["reason"]:
+            return reason
+    raise ValueError(f"{row['model_type']}: got {row['reason']!r}; add a short form to _REASONS.")

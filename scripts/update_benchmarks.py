@@ -28,7 +28,13 @@ from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
 from docs_command_line import command_line, overview
-from docs_models import recurrence_times, survey_counts, survey_refused, survey_types
+from docs_models import (
+    hybrid_speed,
+    recurrence_times,
+    survey_counts,
+    survey_refused,
+    survey_types,
+)
 from docs_tables import EXACT, HEAD, INVARIANCE, SINGLE, WITH_DRAFT, generated, options_reference
 
 from paceline.bench.inside_vllm import KIND as VLLM
@@ -73,6 +79,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "model-survey-types": survey_types,
     "model-survey-refused": survey_refused,
     "recurrence-times": recurrence_times,
+    "hybrid-speed": hybrid_speed,
     "gpu-cards": gpu.cards,
     "gpu-speed": gpu.speed,
     "gpu-exactness": gpu.exactness,

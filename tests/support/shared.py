@@ -82,10 +82,18 @@ class Pair:
     prompts: list[list[int]]
     answers: list[list[int]]
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids of the target."""
+        size: int = self.target.config.vocab_size
+        return size
+
     def engine(self, spec: str = "none", **options: Any) -> LLM:
         """The target behind the drafter `spec`, with the draft model where one is needed."""
         needed = has_draft(spec)
-        chosen = with_store(with_head(without_budget(spec), self.draft), self.near_copies(), 256)
+        chosen = with_store(
+            with_head(without_budget(spec), self.draft), self.near_copies(), self.vocab_size
+        )
         if spec.startswith("state_head"):
             chosen = f"{chosen},head=trained"
         if "head=trained" in chosen:
@@ -106,7 +114,7 @@ class Pair:
         return near_copies(
             [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
             * 2,
-            256,
+            self.vocab_size,
         )
 
 
