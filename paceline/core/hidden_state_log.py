@@ -20,6 +20,7 @@ class HiddenStateLog:
     def __init__(self, layers: tuple[int, ...] = ()) -> None:
         self.layers = layers
         self.first = self.last = 0
+        self._base = 0  # text position of the first row
         self._rows = torch.empty(0, 1 + len(layers), 0)
 
     def write(self, position: int, states: Tensor) -> None:
@@ -33,13 +34,14 @@ class HiddenStateLog:
         if not len(states):
             return
         if not self.first <= begin <= self.last:
-            self.first = begin
-        if end > len(self._rows):
-            grown = states.new_empty(max(2 * len(self._rows), end), *states.shape[1:])
+            self.first = self._base = begin
+        if end - self._base > len(self._rows):
+            grown = states.new_empty(max(2 * len(self._rows), end - self._base), *states.shape[1:])
             if begin > self.first:
-                grown[self.first : begin] = self._rows[self.first : begin]
+                known = slice(self.first - self._base, begin - self._base)
+                grown[known] = self._rows[known]
             self._rows = grown
-        self._rows[begin:end] = states
+        self._rows[begin - self._base : end - self._base] = states
         self.last = end
 
     def known(self, begin: int, end: int) -> tuple[int, Tensor]:
@@ -49,4 +51,11 @@ class HiddenStateLog:
             Text position of the first recorded token, and the states, [n, 1 + layers, hidden].
         """
         begin, end = max(begin, self.first), min(end, self.last)
-        return begin, self._rows[begin : max(begin, end)]
+        return begin, self._rows[begin - self._base : max(begin, end) - self._base]
+
+    def forget(self, position: int) -> None:
+        """Drop the states for tokens before a text position, to free memory."""
+        self.first = max(self.first, min(position, self.last))
+        if 2 * (self.first - self._base) > len(self._rows):
+            self._rows = self._rows[self.first - self._base :].clone()
+            self._base = self.first

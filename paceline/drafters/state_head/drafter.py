@@ -168,6 +168,9 @@ class StateHeadDrafter(Drafter):
             states.append(known)
         if texts:
             self._head.read(texts, token_ids, states)
+        for request in requests:
+            assert request.states is not None, "set in `start`"
+            request.states.forget(self._records[request.id].text.end)
 
     def _grow(self, requests: Sequence[Request], limits: list[int]) -> list[GuessTree]:
         """Grow one tree per request, level by level, for all requests together."""

@@ -12,6 +12,7 @@ vocabulary).
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.forward_state import StateReader, TargetStates
 from paceline.model.identity import Sketch
 from paceline.model.reduced_vocabulary import spread
-from paceline.model.settings import MIN_SKETCH_COSINE
+from paceline.model.settings import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE
 
 # Dtypes whose values are used directly: 8-bit weights also have scales.
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
@@ -158,12 +159,20 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     head: Any = draft.get_output_embeddings()
     trained_for = getattr(draft.config, READS)
     sketch = Sketch.decode(trained_for["sketch"])
-    if not sketch.resembles(target):
+    closeness = sketch.closeness(target)
+    if closeness < MIN_SKETCH_COSINE:
         raise ConfigError(
             f"draft: got one that reads the hidden states of {trained_for['target']!r}, for a"
-            f" target whose embedding has a cosine of {sketch.closeness(target):.2f} to that"
+            f" target whose embedding has a cosine of {closeness:.2f} to that"
             f" model's; expected that target, or a copy that is at {MIN_SKETCH_COSINE} or above."
             " Train one for this model (`paceline draft train`)."
+        )
+    if closeness < WARN_SKETCH_COSINE:
+        warnings.warn(
+            f"draft: it reads the hidden states of {trained_for['target']!r}, and this model's"
+            f" embedding has a cosine of only {closeness:.2f} to that model's. Fewer of its tokens"
+            " may be accepted; answers stay the same. Train one for this model.",
+            stacklevel=2,
         )
     target_embedding, target_head = embedding_and_lm_head(target)
     like = embedding.read.weight  # with the right device and dtype

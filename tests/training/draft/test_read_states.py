@@ -99,3 +99,19 @@ def test_the_loss_of_states_and_its_gradient_are_autograds() -> None:
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+def test_forgotten_states_take_no_memory() -> None:
+    log = HiddenStateLog()
+    rows = torch.arange(400.0).view(200, 2)
+    for position in range(0, 200, 5):
+        log.write(position, rows[position : position + 5])
+        assert log.known(position, 300)[1][-5:].tolist() == rows[position : position + 5].tolist()
+        log.forget(position + 4)
+    assert len(log._rows) < 40
+    first, known = log.known(0, 300)
+    assert (first, known.tolist()) == (199, rows[198:].tolist())
+    log.forget(500)
+    assert log.known(0, 300)[0] == 201
+    log.write(2, rows[2:4])  # the text is computed again
+    assert log.known(0, 300)[1].tolist() == rows[2:4].tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -352,3 +353,17 @@ def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(
     torch.testing.assert_close(
         known, expected[first - 1 : first - 1 + len(known)], rtol=1e-3, atol=1e-3
     )
+
+
+def test_a_draft_of_a_similar_model_warns(pair: Pair, folder: Path) -> None:
+    """It drafts all the same."""
+    similar = copy.deepcopy(pair.target)
+    weight = similar.get_input_embeddings().weight.data
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    weight += 0.45 * weight.std() * noise
+    with pytest.warns(UserWarning, match=r"a cosine of only 0\.9\d to that model's"):
+        llm = LLM(similar, "draft_model:max_draft_tokens=3", folder)
+    params = SamplingParams(max_new_tokens=12)
+    plain = LLM(similar, "none").generate(pair.prompts[:2], params)
+    drafted = llm.generate(pair.prompts[:2], params)
+    assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
