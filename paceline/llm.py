@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.drafter import Drafter
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.settings import BATCH_INVARIANT, BatchInvariant, FixedShapes, OnDrafterError
+from paceline.core.settings import (
+    BATCH_INVARIANT,
+    BatchInvariant,
+    FixedShapes,
+    OnDrafterError,
+)
 from paceline.drafters import Maker, create, uses_draft_model
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.chat_facade import ChatFacade
@@ -19,6 +24,7 @@ from paceline.engine.engine_limits import check_limits
 from paceline.engine.input_processor import InputProcessor, Prompt, Prompts
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
+from paceline.util.options import ENGINE, EngineName
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +81,8 @@ class LLM(ChatFacade):
         unpack: Whether a GGUF file is converted to a bfloat16 checkpoint in the cache; default
             True. If False, paceline computes directly with the packed weights in the file, in
             bfloat16 on a CPU. The answers equal those of the converted model.
+        engine: Library that runs the model: "transformers" (default), or "llama.cpp" for GGUF
+            files.
     Raises:
         ConfigError: An argument cannot be used.
         UnsupportedModelError: The model cannot be verified losslessly.
@@ -101,16 +109,19 @@ class LLM(ChatFacade):
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
         unpack: bool = True,
+        engine: EngineName = ENGINE,
     ) -> None:
         check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
         spec = drafter if isinstance(drafter, str) else None
         ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
         # Imported here: model code takes seconds to import.
+        from paceline.engine.target_loading import load_target
         from paceline.media.processor import MediaProcessor
-        from paceline.model.loading import eos_token_ids, load_model
+        from paceline.model.loading import eos_token_ids
         from paceline.model.tokenizer_loading import load_tokenizer
 
-        loaded = load_model(model, dtype, device, unpack)
+        loaded = load_target(model, engine, dtype, device, unpack)
+        unpack = unpack and engine == ENGINE  # llama.cpp needs the tokenizer only
         tokenizer = getattr(processor, "tokenizer", None) if tokenizer is None else tokenizer
         self.tokenizer, self._source = load_tokenizer(tokenizer, model, unpack), model
         self._media = MediaProcessor(loaded, model if processor is None else processor)

@@ -18,6 +18,7 @@ from paceline.model.loading import load_model
 from paceline.model.verified import VERIFIED
 from paceline.serve.requests import ChatRequest, CompletionRequest
 from tests.support import multimodal
+from tests.support.llama_cpp import HAS_LIBRARY, NO_LIBRARY
 from tests.support.state_heads import random_eagle3
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +60,8 @@ def test_snippet_runs(code: str, request: pytest.FixtureRequest, tmp_path: Path)
     if EAGLE3_HEAD in code:
         target = load_model(str(demo.TARGET))
         code = code.replace(EAGLE3_HEAD, random_eagle3(target))
+    if 'engine="llama.cpp"' in code and not HAS_LIBRARY:
+        pytest.skip(NO_LIBRARY)
     for hub_id, path in HUB_IDS.items():
         code = code.replace(f'"{hub_id}"', repr(path))
     exec(compile(code, "snippet", "exec"), {"__name__": "snippet"})

@@ -83,7 +83,7 @@ def test_lower_bounds_are_the_versions_tested() -> None:
     asked = [*PROJECT["project"]["dependencies"]]
     asked += [
         one
-        for extra in ("test", "bench", "chat", "gguf", "grammar", "images", "serve")
+        for extra in ("test", "bench", "chat", "gguf", "grammar", "images", "llama-cpp", "serve")
         for one in extras[extra]
     ]
     bounds = dict(one.split(">=") for one in asked if not one.startswith("paceline"))
@@ -103,6 +103,7 @@ def test_extras_and_constraints() -> None:
         "gguf",
         "grammar",
         "images",
+        "llama-cpp",
         "datasets",
         "serve",
         "vllm",
@@ -118,7 +119,18 @@ def test_extras_and_constraints() -> None:
     )
     installed = [
         one
-        for extra in ("dev", "docs", "test", "bench", "chat", "gguf", "grammar", "images", "serve")
+        for extra in (
+            "dev",
+            "docs",
+            "test",
+            "bench",
+            "chat",
+            "gguf",
+            "grammar",
+            "images",
+            "llama-cpp",
+            "serve",
+        )
         for one in extras[extra]
     ]
     for requirement in [*PROJECT["project"]["dependencies"], *installed]:

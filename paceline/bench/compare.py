@@ -6,14 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from transformers import PreTrainedModel
-
 from paceline.bench.methods import Method, MethodAnswer, Paceline
 from paceline.bench.models import Unit
 from paceline.bench.settings import PLAIN, BenchConfig
 from paceline.bench.timed_calls import AnswerCounts, AnswerRow, Divergence, TimedCall
-from paceline.model.forward_mode import mode_of
+from paceline.engine.target_loading import LoadedModel, next_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class Comparison:
 
 def compare(
     config: BenchConfig,
-    target: PreTrainedModel,
+    target: LoadedModel,
     methods: Sequence[Method],
     units: Sequence[Unit],
     timed: Sequence[tuple[TimedCall, list[MethodAnswer]]],
@@ -95,7 +92,7 @@ def _keeps_seed(method: Method) -> bool:
 
 
 def _divergence(
-    model: PreTrainedModel,
+    model: LoadedModel,
     method: str,
     prompt: str,
     prompt_ids: list[int],
@@ -104,12 +101,7 @@ def _divergence(
 ) -> Divergence:
     shorter = min(len(reference), len(got))
     position = next((i for i in range(shorter) if reference[i] != got[i]), shorter)
-    with mode_of(model)():
-        logits = (
-            model(torch.tensor([prompt_ids + reference[:position]], device=model.device))
-            .logits[0, -1]
-            .float()
-        )
+    logits = next_logits(model, prompt_ids + reference[:position]).float()
     top = logits.topk(2).values.tolist()
     expected, chosen = (
         tokens[position] if position < len(tokens) else None for tokens in (reference, got)

@@ -17,18 +17,19 @@ from paceline.bench.cost_scale import cost_label, enlarge, parameter_count
 from paceline.bench.settings import BenchConfig, CostScale
 from paceline.core.drafter import Drafter
 from paceline.engine.parallel.ranks import local_device
+from paceline.engine.target_loading import LoadedModel, context_length, load_target
 from paceline.errors import CapacityError, ConfigError
-from paceline.model.architecture import Architecture
-from paceline.model.loading import load_draft, load_model
+from paceline.model.loading import load_draft
 from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.report.prompts import Prompt, encode, load_prompts, shortened
+from paceline.util.options import ENGINE
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
     """The loaded models, with their names in reports; `draft` is None if not used."""
 
-    target: PreTrainedModel
+    target: LoadedModel
     draft: PreTrainedModel | None
     tokenizer: Any
     target_label: str
@@ -52,7 +53,7 @@ class Unit:
 
 def load_models(
     config: BenchConfig,
-    target: PreTrainedModel | None,
+    target: LoadedModel | None,
     draft: PreTrainedModel | None,
     tokenizer: Any,
 ) -> Models:
@@ -67,9 +68,9 @@ def load_models(
         demo.target_of(options.model),
         demo.draft_name(options.model, options.draft_model),
     )
-    tokenizer = load_tokenizer(tokenizer, path)
+    tokenizer = load_tokenizer(tokenizer, path, options.engine == ENGINE)
     device = local_device(options.device) if config.lookahead_parallel else options.device
-    model = target or load_model(path, options.dtype, device)
+    model = target or load_target(path, options.engine, options.dtype, device)
     if not (config.needs_draft() or config.with_draft()):
         draft = None
     elif draft is None and wanted is not None:
@@ -78,7 +79,15 @@ def load_models(
         raise ConfigError(
             f"bench: {config.needs_draft()[0]!r} needs a draft model. Pass draft_model=DIRECTORY."
         )
-    model, label = _scaled(model, options.model, config.cost_scale)
+    if not isinstance(model, PreTrainedModel):
+        label = f"{Path(options.model).name} (llama.cpp)"
+        if config.cost_scale is not None:
+            raise ConfigError(
+                f"bench: cost_scale: got {config.cost_scale!r} with engine='llama.cpp'; expected"
+                " none. Leave it out."
+            )
+    else:
+        model, label = _scaled(model, options.model, config.cost_scale)
     if draft is None:
         return Models(model, None, tokenizer, label, None)
     draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)
@@ -98,7 +107,7 @@ def make_units(
         selection = config.selection
         prompts = load_prompts(selection.prompts, selection.limit, selection.every)
     loaded = [model for model in (models.target, models.draft) if model is not None]
-    context = min(Architecture.from_model(model).context_length for model in loaded)
+    context = min(map(context_length, loaded))
     length = config.sampling.max_new_tokens
     room = context - length
     if room < MIN_PROMPT_TOKENS:

@@ -34,15 +34,18 @@ from paceline.core.drafter import Drafter
 from paceline.core.metrics import Timing
 from paceline.drafters import create
 from paceline.engine.parallel.ranks import Ranks
+from paceline.engine.target_loading import LoadedModel
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import draft_lm, eos_token_ids
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
+from paceline.util.options import ENGINE
 
 Maker = Callable[[CachedLM], Drafter]
 
+_TRANSFORMERS_ONLY = "not possible for a model in llama.cpp"
 _ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
 
 
@@ -67,7 +70,7 @@ class RunOptions:
 def run_bench(
     config: BenchConfig,
     *,
-    target: PreTrainedModel | None = None,
+    target: LoadedModel | None = None,
     draft: PreTrainedModel | None = None,
     tokenizer: Any = None,
     prompts: Sequence[Prompt] | None = None,
@@ -201,6 +204,8 @@ class _BenchRun:
 
 
 def _skipped(config: BenchConfig) -> dict[str, str]:
+    if config.models.engine != ENGINE:
+        return dict.fromkeys(config.baselines, _TRANSFORMERS_ONLY)
     return {
         name: _ONE_BY_ONE
         for name in config.baselines

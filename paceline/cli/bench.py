@@ -25,7 +25,7 @@ from paceline.cli.parallel import joined_ranks
 from paceline.cli.show import INTERRUPTED
 from paceline.drafters import REGISTRY, available
 from paceline.errors import ConfigError
-from paceline.util.options import ModelOptions, PromptOptions, changed, flat
+from paceline.util.options import ENGINE, EngineName, ModelOptions, PromptOptions, changed, flat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ def bench(
         config = replace(
             config,
             drafters=chosen_drafters(methods.drafters, config.models),
-            baselines=_baselines(methods.baselines, has_draft),
+            baselines=_baselines(methods.baselines, has_draft, config.models.engine),
             lookahead_parallel=ranks.size if ranks else 0,
         )
         if quantity.memory:
@@ -172,7 +172,9 @@ def _embedded(models: ModelOptions) -> bool:
     return models.model == demo.NAME and models.draft_model in (None, demo.NAME)
 
 
-def _baselines(requested: Sequence[str], has_draft: bool) -> tuple[str, ...]:
+def _baselines(requested: Sequence[str], has_draft: bool, engine: EngineName) -> tuple[str, ...]:
+    if engine != ENGINE and not requested:
+        return ()
     names = (
         split_specs(requested, BASELINES)
         if requested

@@ -18,6 +18,7 @@ from paceline.cli.loading import build_llm
 from paceline.cli.options import model_argument, only
 from paceline.cli.show import out, table_console
 from paceline.errors import ConfigError
+from paceline.model.cached_lm import CachedLM
 from paceline.util import cache
 from paceline.util.machine import instruction_flags, processor, usable_cores
 from paceline.util.options import ModelOptions
@@ -137,7 +138,7 @@ def _extras() -> dict[str, str]:
         return {"optional parts": "unknown: paceline is not installed as a package"}
     parts: dict[str, list[str]] = {}
     for line in lines:
-        if match := re.match(r"([\w.-]+).*;.*extra == ['\"](\w+)['\"]", line):
+        if match := re.match(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]", line):
             parts.setdefault(match[2], []).append(match[1])
     result = {}
     for part, packages in parts.items():
@@ -150,6 +151,8 @@ def _extras() -> dict[str, str]:
 
 def _facts(model: str, llm: LLM) -> dict[str, str]:
     """Return information about a model and the features used with it."""
+    if not isinstance(llm.model, CachedLM):
+        return _gguf_facts(model, llm)
     facts, loaded = llm.model.architecture, llm.model.model
     drafts = (
         "trees and chains"
@@ -170,23 +173,36 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
         "context": f"{llm.max_length} tokens",
         "drafts": drafts,
         "attention": attention,
-        "matrix products": _products(llm),
+        "matrix products": _products(llm.model),
         "forward-pass cost": _costs(llm),
         "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
     }
 
 
-def _products(llm: LLM) -> str:
+def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
+    """Return facts about a model in llama.cpp."""
+    loaded = llm.model.model
+    return {
+        "model": f"{model}: {loaded.description}",
+        "computes in": f"{loaded.library.version} at {loaded.library.path}",
+        "context": f"{llm.max_length} tokens",
+        "drafts": "trees and chains" if llm.model.takes_trees else "chains only: recurrent layers",
+        "forward-pass cost": _costs(llm),
+        "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
+    }
+
+
+def _products(target: CachedLM) -> str:
     """Return which library computes matrix products, with the times of both."""
     from paceline.backend.settings import TIMED_ROWS
     from paceline.cpu.product_choice import trial
 
-    used = llm.model.products
+    used = target.products
     if used.fixed_rows:
         return f"torch, always padded to {used.fixed_rows} rows"
     max_rows = None if used.max_rows > TIMED_ROWS[-1] else used.max_rows
     backend = "torch" if not used.modules else f"paceline with {_run(used.min_rows, max_rows)} rows"
-    timing = trial(llm.model.model)
+    timing = trial(target.model)
     if not timing.ours:
         return f"{backend}: paceline's kernels need plain weights on a CPU"
     each = zip(TIMED_ROWS, timing.ours, timing.torchs, strict=True)

@@ -54,6 +54,7 @@ def build_llm(
         device=models.device,
         lookahead_parallel=ranks or False,
         batch_invariant=models.invariance,
+        engine=models.engine,
         **options,
     )
 

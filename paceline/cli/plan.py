@@ -115,7 +115,8 @@ def plan(
 
 
 def _measured(models: ModelOptions, acceptance: Acceptance, workload: Workload) -> Plan:
+    from paceline.model.cached_lm import as_cached_lm
     from paceline.plan.measured import plan_measured
 
-    model = build_llm(models, "none").model
+    model = as_cached_lm(build_llm(models, "none").model)
     return plan_measured(model, models.model, acceptance, workload.batch, workload.context)

@@ -16,6 +16,7 @@ import numpy as np
 
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.target import TimedTarget
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
 from paceline.draft_budget.settings import (
@@ -26,7 +27,6 @@ from paceline.draft_budget.settings import (
     DraftBudgetSettings,
 )
 from paceline.invariance.forward_cost import run_forward
-from paceline.model.cached_lm import CachedLM
 from paceline.util.stopwatch import Conditions, Stopwatch, agree, spread_of
 from paceline.util.timing_settings import TIMING
 
@@ -58,7 +58,7 @@ class Check:
 class _Timer:
     """Times one model's forward passes in a dedicated cache."""
 
-    def __init__(self, model: CachedLM) -> None:
+    def __init__(self, model: TimedTarget) -> None:
         self.model = model.apart()
         self._texts = [self._open(SHORT_TEXT)]
         self.stopwatch = Stopwatch.suited(
@@ -106,7 +106,7 @@ class _Timer:
 
 
 def measure(
-    model: CachedLM,
+    model: TimedTarget,
     max_rows: int | None = None,
     max_seconds: float | None = None,
     known: CostCurve | None = None,
@@ -151,7 +151,7 @@ def measure(
     return MeasuredCurve(curve, tuple(spreads), Conditions.of(spreads, timer.stopwatch))
 
 
-def check(model: CachedLM, curve: CostCurve) -> Check | None:
+def check(model: TimedTarget, curve: CostCurve) -> Check | None:
     """Compare a curve with a few forward passes; return None if they take too long."""
     rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
     expected = curve.of(np.array(rows))
@@ -208,7 +208,7 @@ def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -
     return [float(seconds) for seconds in np.maximum.accumulate(added)]
 
 
-def _timed(stopwatch: Stopwatch, model: CachedLM, request: Request, rows: int) -> float:
+def _timed(stopwatch: Stopwatch, model: TimedTarget, request: Request, rows: int) -> float:
     tree = DraftTree.chain(_tokens(model, rows - 1)) if rows > 1 else EMPTY_TREE
     return stopwatch.seconds(lambda: run_forward(model, request, tree))
 
@@ -217,6 +217,6 @@ def _enough(forward_s: float, limit: float, settings: DraftBudgetSettings) -> fl
     return min(limit, max(settings.measure_seconds, settings.measure_forwards * forward_s))
 
 
-def _tokens(model: CachedLM, count: int) -> list[int]:
+def _tokens(model: TimedTarget, count: int) -> list[int]:
     """Return different tokens, which are routed to different experts."""
     return [index * TOKEN_STRIDE % model.vocab_size for index in range(count)]

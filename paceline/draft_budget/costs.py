@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.core.target import TimedTarget
 from paceline.draft_budget import cost_measuring
 from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.errors import ConfigError
-from paceline.model.cached_lm import CachedLM
 from paceline.util import result_cache
-from paceline.util.environment_key import environment_key
 from paceline.util.files import parse_json
 from paceline.util.timing_settings import TIMING
 
@@ -41,7 +40,7 @@ class Costs:
 
     def __init__(
         self,
-        model: CachedLM,
+        model: TimedTarget,
         max_rows: int | None = None,
         given: CostCurve | None = None,
         settings: DraftBudgetSettings = DEFAULTS,
@@ -162,20 +161,8 @@ class Costs:
         result_cache.replace(self._key(), measured)
 
     def _key(self) -> result_cache.ResultKey:
-        model = self._model
-        facts = environment_key(
-            model.model,
-            batch_invariant=model.architecture.by_position,
-            rows=[model.min_rows, self._max_rows],
-            products=[
-                len(model.products.modules),
-                model.products.min_rows,
-                model.products.max_rows,
-            ],
-        )
-        return result_cache.ResultKey(
-            _KIND, facts, f"forward costs of {model.model.__class__.__name__}", "curve.json"
-        )
+        key, name = self._model.cost_key(self._max_rows), type(self._model.model).__name__
+        return result_cache.ResultKey(_KIND, key, f"forward costs of {name}", "curve.json")
 
 
 def _curve_of_environment() -> CostCurve | None:

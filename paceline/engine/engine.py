@@ -27,13 +27,12 @@ from paceline.engine.turn import Turn
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
     from paceline.draft_budget.cost_curve import CostCurve
     from paceline.draft_budget.settings import DraftBudgetSettings
     from paceline.engine.parallel.ranks import Ranks
     from paceline.engine.step import Verifier
+    from paceline.engine.target_loading import LoadedModel
 
 
 class Engine(SharedSteps):
@@ -66,7 +65,7 @@ class Engine(SharedSteps):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: LoadedModel,
         drafter: Drafter,
         *,
         spec: str | None = None,

@@ -13,7 +13,7 @@ from paceline.util.config import require_count
 from paceline.util.machine import available_memory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from paceline.engine.target_loading import LoadedModel
 
 
 def check_limits(
@@ -37,7 +37,7 @@ def check_limits(
         require_count("LLM", "max_length", max_length, 2)
 
 
-def max_cache_bytes(model: PreTrainedModel, cache_gib: float | None) -> int | None:
+def max_cache_bytes(model: LoadedModel, cache_gib: float | None) -> int | None:
     """Return the maximum size of a loaded model's KV cache, in bytes.
 
     Args:

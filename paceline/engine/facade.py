@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.core.drafter import Drafter
     from paceline.core.metrics import EngineLoad, Timing
+    from paceline.core.target import TimedTarget
     from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
     from paceline.draft_budget.cost_curve import CostCurve
     from paceline.draft_budget.costs import Costs
     from paceline.draft_budget.decisions import StepDecision
     from paceline.engine.engine import Engine
     from paceline.invariance.invariance import Invariance
-    from paceline.model.cached_lm import CachedLM
 
 
 class EngineFacade:
@@ -22,7 +22,7 @@ class EngineFacade:
     _engine: Engine
 
     @property
-    def model(self) -> CachedLM:
+    def model(self) -> TimedTarget:
         """The target model with its KV cache."""
         return self._engine.model
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from transformers import PreTrainedModel
+
 from paceline.core.settings import (
     PREFILL_CHUNK,
     PREFILL_CHUNK_ON_CUDA,
@@ -23,16 +26,16 @@ from paceline.draft_budget.prefill_chunking import PrefillChunkController
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.draft_head.find import DraftHeads
 from paceline.engine.parallel.model import ParallelLM
-from paceline.errors import UnsupportedModelError
+from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.invariance.invariance import Invariance, resolve_batch_invariance
-from paceline.model.cached_lm import CachedLM
 from paceline.model.self_check import checked_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from paceline.core.drafter import Drafter
+    from paceline.core.target import TimedTarget
     from paceline.engine.parallel.ranks import Ranks
+    from paceline.engine.target_loading import LoadedModel
+    from paceline.llama_cpp.gguf_model import GgufModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class TargetSetup:
         draft_heads: Hidden-state draft heads of the model; None with ranks.
     """
 
-    model: CachedLM
+    model: TimedTarget
     invariance: Invariance
     costs: Costs | None = None
     draft_budget: DraftBudget | None = None
@@ -105,17 +108,20 @@ class TargetSetup:
             self.draft_heads.check(drafter)
 
 
-def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:
+def set_up_target(model: LoadedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:
     """Validate a loaded model, and create its KV cache.
 
     Args:
-        model: Decoder-only transformers model, in eval mode, on its device.
+        model: Decoder-only transformers model, in eval mode, on its device; or a GGUF
+            file that llama.cpp has loaded.
         drafter: The engine's drafter; with ranks, its trees must be divisible among them.
         options: The engine's options for the model.
     Raises:
         UnsupportedModelError: The model cannot be verified losslessly.
         ConfigError: Batch invariance is required but impossible, or the ranks do not fit.
     """
+    if not isinstance(model, PreTrainedModel):
+        return _set_up_gguf(model, options)
     ranks, batch_invariant = options.ranks, options.batch_invariant
     if ranks is not None and batch_invariant == "auto":
         batch_invariant = False  # measured times differ between ranks, but all ranks must agree
@@ -143,6 +149,31 @@ def set_up_target(model: PreTrainedModel, drafter: Drafter, options: TargetOptio
         DraftBudget(costs.curve, None if costs.given else costs.renew, settings),
         PrefillChunkController(checked.prefill_chunk, settings),
         DraftHeads(checked),
+    )
+
+
+def _set_up_gguf(model: GgufModel, options: TargetOptions) -> TargetSetup:
+    """Give a model in llama.cpp a KV cache."""
+    from paceline.llama_cpp.exactness import resolve_exactness
+    from paceline.llama_cpp.target import GgufTarget
+
+    if options.ranks is not None:
+        raise ConfigError(
+            "lookahead_parallel: got ranks and a model in llama.cpp; expected one process. Use"
+            " engine='transformers'."
+        )
+    threads = torch.get_num_threads()
+    exactness = resolve_exactness(model, options.batch_invariant, threads)
+    chunk = options.prefill_chunk or PREFILL_CHUNK
+    target = GgufTarget(model, threads, exactness.on, chunk)
+    settings = options.draft_budget or DEFAULTS
+    costs = Costs(target, None, options.cost_curve, settings)
+    return TargetSetup(
+        target,
+        Invariance(exactness.on, exactness.reason, None, threads),
+        costs,
+        DraftBudget(costs.curve, None if costs.given else costs.renew, settings),
+        PrefillChunkController(chunk, settings),
     )
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from paceline.backend.products import Products
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.target import TimedTarget
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.invariance.row_modules import RowModule
 from paceline.invariance.settings import (
@@ -116,7 +117,7 @@ def _product_cost(compared: list[_Compared], device: torch.device) -> Cost:
     return Cost(totals[0] / totals[1] if totals[1] else 1.0, Conditions.of(spreads, stopwatch))
 
 
-def run_forward(lm: CachedLM, request: Request, tree: DraftTree) -> None:
+def run_forward(lm: TimedTarget, request: Request, tree: DraftTree) -> None:
     """Run one forward pass without a commit, and wait for the device.
 
     Args:

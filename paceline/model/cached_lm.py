@@ -16,7 +16,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes
 from paceline.core.tree import EMPTY_TREE
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.modules import uses_target_states
@@ -29,6 +29,7 @@ from paceline.model.model_view import ModelView, View
 from paceline.model.reduced_vocabulary import kept_ids
 from paceline.model.token_map import TokenMap
 from paceline.model.vocabulary import SharedVocabulary
+from paceline.util.environment_key import environment_key
 
 
 class CachedLM(ForwardPasses):
@@ -166,6 +167,20 @@ class CachedLM(ForwardPasses):
         )
         return CachedLM(self._model, *options, self._view, self.chains, self._fixed_shapes)
 
+    def cost_key(self, max_rows: int) -> str:
+        """Return a checksum of everything on which the cost of forward passes depends.
+
+        Args:
+            max_rows: Maximum number of rows that are timed.
+        """
+        products = self.products
+        return environment_key(
+            self._model,
+            batch_invariant=self.architecture.by_position,
+            rows=[self.min_rows, max_rows],
+            products=[len(products.modules), products.min_rows, products.max_rows],
+        )
+
     @property
     def growth_step(self) -> int:
         """Return the number of cache positions by which to grow the cache.
@@ -236,3 +251,18 @@ class CachedLM(ForwardPasses):
             probe.position_offset = states.position_offset
             logits = self.forward([probe], [EMPTY_TREE])
             self.media_prefill.check_next_token(request, states, logits[0, 0])
+
+
+def as_cached_lm(target: object) -> CachedLM:
+    """Return a target that transformers runs.
+
+    Args:
+        target: Target of an engine.
+    Raises:
+        UnsupportedModelError: Another library runs the target.
+    """
+    if isinstance(target, CachedLM):
+        return target
+    raise UnsupportedModelError(
+        "got a model in llama.cpp; expected one that transformers runs. Use engine='transformers'."
+    )

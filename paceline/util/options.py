@@ -11,6 +11,8 @@ from paceline.util.config import require_range
 from paceline.util.util_settings import MAX_THREADS
 
 T = TypeVar("T")
+EngineName = Literal["transformers", "llama.cpp"]  # library that runs the target
+ENGINE: EngineName = "transformers"
 InvarianceWord = Literal["auto", "on", "off"]  # on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, bool | Literal["auto"]] = {
     "auto": "auto",
@@ -33,6 +35,7 @@ class ModelOptions:
         threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
         batch_invariant: Make answers independent of the other requests in a forward pass, bit for
             bit; auto enables this if it costs less than 5 %.
+        engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.
 
     Raises:
         ConfigError: A value is out of range.
@@ -44,6 +47,7 @@ class ModelOptions:
     device: str = "auto"
     threads: int | None = None
     batch_invariant: InvarianceWord = "auto"
+    engine: EngineName = ENGINE
 
     @property
     def invariance(self) -> bool | Literal["auto"]:

@@ -43,8 +43,9 @@ class RowsMatter(nn.Linear):
 
 def coarse_for_one_row(*arguments: object) -> Models:
     models = load_models(*arguments)  # type: ignore[arg-type]
-    models.target.lm_head.__class__ = RowsMatter
-    models.target.model.layers[0].mlp.down_proj.__class__ = RowsMatter
+    target: Any = models.target
+    target.lm_head.__class__ = RowsMatter
+    target.model.layers[0].mlp.down_proj.__class__ = RowsMatter
     return models
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline import LLM
-from paceline.model.cached_lm import CachedLM
+from paceline.model.cached_lm import CachedLM, as_cached_lm
 from tests.support.machine import Machine, line
 from tests.support.shared import Pair
 
@@ -17,4 +17,4 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def model(pair: Pair) -> CachedLM:
-    return LLM(pair.target, "none").model
+    return as_cached_lm(LLM(pair.target, "none").model)

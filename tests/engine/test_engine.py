@@ -22,6 +22,7 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError, DrafterError
+from paceline.model.cached_lm import as_cached_lm
 from paceline.model.self_check import plain_logits
 from tests.support.shared import COUNT, Pair
 
@@ -291,7 +292,7 @@ def test_the_targets_likeliest_tokens_after_every_node(pair: Pair, temperature: 
         assert outcome.target_top is not None
         assert outcome.target_top.token_ids.shape == outcome.target_top.probs.shape == (4, 3)
         for row, path in enumerate([[], [1], [1, 2], [3]]):
-            best = plain_logits(plain, prompt + path)[0].float().softmax(-1).topk(3)
+            best = plain_logits(as_cached_lm(plain), prompt + path)[0].float().softmax(-1).topk(3)
             assert outcome.target_top.token_ids[row].tolist() == best.indices.tolist()
             assert outcome.target_top.probs[row] == pytest.approx(best.values.tolist(), abs=1e-5)
 

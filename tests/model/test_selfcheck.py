@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from paceline import LLM, SamplingParams
 from paceline.errors import UnsupportedModelError
 from paceline.kv_cache.slot_layer import SlotLayer
-from paceline.model.cached_lm import CachedLM
+from paceline.model.cached_lm import CachedLM, as_cached_lm
 from paceline.model.per_layer import layer_values
 from paceline.model.self_check import check_chain_forward, check_tree_forward
 from paceline.model.verified import VERIFIED
@@ -88,7 +88,7 @@ def test_a_model_whose_trees_fail_decodes_with_chains(window: int) -> None:
     known = {tuple(prompt): reference(model, prompt, 20) for prompt in prompts}
     drafter = ScriptedTree(known, 60)
     llm = LLM(model, drafter, max_batch=2)
-    assert llm.model.chains
+    assert as_cached_lm(llm.model).chains
     assert not llm.model.takes_trees
     assert not llm.model.apart().takes_trees
     outs = llm.generate(prompts, SamplingParams(max_new_tokens=20))
@@ -148,7 +148,8 @@ def test_decoders_of_encoder_decoders_answer_as_their_forwards_do(model_type: st
 def test_the_cache_is_as_large_as_the_layers_say(name: str) -> None:
     llm = LLM(make(name), "none")
     llm.generate([[3, 4, 5]], SamplingParams(max_new_tokens=2))
-    assert llm.model.architecture.position_bytes == llm.model._cache.position_bytes > 0
+    model = as_cached_lm(llm.model)
+    assert model.architecture.position_bytes == model._cache.position_bytes > 0
 
 
 def test_layers_whose_windows_differ_are_refused() -> None:

@@ -243,5 +243,6 @@ def _engine(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
         max_batch=users,
         max_nodes=config.max_nodes,
         batch_invariant=options.invariance,
+        engine=options.engine,
     )
     return llm, Maker(draft, options.dtype, str(llm.model.device))

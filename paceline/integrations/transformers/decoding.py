@@ -22,7 +22,7 @@ from paceline.integrations.transformers.cache import fill_cache, load_cache
 from paceline.integrations.transformers.media import attach_media
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.integrations.transformers.rows import RowRequest, SharedNoise
-from paceline.model.cached_lm import CachedLM
+from paceline.model.cached_lm import CachedLM, as_cached_lm
 from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.verification.outcomes import draft_may_cause_nan, make_outcome
 from paceline.verification.rules import follow
@@ -95,8 +95,8 @@ class Decoding:
     def __init__(self, engine: Engine, request: GenerateCall, streamer: Any) -> None:
         self.stats: list[Stats] = []
         self._engine = engine
-        self._model = engine.model
-        self._request = request = _without_states(request, engine.model)
+        self._model = as_cached_lm(engine.model)
+        self._request = request = _without_states(request, self._model)
         self._streamer = streamer
         self._streamed = request.width  # columns passed to the streamer
         self._noise = SharedNoise(request.batch, request.input_ids.device)

@@ -1,0 +1,83 @@
+"""Load the model of an engine: with transformers, or with llama.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline import demo
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import ConfigError, did_you_mean
+from paceline.model.architecture import Architecture
+from paceline.model.forward_mode import mode_of
+from paceline.model.loading import load_model
+from paceline.util.options import EngineName
+
+if TYPE_CHECKING:
+    from paceline.llama_cpp.gguf_model import GgufModel
+
+LoadedModel: TypeAlias = "PreTrainedModel | GgufModel"
+
+
+def load_target(
+    model: str | Path | LoadedModel,
+    engine: EngineName,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    unpack: bool = True,
+) -> PreTrainedModel | GgufModel:
+    """Return the model of an engine.
+
+    Args:
+        model: Directory, hub id, GGUF file, built-in name or loaded model.
+        engine: "transformers" or "llama.cpp".
+        dtype, device, unpack: As in `load_model`. llama.cpp computes in the file's formats.
+    Raises:
+        ConfigError: As in `load_model`; or the engine is unknown, or cannot run the model.
+    """
+    if not isinstance(model, str | Path | PreTrainedModel):
+        from paceline.llama_cpp.gguf_model import GgufModel
+
+        if isinstance(model, GgufModel):
+            return model
+    if engine == "transformers":
+        return load_model(model, dtype, device, unpack)
+    if engine != "llama.cpp":
+        names = ("transformers", "llama.cpp")
+        raise ConfigError(f"engine: got {engine!r}.{did_you_mean(str(engine), names)}")
+    if str(dtype) != "auto":
+        raise ConfigError(
+            f"dtype: got {dtype!r} with engine='llama.cpp', which computes in the formats of the"
+            " file; expected 'auto'. Leave it out."
+        )
+    from paceline.llama_cpp.gguf_model import GgufModel
+
+    source = demo.target_of(model) if isinstance(model, str) else model
+    return GgufModel(source, on_gpu=str(device) != "cpu")
+
+
+def context_length(model: LoadedModel) -> int:
+    """Return the maximum length of a text in tokens."""
+    if isinstance(model, PreTrainedModel):
+        return Architecture.from_model(model).context_length
+    return model.context_length
+
+
+def next_logits(model: LoadedModel, token_ids: list[int]) -> torch.Tensor:
+    """Return the logits after a text, [vocab]; only the text is computed."""
+    if isinstance(model, PreTrainedModel):
+        with mode_of(model)():
+            logits = model(torch.tensor([token_ids], device=model.device)).logits
+        return logits[0, -1]  # type: ignore[no-any-return]
+    from paceline.llama_cpp.target import GgufTarget
+
+    target = GgufTarget(model, torch.get_num_threads())
+    request = Request(token_ids, SamplingParams())
+    target.open(request)
+    while request.pending > target.prefill_chunk:
+        target.feed([request])
+    return target.feed([request])[0, 0]

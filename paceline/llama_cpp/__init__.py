@@ -1,0 +1,1 @@
+"""Run GGUF files with llama.cpp instead of torch."""

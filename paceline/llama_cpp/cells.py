@@ -1,0 +1,200 @@
+"""Hold the sequences of requests in a llama.cpp cache, in text order.
+
+A cell of the cache may belong to several sequences, and a query reads the cells of its sequence at
+smaller positions. Each leaf of a draft tree is therefore a sequence, and a node belongs to the
+sequences of all leaves below it.
+
+With flash attention on a CPU, llama.cpp adds up the values of a query's cells in the order of the
+cells, and skips all others. The logits of a text therefore have the same bits whenever its cells
+are in the order of the text.
+
+New tokens go to the first free cell, so no cell may become free before one that is in use. Rejected
+tokens and finished requests move to the sequence `DISCARDED`. Once the cache is full, the sequences
+in use are copied to its front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.llama_cpp.context import BatchRows, Context, ContextOptions, FloatArray
+from paceline.llama_cpp.gguf_model import GgufModel
+from paceline.llama_cpp.settings import (
+    BATCH_ROWS,
+    CELL_STEP,
+    DISCARDED_SHARE,
+    MAX_SEQUENCES,
+)
+
+DISCARDED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Hold the sequences of a request and its draft tree.
+
+    Attributes:
+        sequence: Sequence of the request.
+        leaves: Sequences of the tree's leaves; the first one is `sequence`.
+        start: Position of the first nodes.
+    """
+
+    sequence: int
+    leaves: Sequence[int]
+    start: int
+
+
+class SequenceCells:
+    """Sequences in the cache of a model.
+
+    Args:
+        model: The model.
+        threads: Number of CPU threads.
+        rows_per_pass: Maximum number of rows that llama.cpp computes at once.
+        flash_attention: As in `ContextOptions`.
+    Attributes:
+        lengths: Number of tokens in the cache, by sequence in use.
+    """
+
+    def __init__(
+        self, model: GgufModel, threads: int, rows_per_pass: int, flash_attention: bool | None
+    ) -> None:
+        self._model, self._threads = model, threads
+        self._rows_per_pass, self._flash_attention = rows_per_pass, flash_attention
+        self._context: Context | None = None
+        self._num_used = 0  # cells, counted from the first
+        self.lengths: dict[int, int] = {}
+
+    @property
+    def num_cells(self) -> int:
+        """Return the number of cells in the cache."""
+        return 0 if self._context is None else self._context.options.cells
+
+    def reserve(self, num_tokens: int) -> None:
+        """Provide cells for a number of tokens over all sequences.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        cells = -(-int(num_tokens * (1 + DISCARDED_SHARE)) // CELL_STEP) * CELL_STEP
+        if cells > self.num_cells:
+            self._move_to(cells)
+
+    def make_room(self, num_rows: int) -> None:
+        """Provide free cells for the rows of a forward pass.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        if self._num_used + num_rows > self.num_cells:
+            required = sum(self.lengths.values()) + num_rows
+            if required > self.num_cells:
+                self.reserve(2 * required)
+            else:
+                self._move_to(self.num_cells)
+
+    def decode(self, rows: BatchRows) -> FloatArray:
+        """Run a forward pass for which there is room.
+
+        Returns:
+            Logits of the wanted rows, [wanted, vocab]; the next call overwrites them.
+        """
+        assert self._context is not None, "there is room"
+        logits = self._context.decode(rows)
+        self._num_used += len(rows.token_ids)
+        return logits
+
+    def add_padding(self, rows: BatchRows) -> None:
+        """Append a row whose result nobody reads."""
+        assert self._context is not None, "there is room"
+        rows.token_ids.append(0)
+        rows.positions.append(self._context.last_position(DISCARDED) + 1)
+        rows.sequences.append([DISCARDED])
+        rows.wanted.append(False)
+
+    def open(self, sequence: int) -> None:
+        """Start an empty sequence."""
+        self.lengths[sequence] = 0
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let an empty sequence begin with the first tokens of another one."""
+        if length and self._context is not None:
+            self._context.copy(source, target, end=length)
+        self.lengths[target] = length
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Discard the tokens of a sequence from a position onwards."""
+        if self._context is not None and length < self.lengths[sequence]:
+            self._context.copy(sequence, DISCARDED, length)
+            self._context.remove(sequence, length)
+        self.lengths[sequence] = length
+
+    def close(self, sequence: int) -> None:
+        """Discard a sequence."""
+        self.cut(sequence, 0)
+        del self.lengths[sequence]
+        if not self.lengths and self._context is not None:
+            self._context.remove(-1)
+            self._num_used = 0
+
+    def first_position(self, sequence: int) -> int:
+        """Return the position of a sequence's first token that is still in the cache."""
+        return 0 if self._context is None else max(0, self._context.first_position(sequence))
+
+    def fork(self, branch: Branch) -> None:
+        """Let the leaves of a tree begin with all tokens of their request.
+
+        The cache must have room for the forward pass that follows.
+        """
+        assert self._context is not None, "there is room"
+        for leaf in branch.leaves[1:]:
+            self._context.copy(branch.sequence, leaf)
+
+    def keep(self, branch: Branch, leaf: int, end: int) -> None:
+        """Continue a sequence along one path of its tree, and discard the other nodes.
+
+        Args:
+            branch: The request's rows in the last forward pass.
+            leaf: Sequence of a leaf below the last kept node.
+            end: Position after the last kept node.
+        """
+        assert self._context is not None, "a forward pass came before"
+        context, sequence, start = self._context, branch.sequence, branch.start
+        for each in branch.leaves:
+            context.copy(each, DISCARDED, end if each == leaf else start)
+        context.remove(sequence, end if sequence == leaf else start)
+        if sequence != leaf:
+            context.copy(leaf, sequence, start, end)
+        for each in branch.leaves[1:]:
+            context.remove(each)
+        self.lengths[sequence] = end
+
+    def _move_to(self, num_cells: int) -> None:
+        """Copy all sequences to the front of a cache with a number of cells."""
+        states = {
+            sequence: self._context.read(sequence)
+            for sequence, length in self.lengths.items()
+            if length and self._context is not None
+        }
+        if self._context is not None and num_cells == self.num_cells:
+            context = self._context
+            context.remove(-1)
+        else:
+            context = self._model.new_context(self._options(num_cells))
+        for sequence, state in states.items():
+            context.write(sequence, state)
+        if self._context not in (None, context):
+            self._context.free()
+        self._context = context
+        self._num_used = sum(self.lengths.values())
+
+    def _options(self, num_cells: int) -> ContextOptions:
+        return ContextOptions(
+            num_cells,
+            min(BATCH_ROWS, num_cells),
+            self._rows_per_pass,
+            MAX_SEQUENCES,
+            self._threads,
+            flash_attention=self._flash_attention,
+        )

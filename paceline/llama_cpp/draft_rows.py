@@ -1,0 +1,119 @@
+"""Lay out the pending tokens and draft trees of requests as rows with sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.llama_cpp.cells import Branch
+from paceline.llama_cpp.context import BatchRows
+from paceline.llama_cpp.slots import sequence_of
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """Hold the rows of one request in a forward pass.
+
+    Attributes:
+        request: The request.
+        tree: Its draft tree.
+        num_pending: Number of its pending tokens in the forward pass.
+        num_scored: Number of pending tokens before the newest whose logits are wanted.
+        branch: Its sequences.
+        leaf_of: For each node, the sequence of a leaf below it.
+        sequences_of: For each node, the sequences of all leaves below it.
+    """
+
+    request: Request
+    tree: DraftTree
+    num_pending: int
+    num_scored: int
+    branch: Branch
+    leaf_of: list[int]
+    sequences_of: list[list[int]]
+
+    def __len__(self) -> int:
+        return self.num_pending + len(self.tree)
+
+    def add_to(self, rows: BatchRows) -> None:
+        """Append the rows of the request."""
+        request, first = self.request, self.request.cached
+        start = first + self.num_pending
+        rows.token_ids += request.token_ids[first:start]
+        rows.token_ids += self.tree.token_ids
+        rows.positions += range(first, start)
+        depths: list[int] = []
+        for parent in self.tree.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        rows.positions += [start + depth for depth in depths]
+        rows.sequences += [self.branch.leaves] * self.num_pending
+        rows.sequences += self.sequences_of
+        num_wanted = 1 + self.num_scored
+        rows.wanted += [False] * (self.num_pending - num_wanted) + [True] * num_wanted
+        rows.wanted += [True] * len(self.tree)
+
+
+def rows_of(
+    requests: Sequence[Request], trees: Sequence[DraftTree], prefill_chunk: int, spare: int
+) -> list[RequestRows]:
+    """Return the rows of a forward pass, by request.
+
+    Args:
+        requests: Open requests.
+        trees: Their draft trees.
+        prefill_chunk: Maximum number of pending tokens per request.
+        spare: First sequence that may be used for leaves; larger ones follow.
+    """
+    result = []
+    for request, tree in zip(requests, trees, strict=True):
+        pending = min(request.pending, prefill_chunk)
+        sequence = sequence_of(request)
+        leaves, leaf_of, sequences_of = _assign(tree, sequence, spare)
+        spare += len(leaves) - 1
+        result.append(
+            RequestRows(
+                request,
+                tree,
+                pending,
+                pending - 1 if request.scoring else 0,
+                Branch(sequence, leaves, request.cached + pending),
+                leaf_of,
+                sequences_of,
+            )
+        )
+    return result
+
+
+def _assign(
+    tree: DraftTree, sequence: int, spare: int
+) -> tuple[list[int], list[int], list[list[int]]]:
+    """Return the sequences of the leaves; for each node, a leaf and all leaves below.
+
+    The first leaf gets the sequence of the request.
+    """
+    inner, leaves = set(tree.parents), [sequence]
+    sequences_of: list[list[int]] = [[] for _ in tree.parents]
+    for index, leaf in enumerate(node for node in range(len(tree)) if node not in inner):
+        if index:
+            leaves.append(spare + index - 1)
+        node = leaf
+        while node >= 0:
+            sequences_of[node].append(leaves[-1])
+            node = tree.parents[node]
+    return leaves, [ids[0] for ids in sequences_of], sequences_of
+
+
+def limit_leaves(tree: DraftTree, max_leaves: int) -> DraftTree:
+    """Return the first nodes of a tree, with at most `max_leaves` leaves."""
+    has_child = [False] * len(tree)
+    leaves = 0
+    for node, parent in enumerate(tree.parents):
+        if parent >= 0 and not has_child[parent]:
+            has_child[parent] = True
+        elif leaves == max_leaves:
+            return tree.first(node)
+        else:
+            leaves += 1
+    return tree

@@ -1,0 +1,120 @@
+"""Check that the logits of a text have the same bits in every forward pass.
+
+The check compares bits on this machine: one token at a time against several rows, trees, and text
+that other requests interrupt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.settings import BatchInvariant
+from paceline.core.tree import DraftTree
+from paceline.errors import ConfigError
+from paceline.llama_cpp.gguf_model import GgufModel
+from paceline.llama_cpp.model_key import gguf_key
+from paceline.llama_cpp.settings import CHECK_ROWS, CHECK_STRIDE, CHECK_TOKENS
+from paceline.llama_cpp.target import GgufTarget
+from paceline.util import result_cache
+
+_KIND = "llama-cpp-exactness-v1"  # increase the number when the check changes
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Hold the result of the check.
+
+    Attributes:
+        on: Whether logits depend only on the text, bit for bit.
+        reason: Explanation, for messages.
+    """
+
+    on: bool
+    reason: str
+
+    @classmethod
+    def read(cls, attributes: dict[str, Any]) -> Exactness:
+        """Return the result with saved attributes."""
+        return cls(**attributes)
+
+
+def resolve_exactness(model: GgufModel, setting: BatchInvariant, threads: int) -> Exactness:
+    """Decide whether a model is decoded so that equal texts have equal bits.
+
+    Args:
+        model: The model.
+        setting: True, False or "auto". With "auto", several threads decode without it, because
+            single rows would have to be computed twice.
+        threads: Number of CPU threads.
+    Raises:
+        ConfigError: The setting is True, but the check fails; or it has another value.
+    """
+    if setting not in (True, False, "auto"):
+        raise ConfigError(f"batch_invariant: got {setting!r}; expected True, False or 'auto'.")
+    if setting is False:
+        return Exactness(False, "it is switched off")
+    if setting == "auto" and threads > 1:
+        return Exactness(
+            False,
+            f"llama.cpp divides single rows among {threads} threads; batch_invariant=True computes"
+            " them twice",
+        )
+    key = result_cache.ResultKey(
+        _KIND, gguf_key(model, threads), f"exactness of {model.description}", "exactness.json"
+    )
+    result = result_cache.load_or_compute(key, lambda: _check(model, threads), Exactness.read)
+    if setting is True and not result.on:
+        raise ConfigError(f"batch_invariant: got True; {result.reason}. Pass 'auto' or False.")
+    return result
+
+
+def _check(model: GgufModel, threads: int) -> Exactness:
+    if model.on_gpu:
+        return Exactness(False, "it is available on CPUs only")
+    target = GgufTarget(model, threads, exact=True)
+    tokens = [
+        index * CHECK_STRIDE % model.vocab_size for index in range(CHECK_TOKENS + max(CHECK_ROWS))
+    ]
+    prompt, answer = tokens[:CHECK_TOKENS], tokens[CHECK_TOKENS:]
+    other = _opened(target, answer[:3])
+    target.feed([other])
+    expected = _one_by_one(target, prompt, answer)
+    for rows in CHECK_ROWS:
+        request = _opened(target, prompt)
+        while request.pending > 1:
+            target.prefill_chunk = min(rows, request.pending - 1)
+            target.feed([request])
+        other.append([tokens[rows]])
+        nodes = DraftTree.chain(answer[: rows - 1])
+        logits = target.forward_nodes([other, request], [DraftTree.chain([0]), nodes])
+        target.commit([[0], []])
+        other.append([0])
+        if not torch.equal(logits[1], expected[:rows]):
+            return Exactness(
+                False, f"llama.cpp computes other bits for {rows} rows than for a single one"
+            )
+        target.close(request)
+    return Exactness(True, f"1 to {max(CHECK_ROWS)} rows, and interrupted texts, agree bit for bit")
+
+
+def _one_by_one(target: GgufTarget, prompt: list[int], answer: list[int]) -> Tensor:
+    """Return the logits after the prompt and after each token, [1 + answer, vocab]."""
+    request = _opened(target, prompt)
+    logits = [target.feed([request])[0]]
+    for token in answer:
+        request.append([token])
+        logits.append(target.feed([request])[0])
+    target.close(request)
+    return torch.cat(logits)
+
+
+def _opened(target: GgufTarget, tokens: list[int]) -> Request:
+    request = Request(tokens, SamplingParams(max_new_tokens=len(tokens) + CHECK_TOKENS))
+    target.open(request)
+    return request

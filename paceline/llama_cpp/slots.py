@@ -1,0 +1,113 @@
+"""Assign the sequences of a llama.cpp cache to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.request import Request
+from paceline.errors import CapacityError
+from paceline.llama_cpp.cells import DISCARDED, SequenceCells
+from paceline.llama_cpp.settings import MAX_SEQUENCES
+
+
+@dataclass(slots=True)
+class NoCheckpoints:
+    """Copies of recurrent states, of which there are none.
+
+    Attributes:
+        max_bytes: Not used.
+    """
+
+    max_bytes: int = 0
+
+
+class SequenceSlots:
+    """Slots of a llama.cpp cache; slot n is the sequence n + 1.
+
+    Args:
+        cells: The sequences in the cache.
+    Attributes:
+        checkpoints: Without effect.
+    """
+
+    def __init__(self, cells: SequenceCells) -> None:
+        self._cells = cells
+        self._owner: dict[int, Request] = {}
+        self._num_slots = self._positions = 0
+        self.checkpoints = NoCheckpoints()
+
+    def __len__(self) -> int:
+        return self._num_slots
+
+    @property
+    def positions(self) -> int:
+        """Return the number of cache positions per slot."""
+        return self._positions
+
+    @property
+    def num_taken(self) -> int:
+        """Return the number of slots that requests hold."""
+        return len(self._owner)
+
+    @property
+    def num_spare_sequences(self) -> int:
+        """Return the number of sequences that no slot uses."""
+        return MAX_SEQUENCES - 1 - max(self._num_slots, max(self._owner, default=-1) + 1)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of cached tokens in all slots."""
+        return sum(request.cached for request in list(self._owner.values()))
+
+    def take(self, request: Request) -> None:
+        """Give a request an empty slot.
+
+        Raises:
+            CapacityError: There are as many requests as llama.cpp can hold.
+        """
+        slot = next(slot for slot in range(MAX_SEQUENCES) if slot not in self._owner)
+        if slot + 2 >= MAX_SEQUENCES:
+            raise CapacityError(
+                f"llama.cpp: got {slot} open requests; expected fewer. Lower max_batch or"
+                " keep_prefixes."
+            )
+        request.slot, request.cached = slot, 0
+        self._owner[slot] = request
+        self._num_slots = max(self._num_slots, slot + 1)
+        self._cells.open(sequence_of(request))
+
+    def free(self, request: Request) -> None:
+        """Free the slot of a request, if it has one."""
+        if request.slot >= 0:
+            self._cells.close(sequence_of(request))
+            del self._owner[request.slot]
+            request.slot = -1
+
+    def inherit(self, request: Request, other: Request, length: int) -> None:
+        """Give `request` the slot of `other` with its first `length` cache positions."""
+        request.slot, request.cached, other.slot = other.slot, length, -1
+        self._owner[request.slot] = request
+        self._cells.cut(sequence_of(request), length)
+
+    def copy(self, request: Request, other: Request, length: int) -> None:
+        """Let `request` begin with the first `length` cache positions of `other`."""
+        self._cells.share(sequence_of(other), sequence_of(request), length)
+        request.cached = length
+
+    def resize(self, slots: int, positions: int) -> None:
+        """Resize the cache to a number of slots and of cache positions per slot.
+
+        Raises:
+            MemoryError: There is not enough memory.
+        """
+        self._cells.reserve(slots * positions)
+        self._num_slots, self._positions = slots, positions
+
+    def gather(self, requests: Sequence[Request]) -> None:
+        """Do nothing: requests of one step may have any slots."""
+
+
+def sequence_of(request: Request) -> int:
+    """Return the sequence of an open request."""
+    return DISCARDED + 1 + request.slot

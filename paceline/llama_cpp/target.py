@@ -1,0 +1,294 @@
+"""Verify draft trees with llama.cpp."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.node_logits import NodeLogits
+from paceline.core.request import Request
+from paceline.core.settings import PREFILL_CHUNK
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.errors import CapacityError, UnsupportedModelError
+from paceline.llama_cpp.cells import SequenceCells
+from paceline.llama_cpp.context import BatchRows
+from paceline.llama_cpp.draft_rows import RequestRows, limit_leaves, rows_of
+from paceline.llama_cpp.gguf_model import GgufModel
+from paceline.llama_cpp.model_key import gguf_key
+from paceline.llama_cpp.settings import (
+    BATCH_ROWS,
+    DISCARDED_SHARE,
+    EXACT_ROWS_PER_PASS,
+    MAX_SEQUENCES,
+    ROWS_PER_PASS,
+)
+from paceline.llama_cpp.slots import SequenceSlots, sequence_of
+
+
+class GgufTarget:
+    """A GGUF model in llama.cpp with a cache for many requests.
+
+    Implements `paceline.core.target.Target`.
+
+    Args:
+        model: The model.
+        threads: Number of CPU threads.
+        exact: Whether each token's logits must depend, bit for bit, only on its own text.
+        prefill_chunk: Maximum number of a request's pending tokens in one forward pass.
+    Attributes:
+        model, exact, prefill_chunk: As above.
+        slots: Slots of the cache.
+        forward_seconds: Seconds spent in forward passes.
+    """
+
+    packs = True
+    takes_trees = True
+    uses_target_states = False
+    stale = False
+    keeps_states = False
+    growth_step = 1
+    state_bytes = 0
+
+    def __init__(
+        self,
+        model: GgufModel,
+        threads: int,
+        exact: bool = True,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        self.model, self.exact, self.prefill_chunk = model, exact, prefill_chunk
+        self._threads = threads
+        rows_per_pass = EXACT_ROWS_PER_PASS if exact else ROWS_PER_PASS
+        self._cells = SequenceCells(model, threads, rows_per_pass, True if exact else None)
+        self.slots = SequenceSlots(self._cells)
+        self.forward_seconds = 0.0
+        self._last: list[RequestRows] = []  # rows of the last forward pass, until its commit
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of token ids that the logits cover."""
+        return self.model.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Return the maximum length of a request in tokens."""
+        return self.model.context_length
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the logits."""
+        return self.model.device
+
+    @property
+    def capacity(self) -> int:
+        """Return the number of cache positions per slot."""
+        return self.slots.positions
+
+    @property
+    def position_bytes(self) -> int:
+        """Return the bytes per cache position, including cells for discarded tokens."""
+        return int(self.model.token_bytes * (1 + DISCARDED_SHARE))
+
+    @property
+    def open_sequences(self) -> int:
+        """Return the number of requests that have a slot."""
+        return self.slots.num_taken
+
+    def reserve(self, slots: int, positions: int) -> None:
+        """Allocate slots in advance.
+
+        Args:
+            slots: Number of requests.
+            positions: Number of tokens and tree nodes per request.
+        """
+        self.slots.resize(slots, positions)
+
+    def cost_key(self, max_rows: int) -> str:
+        """Return a checksum of everything on which the cost of forward passes depends."""
+        return gguf_key(self.model, self._threads, exact=self.exact, rows=max_rows)
+
+    def apart(self) -> GgufTarget:
+        """Return the same model with a separate cache, for forward passes outside answers."""
+        return GgufTarget(self.model, self._threads, self.exact, self.prefill_chunk)
+
+    def check_length(self, request: Request) -> None:
+        """Raise if a request is longer than the model's context.
+
+        Raises:
+            CapacityError: The request is too long.
+        """
+        if len(request) > self.context_length:
+            raise CapacityError(
+                f"sequence {request.id} has {len(request)} tokens; the model's context is"
+                f" {self.context_length}. Shorten the prompt."
+            )
+
+    def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
+        """Give a request a slot.
+
+        Args:
+            request: Request to process.
+            slot_of: Finished request that hands over its slot; None for an empty slot.
+            length: Number of leading cache positions that `request` takes over from `slot_of`.
+        Raises:
+            CapacityError: The request is too long, or there are too many requests.
+        """
+        self.check_length(request)
+        self._drop_last()
+        if slot_of is None:
+            self.slots.take(request)
+        else:
+            self.slots.inherit(request, slot_of, length)
+
+    def close(self, request: Request) -> None:
+        """Free the slot of a request."""
+        self._drop_last()
+        self.slots.free(request)
+
+    def reusable_length(self, source: Request, length: int) -> int:
+        """Return how many of the first `length` tokens another request can take over."""
+        window = self.model.window
+        if window and self._cells.first_position(sequence_of(source)) > max(0, length - window):
+            return 0  # the last tokens of the window have left the cache
+        return length
+
+    def shares_prefix(self, request: Request, other: Request) -> bool:
+        """Return True: equal tokens have equal keys and values."""
+        return True
+
+    def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
+        """Return the first nodes of a tree, with at most as many leaves as sequences."""
+        spare = self.slots.num_spare_sequences
+        return limit_leaves(tree, 1 + spare // max(1, self.slots.num_taken))
+
+    def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
+        """Run `forward_nodes`, and return padded logits [batch, 1 + width, vocab]."""
+        return self.forward_nodes(requests, trees).padded()
+
+    def forward_nodes(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
+    ) -> NodeLogits:
+        """Run one forward pass over the requests' pending tokens and draft trees.
+
+        Args:
+            requests: Open requests with at least one pending token each.
+            trees: One draft tree per request.
+            prefill_chunk: Maximum number of pending tokens per request; None means the target's.
+            reduced_logits: Without effect, as the vocabulary is never reduced.
+        Raises:
+            MemoryError: The cache cannot grow enough for the rows.
+        """
+        self._drop_last()
+        chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
+        first_spare = MAX_SEQUENCES - self.slots.num_spare_sequences
+        parts = rows_of(requests, trees, chunk, first_spare)
+        start = time.perf_counter()
+        self._cells.make_room(sum(map(len, parts)) + len(parts))
+        self._last = parts
+        flat = torch.cat([self._decode(group) for group in _groups(parts)])
+        self.forward_seconds += time.perf_counter() - start
+        for part in parts:
+            counters = part.request.counters
+            counters.target_forwards += 1
+            counters.prefill_forwards += len(part.request) == part.request.prompt_length
+            counters.query_tokens.append(len(part))
+        counts = [1 + len(tree) for tree in trees]
+        return NodeLogits.from_rows(flat, counts, [part.num_scored for part in parts])
+
+    def _decode(self, parts: Sequence[RequestRows]) -> Tensor:
+        """Run one call of llama.cpp; return the logits of the wanted rows."""
+        rows = BatchRows([], [], [], [])
+        for part in parts:
+            self._cells.fork(part.branch)
+            part.add_to(rows)
+        if self.exact and self._threads > 1 and len(rows.token_ids) % EXACT_ROWS_PER_PASS == 1:
+            self._cells.add_padding(rows)  # several threads divide the text of a single row
+        return torch.from_numpy(self._cells.decode(rows).copy())
+
+    def forward_with_states(
+        self,
+        requests: Sequence[Request],
+        trees: Sequence[DraftTree],
+        layers: tuple[int, ...] = (),
+        pending: bool = False,
+        prefill_chunk: int | None = None,
+        reduced_logits: bool = False,
+    ) -> NodeLogits:
+        """Reject requests for hidden states, which llama.cpp does not return.
+
+        Raises:
+            UnsupportedModelError: Always.
+        """
+        raise UnsupportedModelError(
+            "llama.cpp does not return hidden states; expected a drafter that does not read them."
+            " Choose another drafter, or engine='transformers'."
+        )
+
+    def feed(self, requests: Sequence[Request]) -> Tensor:
+        """Run and commit a forward pass without trees; return logits [batch, 1, vocab]."""
+        logits = self.forward(requests, [EMPTY_TREE] * len(requests))
+        self.commit([()] * len(requests))
+        return logits
+
+    def commit(self, accepted: Sequence[Sequence[int]]) -> None:
+        """Keep the pending tokens and the accepted nodes of the last forward pass."""
+        for part, path in zip(self._last, accepted, strict=True):
+            end = part.branch.start + len(path)
+            leaf = part.leaf_of[path[-1]] if path else part.branch.sequence
+            self._cells.keep(part.branch, leaf, end)
+            part.request.cached = end
+        self._last = []
+
+    def _drop_last(self) -> None:
+        """Discard the rows of a forward pass that was not committed."""
+        for part in self._last:
+            first = part.branch.start - part.num_pending
+            self._cells.keep(part.branch, part.branch.sequence, first)
+        self._last = []
+
+    def rewind(self, request: Request, length: int) -> None:
+        """Drop a request's cache from position `length` onwards."""
+        self._drop_last()
+        request.cached = min(request.cached, length)
+        self._cells.cut(sequence_of(request), request.cached)
+
+    def undo(self, request: Request, length: int) -> None:
+        """Drop what a failed step left in a request's cache after `length` tokens."""
+        self.rewind(request, length)
+
+    def clear_after(self, request: Request) -> None:
+        """Do nothing: attention skips the cells of other sequences."""
+
+    def restart_if_due(self, request: Request) -> None:
+        """Do nothing: llama.cpp keeps the rotary frequencies of a text."""
+
+    def prefill_media(self, request: Request) -> None:
+        """Reject prompts with images, videos or audio.
+
+        Raises:
+            UnsupportedModelError: Always.
+        """
+        raise UnsupportedModelError(
+            "llama.cpp: got a prompt with images, videos or audio; expected text. Use"
+            " engine='transformers' for it."
+        )
+
+
+def _groups(parts: Sequence[RequestRows]) -> list[list[RequestRows]]:
+    """Return the parts in groups that fit one call of llama.cpp."""
+    groups: list[list[RequestRows]] = []
+    total = BATCH_ROWS
+    for part in parts:
+        if total + len(part) > BATCH_ROWS - 1:  # one row is left for padding
+            groups.append([])
+            total = 0
+        groups[-1].append(part)
+        total += len(part)
+    return groups
