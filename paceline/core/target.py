@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from paceline.core.node_logits import NodeLogits
     from paceline.core.request import Request
     from paceline.core.tree import DraftTree
@@ -205,39 +202,3 @@ class Target(Protocol):
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
         """Return True if a common prefix of two requests has the same keys and values."""
-
-
-class TimedTarget(Target, Protocol):
-    """A target whose forward passes can be timed."""
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the logits."""
-
-    @property
-    def open_sequences(self) -> int:
-        """Return the number of requests that have a slot."""
-
-    def reserve(self, slots: int, positions: int) -> None:
-        """Allocate slots in advance.
-
-        Args:
-            slots: Number of requests.
-            positions: Number of tokens and tree nodes per request.
-        """
-
-    def apart(self) -> TimedTarget:
-        """Return the same model with a separate cache, for forward passes outside answers."""
-
-    def cost_key(self, max_rows: int) -> str:
-        """Return a checksum of everything on which the cost of forward passes depends.
-
-        Args:
-            max_rows: Maximum number of rows that are timed.
-        """
-
-    def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
-        """Run `forward_nodes`, and return padded logits [batch, 1 + width, vocab]."""
-
-    def feed(self, requests: Sequence[Request]) -> Tensor:
-        """Run and commit a forward pass without trees; return logits [batch, 1, vocab]."""

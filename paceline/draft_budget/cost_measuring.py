@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.target import TimedTarget
+from paceline.core.timed_target import TimedTarget
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
 from paceline.draft_budget.settings import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.core.target import TimedTarget
+from paceline.core.timed_target import TimedTarget
 from paceline.draft_budget import cost_measuring
 from paceline.draft_budget.cost_curve import CostCurve, MeasuredCurve
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings

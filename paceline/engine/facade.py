@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.core.drafter import Drafter
     from paceline.core.metrics import EngineLoad, Timing
-    from paceline.core.target import TimedTarget
+    from paceline.core.timed_target import TimedTarget
     from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration
     from paceline.draft_budget.cost_curve import CostCurve
     from paceline.draft_budget.costs import Costs

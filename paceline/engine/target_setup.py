@@ -32,7 +32,7 @@ from paceline.model.self_check import checked_model
 
 if TYPE_CHECKING:
     from paceline.core.drafter import Drafter
-    from paceline.core.target import TimedTarget
+    from paceline.core.timed_target import TimedTarget
     from paceline.engine.parallel.ranks import Ranks
     from paceline.engine.target_loading import LoadedModel
     from paceline.llama_cpp.gguf_model import GgufModel

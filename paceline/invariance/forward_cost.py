@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from paceline.backend.products import Products
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.target import TimedTarget
+from paceline.core.timed_target import TimedTarget
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.invariance.row_modules import RowModule
 from paceline.invariance.settings import (

@@ -1,0 +1,51 @@
+"""Define what the cost curve needs from a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.core.target import Target
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from paceline.core.request import Request
+    from paceline.core.tree import DraftTree
+
+
+class TimedTarget(Target, Protocol):
+    """A target whose forward passes can be timed."""
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the logits."""
+
+    @property
+    def open_sequences(self) -> int:
+        """Return the number of requests that have a slot."""
+
+    def reserve(self, slots: int, positions: int) -> None:
+        """Allocate slots in advance.
+
+        Args:
+            slots: Number of requests.
+            positions: Number of tokens and tree nodes per request.
+        """
+
+    def apart(self) -> TimedTarget:
+        """Return the same model with a separate cache, for forward passes outside answers."""
+
+    def cost_key(self, max_rows: int) -> str:
+        """Return a checksum of everything on which the cost of forward passes depends.
+
+        Args:
+            max_rows: Maximum number of rows that are timed.
+        """
+
+    def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
+        """Run `forward_nodes`, and return padded logits [batch, 1 + width, vocab]."""
+
+    def feed(self, requests: Sequence[Request]) -> Tensor:
+        """Run and commit a forward pass without trees; return logits [batch, 1, vocab]."""
