@@ -29,21 +29,38 @@ class SequenceSlots:
         cells: The sequences in the cache.
     Attributes:
         checkpoints: Without effect.
+        has_regions: True, as slots differ in length.
+        capacity: Number of cache positions of all slots together.
     """
+
+    has_regions = True
 
     def __init__(self, cells: SequenceCells) -> None:
         self._cells = cells
         self._owner: dict[int, Request] = {}
-        self._num_slots = self._positions = 0
+        self._sizes: dict[int, int] = {}  # cache positions that belong to each slot
+        self._num_slots = self.capacity = 0
         self.checkpoints = NoCheckpoints()
 
     def __len__(self) -> int:
         return self._num_slots
 
     @property
-    def positions(self) -> int:
-        """Return the number of cache positions per slot."""
-        return self._positions
+    def positions_taken(self) -> int:
+        """Return the number of cache positions that belong to requests."""
+        return sum(self._sizes.values())
+
+    def length(self, request: Request) -> int:
+        """Return the number of cache positions that belong to a request."""
+        return self._sizes.get(request.slot, 0)
+
+    def lengthen(self, request: Request, positions: int) -> None:
+        """Let more cache positions belong to a request."""
+        self._sizes[request.slot] = max(positions, self._sizes[request.slot])
+
+    def shorten(self, request: Request) -> None:
+        """Let only the positions of its tokens belong to a request."""
+        self._sizes[request.slot] = request.cached
 
     @property
     def num_taken(self) -> int:
@@ -73,7 +90,7 @@ class SequenceSlots:
                 " keep_prefixes."
             )
         request.slot, request.cached = slot, 0
-        self._owner[slot] = request
+        self._owner[slot], self._sizes[slot] = request, 0
         self._num_slots = max(self._num_slots, slot + 1)
         self._cells.open(sequence_of(request))
 
@@ -81,7 +98,7 @@ class SequenceSlots:
         """Free the slot of a request, if it has one."""
         if request.slot >= 0:
             self._cells.close(sequence_of(request))
-            del self._owner[request.slot]
+            del self._owner[request.slot], self._sizes[request.slot]
             request.slot = -1
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
@@ -96,13 +113,13 @@ class SequenceSlots:
         request.cached = length
 
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache to a number of slots and of cache positions per slot.
+        """Resize the cache to a number of slots, and of positions of all slots together.
 
         Raises:
             MemoryError: There is not enough memory.
         """
-        self._cells.reserve(slots * positions)
-        self._num_slots, self._positions = slots, positions
+        self._cells.reserve(positions)
+        self._num_slots, self.capacity = slots, positions
 
     def gather(self, requests: Sequence[Request]) -> None:
         """Do nothing: requests of one step may have any slots."""

@@ -84,8 +84,8 @@ class GgufTarget:
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions per slot."""
-        return self.slots.positions
+        """Return the number of cache positions of all slots together."""
+        return self.slots.capacity
 
     @property
     def position_bytes(self) -> int:
@@ -104,7 +104,7 @@ class GgufTarget:
             slots: Number of requests.
             positions: Number of tokens and tree nodes per request.
         """
-        self.slots.resize(slots, positions)
+        self.slots.resize(slots, slots * positions)
 
     def cost_key(self, max_rows: int) -> str:
         """Return a checksum of everything on which the cost of forward passes depends."""
