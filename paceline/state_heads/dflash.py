@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3 import modeling_qwen3
 
+from paceline.backend.plain_tensors import is_plain
 from paceline.core.tree import IntArray
-from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.state_heads import fit
 from paceline.state_heads.files import HeadFiles
@@ -27,7 +27,12 @@ from paceline.state_heads.head import Predictions, StateHead
 from paceline.state_heads.layer_configs import layer_config
 from paceline.state_heads.settings import PREFILL_COLUMNS
 from paceline.state_heads.text import HeadNode, HeadText
-from paceline.state_heads.weights import TARGET_PARTS, dtype_of, own_token_ids
+from paceline.state_heads.weights import (
+    TARGET_PARTS,
+    dtype_of,
+    own_token_ids,
+    vocabulary_rows,
+)
 
 
 class DFlashModule(nn.Module):
@@ -118,9 +123,12 @@ class DFlashHead(StateHead):
             raise files.error(f"{type(error).__name__}: {error}") from error
         self._first_column = 0 if config.get("sample_from_anchor", False) else 1
         self._depth = self.max_depth = self._block_size - self._first_column
+        self._is_unscaled = "speculators_model_type" in config
         self._sees_block = bool(config.get("sliding_window_non_causal", False))
         self._blocks: dict[int, tuple[IntArray, NDArray[np.float32]]] = {}  # by slot
         self._module: DFlashModule
+        self._target: PreTrainedModel
+        self._head: Tensor | None = None
         self._token_ids: Tensor | None = None
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -128,38 +136,36 @@ class DFlashHead(StateHead):
 
         Raises:
             ConfigError: The head does not fit the target, or its weights are damaged.
-            UnsupportedModelError: The target's embedding or LM head cannot be read.
         """
         source, tensors = self._files.source, self._files.tensors()
         fit.check_layers(source, self.layers, target)
         fit.warn_of_vocabulary(source, self._config.vocab_size, target)
         fit.warn_of_embedding(source, tensors.get("embed_tokens.weight"), target)
-        embedding, head = embedding_and_lm_head(target)
-        fit.check_width(source, self._config.hidden_size, embedding.embedding_dim)
-        read = len(self.layers) * embedding.embedding_dim
+        hidden = int(target.config.get_text_config(decoder=True).hidden_size)
+        fit.check_width(source, self._config.hidden_size, hidden)
         if "fc.weight" in tensors:
-            fit.check_width(source, tensors["fc.weight"].shape[-1], read)
+            fit.check_width(source, tensors["fc.weight"].shape[-1], len(self.layers) * hidden)
         weights = {name: value for name, value in tensors.items() if name not in TARGET_PARTS}
         own_head = weights.pop("lm_head.weight", None)
+        self._vocab_size = vocabulary_rows(target)
         try:
-            self._token_ids = own_token_ids(tensors, len(head.weight))
-            module = DFlashModule(self._config, read)
+            token_ids = own_token_ids(tensors, self._vocab_size)
+            module = DFlashModule(self._config, len(self.layers) * hidden)
             module.load_state_dict(weights, strict=True)
-            rows = head.weight.detach() if own_head is None else own_head
-            if self._token_ids is not None and len(self._token_ids) != len(rows):
-                raise ValueError(f"{len(self._token_ids)} token ids for {len(rows)} rows")
-            if not 0 <= self._mask_token < embedding.num_embeddings:
+            if token_ids is not None and (own_head is None or len(own_head) != len(token_ids)):
+                raise ValueError(f"{len(token_ids)} token ids, and no LM head for them")
+            if not 0 <= self._mask_token < self._vocab_size:
                 raise ValueError(f"mask token {self._mask_token}, which the target does not have")
         except (LookupError, RuntimeError, ValueError, TypeError) as error:
             raise self._files.error(error) from error
-        device, dtype = embedding.weight.device, dtype_of(module, embedding.weight)
-        self._module, self._embedding = module.to(device, dtype).eval(), embedding
-        self._dtype, self._vocab_size = dtype, len(head.weight)
-        self._head = rows.to(device, dtype)
-        if self._token_ids is not None:
-            self._token_ids = self._token_ids.to(device)
+        self._dtype = dtype_of(module, target)
+        self._module = module.to(target.device, self._dtype).eval()
+        self._target, self._token_ids = target, None
+        if token_ids is not None:
+            self._token_ids = token_ids.to(target.device)
+        self._head = None if own_head is None else own_head.to(target.device, self._dtype)
         self._blocks.clear()
-        self.begin(len(module.layers), device)
+        self.begin(len(module.layers), target.device)
 
     @torch.inference_mode()
     def read(
@@ -201,10 +207,7 @@ class DFlashHead(StateHead):
         if new:
             with self.timer:
                 outputs = self.run_blocks(new)
-                logits = nn.functional.linear(torch.cat(outputs), self._head)
-                if self._token_ids is None:
-                    logits = logits[:, : self._vocab_size]
-                tokens, probs = self.likeliest(logits, self._token_ids)
+                tokens, probs = self.likeliest(self.project(torch.cat(outputs)), self._token_ids)
             for index, (text, _) in enumerate(new):
                 block = slice(index * self._depth, (index + 1) * self._depth)
                 self._blocks[text.slot] = tokens[block], probs[block]
@@ -226,7 +229,7 @@ class DFlashHead(StateHead):
         """
         columns = np.arange(self._block_size)
         masked = [self._mask_token] * (self._block_size - 1)
-        states = self._head.new_empty(self._block_size, 0)
+        states = torch.empty(self._block_size, 0, device=self._target.device)
         rows = [
             HeadRow(
                 text,
@@ -239,9 +242,27 @@ class DFlashHead(StateHead):
             for text, newest in texts
         ]
         batch = lay_out(rows, self.cache, self._texts, self._dtype)
-        embedded = self._embedding(batch.token_ids).to(self._dtype)
+        embedded = self._embed(batch.token_ids).to(self._dtype)
         outputs = self._module(embedded, batch.positions, self._masks(batch, rows), self.cache)
         return [row[self._first_column :] for row in outputs_of(rows, outputs)]
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        module: Any = self._target.get_input_embeddings()
+        # speculators trains heads without the scale that some embeddings apply (Gemma).
+        if self._is_unscaled and is_plain(module.weight):
+            return nn.functional.embedding(token_ids, module.weight)
+        embedded: Tensor = module(token_ids)
+        return embedded
+
+    def project(self, outputs: Tensor) -> Tensor:
+        """Return logits for outputs [n, hidden]; a head may share the target's LM head."""
+        head: Any = self._target.get_output_embeddings()
+        logits: Tensor = (
+            head(outputs.to(self._target.dtype))
+            if self._head is None
+            else nn.functional.linear(outputs, self._head)
+        )
+        return logits if self._token_ids is not None else logits[:, : self._vocab_size]
 
     def _masks(self, batch: HeadBatch, rows: Sequence[HeadRow]) -> list[Tensor]:
         """Return the attention mask of each layer; some layers have a sliding window."""

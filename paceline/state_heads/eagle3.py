@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.state_heads import fit
 from paceline.state_heads.eagle3_module import Eagle3Module, Eagle3Shape
@@ -17,7 +16,13 @@ from paceline.state_heads.forward_pass import HeadBatch
 from paceline.state_heads.layer_configs import layer_config
 from paceline.state_heads.settings import EAGLE3_FIRST_LAYER, EAGLE3_LAST_LAYER_FROM_END
 from paceline.state_heads.step_head import StepHead
-from paceline.state_heads.weights import TARGET_PARTS, dtype_of, own_token_ids
+from paceline.state_heads.weights import (
+    TARGET_PARTS,
+    dtype_of,
+    own_token_ids,
+    plain_weight,
+    vocabulary_rows,
+)
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -48,27 +53,23 @@ class Eagle3Head(StepHead):
 
         Raises:
             ConfigError: The head does not fit the target, or its weights are damaged.
-            UnsupportedModelError: The target's embedding or LM head cannot be read.
+            UnsupportedModelError: The head shares a quantised embedding or LM head.
         """
         source, tensors = self._files.source, self._files.tensors()
         self.layers = self._layers(target)
         fit.check_layers(source, self.layers, target)
         fit.warn_of_vocabulary(source, self._config.vocab_size, target)
-        fit.warn_of_embedding(source, tensors.get("embed_tokens.weight"), target)
-        embedding, head = embedding_and_lm_head(target)
-        module, token_ids = self._load(tensors, target, head)
-        own = tensors.get("embed_tokens.weight")
-        if own is None:
-            fit.check_width(source, self._config.hidden_size, embedding.embedding_dim)
-        table = embedding.weight.detach() if own is None else own
-        device = embedding.weight.device
-        self.dtype = dtype_of(module, embedding.weight)
-        self._module = module.to(device, self.dtype).eval()
-        table = table.to(device, self.dtype)
+        table = tensors.get("embed_tokens.weight")
+        fit.warn_of_embedding(source, table, target)
+        if table is None:
+            table = plain_weight(source, target.get_input_embeddings(), "embedding")
+        fit.check_width(source, self._config.hidden_size, table.shape[1])
+        module, self._token_ids = self._load(tensors, target)
+        self._vocab_size, self.dtype = vocabulary_rows(target), dtype_of(module, target)
+        self._module = module.to(target.device, self.dtype).eval()
+        table = table.to(target.device, self.dtype)
         self._module.embed_tokens = nn.Embedding.from_pretrained(table)  # type: ignore[no-untyped-call]
-        self._token_ids = None if token_ids is None else token_ids.to(device)
-        self._vocab_size = len(head.weight)
-        self.begin(len(module.layers), device)
+        self.begin(len(module.layers), target.device)
 
     def _layers(self, target: PreTrainedModel) -> tuple[int, ...]:
         """Return the target layers whose inputs the head reads."""
@@ -85,7 +86,7 @@ class Eagle3Head(StepHead):
         return EAGLE3_FIRST_LAYER, count // 2, count - EAGLE3_LAST_LAYER_FROM_END
 
     def _load(
-        self, tensors: dict[str, Tensor], target: PreTrainedModel, head: nn.Linear
+        self, tensors: dict[str, Tensor], target: PreTrainedModel
     ) -> tuple[Eagle3Module, Tensor | None]:
         """Return the loaded module, and the token id of each column of its logits."""
         states = int(target.config.get_text_config(decoder=True).hidden_size)
@@ -98,10 +99,11 @@ class Eagle3Head(StepHead):
             read = weights["fc.weight"].shape[-1]
             fit.check_width(self._files.source, read, len(self.layers) * states)
         try:
-            token_ids = own_token_ids(tensors, len(head.weight))
+            token_ids = own_token_ids(tensors, vocabulary_rows(target))
             if "lm_head.weight" not in weights:
-                rows = slice(None) if token_ids is None else token_ids.to(head.weight.device)
-                weights["lm_head.weight"] = head.weight.detach()[rows]
+                head = plain_weight(self._files.source, target.get_output_embeddings(), "LM head")
+                rows = slice(None) if token_ids is None else token_ids.to(head.device)
+                weights["lm_head.weight"] = head[rows]
             shape = Eagle3Shape(
                 copy.deepcopy(self._config),
                 len(self.layers),
@@ -117,7 +119,7 @@ class Eagle3Head(StepHead):
                 )
         except (LookupError, RuntimeError, ValueError, TypeError) as error:
             raise self._files.error(error) from error
-        return module, token_ids
+        return module, None if token_ids is None else token_ids.to(target.device)
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return the joined and projected states of the layers that the head reads."""

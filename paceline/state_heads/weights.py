@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from paceline.backend.plain_tensors import is_plain
+from paceline.errors import UnsupportedModelError
 from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS
 
 # Tensors that a head's module does not hold: maps of the vocabularies, and parts of the target.
@@ -33,13 +38,37 @@ def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
     return token_ids
 
 
-def dtype_of(module: nn.Module, embedding: Tensor) -> torch.dtype:
+def vocabulary_rows(target: PreTrainedModel) -> int:
+    """Return the number of rows in a target's LM head, from its configuration."""
+    return int(target.config.get_text_config(decoder=True).vocab_size)
+
+
+def plain_weight(source: str, module: Any, name: str) -> Tensor:
+    """Return the weight of a target's module that a head shares.
+
+    Args:
+        source: Name of the head, for the message.
+        module: Embedding or LM head of the target.
+        name: Name of the module, for the message.
+    Raises:
+        UnsupportedModelError: The module is quantised, or of another kind.
+    """
+    weight = getattr(module, "weight", None)
+    if weight is None or not is_plain(weight) or not weight.is_floating_point():
+        raise UnsupportedModelError(
+            f"state head {source!r}: got a head that shares the target's {name}, which is no plain"
+            " weight here; expected a head with its own. Choose another head or drafter."
+        )
+    return cast(Tensor, weight.detach())
+
+
+def dtype_of(module: nn.Module, target: PreTrainedModel) -> torch.dtype:
     """Return the dtype in which a head runs: float32 if it is small and on a CPU.
 
     Args:
         module: The head.
-        embedding: The target's embedding.
+        target: The target.
     """
     size = sum(weight.numel() for weight in module.parameters())
-    is_small = embedding.device.type == "cpu" and size <= MAX_FLOAT32_DRAFT_PARAMETERS
-    return torch.float32 if is_small else embedding.dtype
+    is_small = target.device.type == "cpu" and size <= MAX_FLOAT32_DRAFT_PARAMETERS
+    return torch.float32 if is_small else cast(torch.dtype, target.dtype)

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from paceline import LLM, SamplingParams
 from paceline.drafters import create
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
 from paceline.state_heads.eagle3 import Eagle3Head
 from paceline.state_heads.find import find_head
 from paceline.state_heads.text import ROOT, HeadNode, HeadText
+from paceline.state_heads.weights import plain_weight
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair
 from tests.support.state_heads import (
@@ -316,3 +317,16 @@ def test_auto_takes_a_head_in_place_of_a_draft_model(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="both a draft model and state_head"):
         create(f"auto:state_head={folder}", draft_model=pair.draft)
     create(f"auto:state_head={folder},use_draft_model=false", draft_model=pair.draft)
+
+
+def test_a_head_shares_the_lm_head_of_its_target(pair: Pair, tmp_path: Path) -> None:
+    config = eagle3_config(pair.target, 256, [0, 1])
+    weights = weights_of(module_for(pair.target, config))
+    del weights["lm_head.weight"]
+    head = loaded(pair.target, write_head(tmp_path, config, weights))
+    shared = pair.target.get_output_embeddings().weight
+    assert torch.equal(head._module.lm_head.weight, shared)
+    with pytest.raises(
+        UnsupportedModelError, match="shares the target's LM head, which is no plain"
+    ):
+        plain_weight("x", torch.nn.Identity(), "LM head")
