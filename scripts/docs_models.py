@@ -11,7 +11,7 @@ _OUTCOMES = {
     "trees": "draft trees, one forward pass for a batch",
     "chains": "chains, one request per forward pass",
     "uncached": "exact; `generate` differs from decoding without a cache",
-    "refused": "refused",
+    "refused": "rejected",
     "wrong": "answers differ",
     "not built": "not tested",
 }
@@ -34,7 +34,7 @@ def survey_counts() -> str:
     counts = Counter(row["outcome"] for row in content["rows"])
     lines = ["| result | model types |", "|---|---:|"]
     lines += [f"| {words} | {counts[name]} |" for name, words in _OUTCOMES.items() if counts[name]]
-    lines.append(f"| all causal types of transformers | {len(content['rows'])} |")
+    lines.append(f"| all causal types in transformers | {len(content['rows'])} |")
     versions = content["versions"]
     return "\n".join(
         [

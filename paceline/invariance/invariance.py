@@ -157,7 +157,6 @@ def _probe(
 
 
 def _findings(report: ProbeReport) -> str:
-    """Describe the row counts and costs of a report."""
     findings = (
         f"rows {report.least} to {report.most} agree bit for"
         f" bit{report.products and f', {report.products}'}; products take {report.cost:.2f}x the"
@@ -183,7 +182,6 @@ def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | Non
 
 
 def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
-    """Return the fixed number of rows to try for all products."""
     if model.device.type != "cuda":
         return FIXED_ROWS
     return next(rows for batch, rows in FIXED_ROWS_ON_CUDA if max_batch <= batch)
@@ -196,11 +194,6 @@ def _cheapest(
 
     The candidates are torch's matrix products, paceline's kernels, and products with a fixed number
     of rows.
-
-    Args:
-        model: Loaded model.
-        with_kernels: Whether to try paceline's kernels even on a small model.
-        fixed_rows: Number of rows per product, for products with a fixed number of rows.
     """
     kernels = _kernel_products(model, with_kernels)
     description = _mixture(model) or _recurrent(model)
@@ -226,7 +219,6 @@ def _cheapest(
 
 
 def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Products, Trial] | None:
-    """Return paceline's products and their times; None if they do not fit the model."""
     if model.device.type != "cpu":
         return None
     from paceline.cpu import product_choice  # imports the kernels

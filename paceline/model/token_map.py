@@ -1,4 +1,4 @@
-"""Map a target's token ids to those of a draft model with another tokenizer.
+"""Map a target's token ids to those of a draft model with a different tokenizer.
 
 The draft model proposes only tokens that exist in both tokenizers (token-level intersection, TLI;
 Timor et al. 2025, arXiv 2502.05202). Its distribution is renormalised over these tokens, so every

@@ -78,10 +78,7 @@ class Detokenizer:
         self.push, self.rest = self._decoding.push, self._decoding.rest
 
     def flush(self) -> str:
-        """Return the rest of the text, and reset to the end of the prompt.
-
-        An incomplete character becomes U+FFFD.
-        """
+        """Return the rest of the text, and reset; an incomplete character becomes U+FFFD."""
         rest = self._decoding.rest()
         self._decoding.begin()
         return rest.text

@@ -20,13 +20,7 @@ Scored = list[dict[int, float]]
 
 
 class _Tokens(NamedTuple):
-    """Tokens of one request to be scored.
-
-    Attributes:
-        rows: Row of the logits that scores each token.
-        token_ids: Tokens to score.
-        num_best: Number of most likely tokens to return with each token.
-    """
+    """Tokens of one request to score, with their logits rows."""
 
     rows: Sequence[int]
     token_ids: Sequence[int]

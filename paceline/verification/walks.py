@@ -34,15 +34,12 @@ def walk_sampled(
     """Verify a request with sampled drafts, using random numbers from its seed.
 
     Requests with logits processors always use rejection sampling, because processors run once per
-    token, in order.
-
-    A node whose draft probabilities are NaN is never accepted.
+    token, in order. A node whose draft probabilities are NaN is never accepted.
 
     Args:
         request: Request to verify.
         tree: Draft tree of the request.
-        target: Function that returns the probabilities [vocab] after the root (0) or after node i
-            (1 + i).
+        target: Returns the probabilities [vocab] after the root (0) or after node i (1 + i).
         argmax: Most likely token after the root and every node.
         dtype: Data type of the logits, for errors.
     Returns:

@@ -167,7 +167,7 @@ def figure_5(result: SssdResult) -> Table:
         *(
             []
             if len(vocabularies.sizes) > 1
-            else ["mistral-common brings a second one: pip install 'paceline[replay]'."]
+            else ["mistral-common provides a second one: pip install 'paceline[replay]'."]
         ),
         note,
     )
