@@ -7,6 +7,7 @@ Plain decoding in this process answers each conversation. Each drafter then stre
 from a server, eight at a time, with the same seeds. The result holds, for each drafter, the numbers
 of invalid calls and of calls that differ from plain decoding, and the tokens per forward pass. It
 is rewritten after every block of conversations, so an interrupted run counts the finished blocks.
+An existing result keeps its other drafters.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ DRAFTERS = (
     "token_recycling",
     "pia",
     "rest",
-    "draft_model:verification=follow",
-    "specdec_pp:verification=follow",
+    "draft_model:verification=follow,budget=false,max_draft_tokens=3",
+    "specdec_pp:verification=follow,budget=false,max_draft_tokens=3",
     "ouroboros",
 )
 BATCH, BLOCK, MAX_TOKENS = 8, 32, 400
@@ -198,6 +199,10 @@ def write(options: argparse.Namespace, results: Sequence[Figures]) -> None:
         print(json.dumps(record), flush=True)
     if options.json is not None:
         document = {"model": options.model, "machine": processor(), "results": records}
+        if options.json.exists():
+            names = [record["drafter"] for record in records]
+            others = json.loads(options.json.read_text())["results"]
+            records += [record for record in others if record["drafter"] not in names]
         options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -45,8 +45,7 @@ def conversation_prompt(
     media = _media_of(checked)
     if not media:
         variables = template_options(checked, options, endings)
-        if tools:
-            checked, variables = with_tools(tokenizer, checked, variables, tools)
+        checked, variables = with_tools(tokenizer, checked, variables, tools)
         return rendered_ids(tokenizer, checked, where, variables)
     loaded = processor.processor(where)
     template = loaded if getattr(loaded, "chat_template", None) else tokenizer

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import grammars
+from paceline.errors import ConfigError
+from paceline.parsing.closed_schemas import closed_schema
 from paceline.parsing.reasoning import ReasoningMarkers
 from paceline.parsing.rules import RuleWriter
 from paceline.parsing.tool_format import ToolFormat
@@ -73,7 +75,19 @@ class AnswerGrammars:
         rules = RuleWriter(self._special)
         answer = self._answer(use, shape, rules)
         before = _reasoning(reasoning, rules)
-        return grammars.lark(self._tokenizer, rules.grammar(f"{before}{answer}"), eos_token_ids)
+        try:
+            return grammars.lark(self._tokenizer, rules.grammar(f"{before}{answer}"), eos_token_ids)
+        except ConfigError:
+            self._check_schemas(use, eos_token_ids)
+            raise
+
+    def _check_schemas(self, use: ToolUse, eos_token_ids: Sequence[int]) -> None:
+        """Raise an error that names the first tool with an invalid schema."""
+        for tool in use.callable_tools:
+            try:
+                grammars.json_schema(self._tokenizer, closed_schema(tool.parameters), eos_token_ids)
+            except ConfigError as error:
+                raise ConfigError(f"tools: {tool.name}: {error}") from error
 
     def _answer(self, use: ToolUse, shape: AnswerShape, rules: RuleWriter) -> str:
         calls = ""

@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.parsing.closed_schemas import closed_schema
+
 # As Python's json.dumps and the filter tojson of chat templates write JSON. With fixed separators,
 # the next key is the only continuation after each value.
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties")
-_NESTED = ("properties", "$defs", "definitions")
 
 
 class RuleWriter:
@@ -53,7 +53,7 @@ class RuleWriter:
         Objects may have only the properties listed in their schema, unless the schema states
         otherwise.
         """
-        closed = {**_closed(schema), "x-guidance": _SEPARATORS}
+        closed = {**closed_schema(schema), "x-guidance": _SEPARATORS}
         return self.rule("%json " + json.dumps(closed, ensure_ascii=False))
 
     def text_until(self, end: str) -> str:
@@ -76,18 +76,3 @@ class RuleWriter:
     def grammar(self, start: str) -> str:
         """Return the grammar for answers that match an expression."""
         return "\n".join([f"start: {start}", *self._rules])
-
-
-def _closed(schema: Any) -> Any:
-    """Return the schema, with objects limited to the properties it lists."""
-    if not isinstance(schema, Mapping):
-        return schema
-    result: dict[str, Any] = dict(schema)
-    for name in _NESTED:
-        if isinstance(result.get(name), Mapping):
-            result[name] = {key: _closed(value) for key, value in result[name].items()}
-    if isinstance(result.get("items"), Mapping):
-        result["items"] = _closed(result["items"])
-    if "properties" in result and not any(name in result for name in _COMBINED):
-        result.setdefault("additionalProperties", False)
-    return result

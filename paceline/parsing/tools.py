@@ -11,6 +11,7 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.parsing.settings import MAX_TOOLS, TOOL_NAME
 
 ToolDefinition = Mapping[str, Any] | Callable[..., Any]
+_ANNOTATIONS = {"type", "title", "description", "$schema", "$id"}
 Choice = Literal["none", "auto", "required"]
 
 
@@ -146,7 +147,7 @@ def _checked(tool: Any, where: str) -> Tool:
 
 
 def _checked_schema(schema: Any, where: str) -> dict[str, Any]:
-    if schema is None or schema == {}:
+    if schema is None:
         return {"type": "object", "properties": {}}
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise ConfigError(
@@ -156,7 +157,8 @@ def _checked_schema(schema: Any, where: str) -> dict[str, Any]:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: got a schema that is no JSON: {error}. Correct it.") from error
-    return {"type": "object", **schema}
+    has_rules = bool(schema.keys() - _ANNOTATIONS)  # if not, the function has no arguments
+    return {"type": "object", **schema, **({} if has_rules else {"properties": {}})}
 
 
 def _checked_choice(choice: Any) -> tuple[Choice, str | None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.text.messages import Message, checked_messages, show, text_of
-from paceline.text.tool_messages import with_written_tools
+from paceline.text.tool_messages import has_calls, with_written_tools
 
 _MARK = "QUESTION"  # placeholder question that shows how a template writes contents
 _NO_PARAMETERS = {"type": "object", "properties": {}, "required": []}
@@ -66,7 +66,9 @@ def with_tools(
         ConfigError: The messages have parts other than text, and the template does not support
             tools.
     """
-    if not tools or _reads_tools(template):
+    if not tools and not any(has_calls(message) for message in messages):
+        return messages, dict(options)
+    if _reads_tools(template):
         return messages, {**options, **({"tools": list(tools)} if tools else {})}
     contents = [message["content"] for message in messages]
     if any(part["type"] != "text" for content in contents for part in _parts(content)):
@@ -75,7 +77,7 @@ def with_tools(
             " one of them out."
         )
     texts = [{**message, "content": text_of(message)} for message in messages]
-    return with_written_tools(texts, tools), dict(options)
+    return with_written_tools(texts, tools or ()), dict(options)
 
 
 def _parts(content: Any) -> Sequence[Mapping[str, Any]]:

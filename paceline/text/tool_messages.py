@@ -28,14 +28,20 @@ def with_argument_objects(messages: Sequence[Message], where: str) -> list[Messa
         messages: Checked messages.
         where: Name of the messages in errors.
     Raises:
-        ConfigError: The arguments of a call are not a JSON object.
+        ConfigError: The calls are not a list of objects, or the arguments of a call are not a JSON
+            object.
     """
     return [
         {**message, "tool_calls": _decoded(message["tool_calls"], f"{where}.{index}.tool_calls")}
-        if isinstance(message.get("tool_calls"), list)
+        if "tool_calls" in message
         else message
         for index, message in enumerate(messages)
     ]
+
+
+def has_calls(message: Mapping[str, Any]) -> bool:
+    """Return whether a message contains tool calls or the result of one."""
+    return bool(message.get("tool_calls")) or message["role"] == "tool"
 
 
 def with_written_tools(
@@ -45,23 +51,27 @@ def with_written_tools(
 
     Args:
         messages: Checked messages with text as content.
-        definitions: Definitions of the tools.
+        definitions: Definitions of the tools; may be empty.
     """
+    written = [_written(message) for message in messages]
+    if not definitions:
+        return written
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in definitions)
     instructions = _INSTRUCTIONS.format(definitions=lines)
-    written = [_written(message) for message in messages]
     if written[0]["role"] in ("system", "developer"):
         first = {**written[0], "content": f"{written[0]['content']}\n\n{instructions}"}
         return [first, *written[1:]]
     return [{"role": "system", "content": instructions}, *written]
 
 
-def _decoded(calls: list[Any], where: str) -> list[Any]:
+def _decoded(calls: Any, where: str) -> list[Any]:
+    if not isinstance(calls, Sequence) or not all(isinstance(call, Mapping) for call in calls):
+        raise ConfigError(f"{where}: got {ascii(calls)[:60]}; expected a list of tool calls.")
     return [_decoded_call(call, f"{where}.{index}") for index, call in enumerate(calls)]
 
 
-def _decoded_call(call: Any, where: str) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
+def _decoded_call(call: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
@@ -86,7 +96,7 @@ def _written(message: Message) -> Message:
     calls = [
         {"name": call["function"].get("name"), "arguments": call["function"].get("arguments", {})}
         for call in message.get("tool_calls") or ()
-        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+        if isinstance(call.get("function"), Mapping)
     ]
     if not calls:
         return message

@@ -120,6 +120,9 @@ def test_results_return_to_the_model(client: Any, llm: LLM) -> None:
     text = llm.tokenizer.decode(llm.chat_prompt(messages, tools=[TIME]))
     for part in ('"name": "get_time"', "<tool_call>", "It is noon."):
         assert part in text
+    hidden = llm.tokenizer.decode(llm.chat_prompt(messages))
+    assert '"name": "get_time"' in hidden
+    assert "<tools>" not in hidden
 
 
 def test_templates_with_tools_get_the_definitions(llm: LLM) -> None:
@@ -174,6 +177,11 @@ def test_python_functions_are_tools(llm: LLM) -> None:
             "tool_choice",
             "not among the tools",
         ),
+        (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": "x"}]},
+            "messages",
+            "expected a list of tool calls",
+        ),
         ({"thinking_token_budget": 5}, "max_reasoning_tokens", "no reasoning"),
     ],
 )
@@ -189,8 +197,8 @@ def test_bad_tools(server: Served, fields: dict[str, Any], param: str, message: 
 def test_schemas_that_cannot_be_compiled(client: Any) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "nonsense"}}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    with pytest.raises(BadRequestError, match="cannot be compiled"):
-        client.chat.completions.create(**ASKED, tools=[tool], tool_choice="required")
+    with pytest.raises(BadRequestError, match=r"tools: f: .* cannot be compiled"):
+        client.chat.completions.create(**ASKED, tools=[TIME, tool], tool_choice="required")
 
 
 def test_strict_tools_hold_free_calls_to_their_schemas(client: Any) -> None:
@@ -206,3 +214,37 @@ def test_unknown_parsers(llm: LLM) -> None:
         served(llm, tool_call_parser="hermess"),
     ):
         pass
+
+
+def test_schemas_of_real_clients(client: Any) -> None:
+    """Optional models, tagged unions, composition, odd names: valid and without other keys."""
+    definitions = {
+        "Street": {"type": "object", "properties": {"s": {"enum": ["Königsallee", "大通り"]}}},
+        "Base": {"type": "object", "properties": {"id": {"enum": [7]}}, "required": ["id"]},
+    }
+    cat, dog = ({"const": name, "type": "string"} for name in ("cat", "dog"))
+    properties: dict[str, Any] = {
+        "street": {"anyOf": [{"$ref": "#/$defs/Street"}, {"type": "null"}], "default": None},
+        "pet": {
+            "oneOf": [
+                {"type": "object", "properties": {"kind": cat}, "required": ["kind"]},
+                {"type": "object", "properties": {"kind": dog}, "required": ["kind"]},
+            ]
+        },
+        'a "b"\n</tool_call>': {"enum": ["</tool_call>", "\u2028", "🙂"]},
+    }
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    function = {"name": "api.v1-save", "parameters": {**parameters, "$defs": definitions}}
+    asked = ASKED | {"max_tokens": 200, "temperature": 0.9, "parallel_tool_calls": False}
+    for seed in range(3):
+        found = client.chat.completions.create(
+            **asked,
+            seed=seed,
+            tools=[{"type": "function", "function": function}],
+            tool_choice="required",
+        )
+        (call,) = found.choices[0].message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        assert arguments.keys() == properties.keys()
+        assert arguments["pet"] in ({"kind": "cat"}, {"kind": "dog"})
+        assert arguments["street"] in (None, {}, *({"s": s} for s in ("Königsallee", "大通り")))
