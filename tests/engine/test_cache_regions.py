@@ -12,7 +12,10 @@ from paceline import LLM, SamplingParams
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.kv_cache.region_cache import RegionCache
+from paceline.model import cached_lm
+from paceline.model.cached_lm import CachedLM
 from tests.engine.test_kv_cache_manager import prompts
+from tests.model.test_fixed_shapes import run_steps
 from tests.support.models import make
 
 LENGTHS = [4000] + [250] * 31
@@ -118,3 +121,15 @@ def test_answers_survive_moves(spec: str) -> None:
     for _ in range(2):
         assert [out.token_ids for out in llm.generate(each, params)] == expected
     assert llm.model.capacity <= 300
+
+
+@pytest.mark.parametrize("lengths", [[30, 7, 18], [12, 12, 12]])
+def test_padded_batches_gather_their_regions(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make("llama", "sdpa")
+    expected = run_steps(CachedLM(model, fixed_shapes=False), lengths)
+    monkeypatch.setattr(cached_lm, "reads_regions", lambda *_: True)
+    lm = CachedLM(model, fixed_shapes=False)
+    assert lm.slots.has_regions
+    torch.testing.assert_close(run_steps(lm, lengths), expected, atol=2e-5, rtol=1e-4)
