@@ -78,9 +78,10 @@ class LLM(ChatFacade):
         cost_curve: Seconds per forward pass for each number of rows, used by the draft budget
             instead of measured times. Default: measured times.
         draft_budget: Limits on verified draft nodes. Default: `DraftBudgetSettings()`.
-        unpack: Whether a GGUF file is converted to a bfloat16 checkpoint in the cache; default
-            True. If False, paceline computes directly with the packed weights in the file, in
-            bfloat16 on a CPU. The answers equal those of the converted model.
+        unpack: Whether a GGUF file is converted to a bfloat16 checkpoint in the cache. If False,
+            paceline computes directly with the packed weights in the file, in bfloat16 on a CPU.
+            The answers equal those of the converted model. Default: False if the processor has
+            bfloat16 instructions (AVX512_BF16 or AMX).
         engine: Library that runs the model: "transformers" (default), or "llama.cpp" for GGUF
             files.
     Raises:
@@ -108,7 +109,7 @@ class LLM(ChatFacade):
         on_drafter_error: OnDrafterError = "raise",
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
-        unpack: bool = True,
+        unpack: bool | None = None,
         engine: EngineName = ENGINE,
     ) -> None:
         check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
@@ -117,11 +118,12 @@ class LLM(ChatFacade):
         # Imported here: model code takes seconds to import.
         from paceline.engine.target_loading import load_target
         from paceline.media.processor import MediaProcessor
-        from paceline.model.loading import eos_token_ids
+        from paceline.model.loading import eos_token_ids, must_unpack
         from paceline.model.tokenizer_loading import load_tokenizer
 
+        # llama.cpp needs only the tokenizer.
+        unpack = engine == ENGINE and must_unpack(model, dtype, device, unpack)
         loaded = load_target(model, engine, dtype, device, unpack)
-        unpack = unpack and engine == ENGINE  # llama.cpp needs the tokenizer only
         tokenizer = getattr(processor, "tokenizer", None) if tokenizer is None else tokenizer
         self.tokenizer, self._source = load_tokenizer(tokenizer, model, unpack), model
         self._media = MediaProcessor(loaded, model if processor is None else processor)

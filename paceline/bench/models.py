@@ -70,7 +70,9 @@ def load_models(
     )
     tokenizer = load_tokenizer(tokenizer, path, options.engine == ENGINE)
     device = local_device(options.device) if config.lookahead_parallel else options.device
-    model = target or load_target(path, options.engine, options.dtype, device)
+    model = target or load_target(
+        path, options.engine, options.dtype, device, options.unpack is not False
+    )
     if not (config.needs_draft() or config.with_draft()):
         draft = None
     elif draft is None and wanted is not None:

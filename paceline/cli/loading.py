@@ -55,6 +55,7 @@ def build_llm(
         lookahead_parallel=ranks or False,
         batch_invariant=models.invariance,
         engine=models.engine,
+        unpack=models.unpack,
         **options,
     )
 

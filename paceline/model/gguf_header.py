@@ -78,6 +78,8 @@ def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
     path = files[0]
     gguf.require_packages(path)
     metadata = gguf.read_metadata(path)
+    if max(1, metadata.get("split.count", 1)) != len(files):
+        raise gguf.refused(path, f"one of {metadata['split.count']} parts")
     from paceline.model import gguf_tensors  # imports the `gguf` package
 
     try:

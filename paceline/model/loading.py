@@ -73,8 +73,8 @@ def load_model(
     reason = missing_source(model)
     if reason:
         raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {reason}")
-    packed = None if unpack else packed_source(model)
-    if packed is not None and device == "cpu" and torch_dtype in (None, torch.bfloat16):
+    packed = None if must_unpack(model, torch_dtype, device, unpack) else packed_source(model)
+    if packed is not None:
         from paceline.model.packed_model import load_packed  # an optional package
 
         return load_packed(packed)
@@ -96,6 +96,30 @@ def load_model(
     _require_all_weights(model, loaded, loading_info)
     moved: PreTrainedModel = loaded.to(device).eval()
     return moved
+
+
+def must_unpack(
+    model: str | Path | PreTrainedModel,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device,
+    unpack: bool | None,
+) -> bool:
+    """Return whether a model cannot compute with the packed weights of a GGUF file.
+
+    Args:
+        model: As in `load_model`.
+        dtype: As in `load_model`; None is "auto".
+        device: As in `load_model`.
+        unpack: Whether conversion is requested; None: if the processor lacks bfloat16 instructions.
+    Raises:
+        ConfigError: The dtype or device is unknown.
+    """
+    if unpack or packed_source(model) is None:
+        return True
+    is_bfloat16 = dtype is None or _torch_dtype(dtype) in (None, torch.bfloat16)
+    if not is_bfloat16 or torch.device(_usable(device)).type != "cpu":
+        return True
+    return unpack is None and not has_bfloat16_kernels()
 
 
 def _auto_class(source: str) -> Any:

@@ -35,6 +35,8 @@ class ModelOptions:
         threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
         batch_invariant: Make answers independent of the other requests in a forward pass, bit for
             bit; auto enables this if it costs less than 5 %.
+        unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache, instead of computing with
+            its packed weights. Default: only if the processor lacks AVX512_BF16 and AMX.
         engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.
 
     Raises:
@@ -47,6 +49,7 @@ class ModelOptions:
     device: str = "auto"
     threads: int | None = None
     batch_invariant: InvarianceWord = "auto"
+    unpack: bool | None = None
     engine: EngineName = ENGINE
 
     @property

@@ -13,7 +13,7 @@ import pytest
 from paceline import demo
 from paceline.cli import demo as command
 from paceline.errors import ConfigError
-from paceline.model import gguf
+from paceline.model import gguf_header
 from tests.support.cli import call
 
 
@@ -61,14 +61,14 @@ def test_without_the_wheel_it_shows_the_small_pair(
     )
 
 
-def test_where_it_cannot_be_unpacked_it_shows_the_small_pair(
+def test_where_it_cannot_be_read_it_shows_the_small_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(path: Path) -> Path:
-        raise ConfigError(f"no room for {path}")
+    def refused(paths: list[Path]) -> Path:
+        raise ConfigError(f"no room for {paths[0]}")
 
     monkeypatch.setattr(demo, "find_smollm2", lambda: tmp_path / "model.gguf")
-    monkeypatch.setattr(gguf, "unpacked", refused)
+    monkeypatch.setattr(gguf_header, "described", refused)
     shown(tmp_path)
     assert "cannot be used, so the demo uses the built-in toy models. no room for" in " ".join(
         capsys.readouterr().err.split()

@@ -76,11 +76,11 @@ def test_weights_are_those_of_the_file(tmp_path: Path, kind: str, near: float) -
 
 def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
-    LLM(str(path), "draft_model", draft_model=path)
+    LLM(str(path), "draft_model", draft_model=path, unpack=True)
     assert capsys.readouterr().err.count("converting tiny.gguf") == 1
     assert load_model(path).dtype == torch.bfloat16
     assert load_model(str(path), "float32").dtype == torch.float32
-    assert LLM(path, "none", tokenizer=path).tokenizer.eos_token_id == EOS
+    assert LLM(path, "none", tokenizer=path, unpack=True).tokenizer.eos_token_id == EOS
     assert create("draft_model", draft_model=str(path)).name == "draft_model"
     assert Strategy("draft_model", str(path)) is not None
     assert load_tokenizer(str(path), "elsewhere")("abc")["input_ids"]
@@ -95,6 +95,7 @@ def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder
             "draft_model",
             "-n",
             "4",
+            "--unpack",
         )[0]
         == 0
     )
@@ -160,8 +161,9 @@ def test_what_transformers_cannot_unpack_is_refused(tmp_path: Path, folder: Path
         "type": (_with_type(write_gguf(tmp_path / "d.gguf"), 199), "199"),
     }
     for path, words in cases.values():
-        with pytest.raises(ConfigError, match=rf"got .*{words}.*; expected a whole GGUF file"):
-            LLM(path, "none")
+        for unpack in (True, False):
+            with pytest.raises(ConfigError, match=rf"got .*{words}.*; expected a whole GGUF file"):
+                LLM(path, "none", unpack=unpack)
     with pytest.raises(ConfigError, match=r"from 'no such\.gguf': there is no such file"):
         LLM("no such.gguf")
     assert kept(folder) == []
@@ -193,7 +195,7 @@ def test_a_cache_that_cannot_be_written(
         ConfigError,
         match=r"cache: got '.*cache', which cannot be used .*; expected .*Set PACELINE_CACHE",
     ):
-        LLM(path, "none")
+        LLM(path, "none", unpack=True)
     folder.unlink()
 
     def full(*_: Any, **__: Any) -> None:
@@ -206,9 +208,9 @@ def test_a_cache_that_cannot_be_written(
         with pytest.raises(
             ConfigError, match=r"No space left on device.*; expected .*room. Set PACELINE_CACHE"
         ):
-            LLM(path, "none")
+            LLM(path, "none", unpack=True)
     assert kept(folder) == []
-    LLM(path, "none")
+    LLM(path, "none", unpack=True)
 
 
 def test_a_finished_folder_needs_no_right_to_write(
