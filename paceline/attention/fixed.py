@@ -1,4 +1,4 @@
-"""Register attention for forward passes with fixed shapes with transformers.
+"""Register attention for fixed shapes with transformers.
 
 On CUDA with Triton, a kernel reads lengths and trees from device memory. Otherwise, SDPA gets a
 mask that is computed once per forward pass.

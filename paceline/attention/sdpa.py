@@ -1,4 +1,4 @@
-"""Register attention over draft trees with SDPA with transformers.
+"""Register SDPA-based attention over draft trees with transformers.
 
 With a mask and several queries, as in every verification, transformers' SDPA function copies each
 key and value for every query head in a group. Here, the query heads of a group are rows of one

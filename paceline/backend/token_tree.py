@@ -87,7 +87,7 @@ class TokenTree:
 
     @property
     def width(self) -> int:
-        """Number of tokens of the longest row."""
+        """Number of tokens in the longest row."""
         return int(self.columns.shape[1])
 
     def order(self) -> StateOrder:

@@ -26,7 +26,7 @@ class Checkpoints(Protocol):
 
 
 class CacheSlots(Protocol):
-    """Assign the slots of a KV cache to requests."""
+    """Assigns the slots of a KV cache to requests."""
 
     def __len__(self) -> int:
         """Return the total number of slots, taken and free."""
@@ -63,7 +63,7 @@ class CacheSlots(Protocol):
         """Free the positions after a request's tokens, if slots differ in length."""
 
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache to a number of slots and of cache positions.
+        """Resize the cache to the given numbers of slots and cache positions.
 
         The positions are those of each slot, or of all slots together if `has_regions`.
         """

@@ -67,7 +67,7 @@ class CacheSpace(ABC):
         """Return the number of cache positions that are allocated."""
 
     def max_positions(self, slots: int) -> int:
-        """Return the maximum number of cache positions of all slots together."""
+        """Return the maximum number of cache positions over all slots."""
         if self._max_bytes is None:
             return UNLIMITED_POSITIONS
         left = self._max_bytes - slots * self._model.state_bytes
@@ -120,7 +120,7 @@ class EqualSlots(CacheSpace):
         return self._ensure(len(active), longest, min(ideal, final))
 
     def _ensure(self, num_active: int, positions: int, ideal: int) -> bool:
-        """Provide slots of a given length; drop kept requests if memory is short.
+        """Allocate slots of a given length; drop kept requests if memory is short.
 
         Args:
             num_active: Number of active requests.
@@ -220,7 +220,7 @@ class SlotRegions(CacheSpace):
 
 
 def _admission_length(request: Request) -> int:
-    """Return the number of positions that a running request needs for some time."""
+    """Return the number of positions that a running request needs in the near future."""
     return SPARE_NODE_POSITIONS + min(request.max_length, len(request) + ADMISSION_HEADROOM)
 
 

@@ -1,4 +1,4 @@
-"""Load the model of an engine: with transformers, or with llama.cpp."""
+"""Load an engine's model with transformers or llama.cpp."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def context_length(model: LoadedModel) -> int:
 
 
 def next_logits(model: LoadedModel, token_ids: list[int]) -> torch.Tensor:
-    """Return the logits after a text, [vocab]; only the text is computed."""
+    """Return the logits after a text, [vocab]."""
     if isinstance(model, PreTrainedModel):
         with mode_of(model)():
             logits = model(torch.tensor([token_ids], device=model.device)).logits

@@ -153,7 +153,7 @@ def set_up_target(model: LoadedModel, drafter: Drafter, options: TargetOptions) 
 
 
 def _set_up_gguf(model: GgufModel, options: TargetOptions) -> TargetSetup:
-    """Give a model in llama.cpp a KV cache."""
+    """Create the KV cache of a llama.cpp model."""
     from paceline.llama_cpp.exactness import resolve_exactness
     from paceline.llama_cpp.target import GgufTarget
 

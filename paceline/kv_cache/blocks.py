@@ -70,7 +70,7 @@ class Block:
         return self.stores[: self._num_taken]
 
     def resized(self, slots_kept: slice | list[int], slots: int, capacity: int) -> Block:
-        """Return a block of another size, which starts with copies of some slots.
+        """Return a block with a different number of slots, starting with copied ones.
 
         Args:
             slots_kept: Slots whose content is copied, in order.
@@ -85,7 +85,7 @@ class Block:
         return new
 
     def copy_regions(self, moves: Sequence[RegionMove], capacity: int) -> Block:
-        """Return a block of another capacity with the content of some regions."""
+        """Return a block with a different capacity and the contents of some regions."""
         new = self._empty(len(self.stores[0]), capacity)
         for old, store in zip(self.taken, new.taken, strict=True):
             for move in moves:
@@ -93,7 +93,7 @@ class Block:
         return new
 
     def pack_regions(self, moves: Sequence[RegionMove]) -> None:
-        """Move regions in order, where they are; see `Regions.pack`."""
+        """Move regions in place, in order; see `Regions.pack`."""
         for store in self.taken:
             last = store[:, :, moves[-1].old].clone()  # other regions may overwrite it
             for move in moves[:-1]:
@@ -147,7 +147,7 @@ class BlockList:
             self._blocks[number] = block.resized(slots_kept, slots, capacity)
 
     def copy_regions(self, moves: Sequence[RegionMove], capacity: int) -> None:
-        """Give every block another capacity in turn, with the content of some regions."""
+        """Change the capacity of each block in turn, keeping the contents of some regions."""
         for number, block in enumerate(self._blocks):
             self._blocks[number] = block.copy_regions(moves, capacity)
 

@@ -58,7 +58,7 @@ class RegionCache(SlotCache):
         self.resize(new_slots, max(self.capacity, new_slots * capacity))
 
     def resize(self, slots: int, capacity: int) -> dict[int, int]:
-        """Set the number of slots and of positions; taken slots move to the front.
+        """Set the numbers of slots and positions; taken slots move to the front.
 
         Args:
             slots: New number of slots; at least the taken ones.
@@ -82,7 +82,7 @@ class RegionCache(SlotCache):
 
     @torch.inference_mode()
     def _set_capacity(self, capacity: int, last: int = 0) -> None:
-        """Allocate all positions again, with the region of slot `last` at the end."""
+        """Reallocate all positions, with the region of slot `last` at the end."""
         if capacity == self.capacity:
             return
         if self.slots:
@@ -115,7 +115,7 @@ class RegionCache(SlotCache):
         self.regions.sizes[slot] = 0
 
     def lengthen(self, slot: int, size: int) -> None:
-        """Give a slot a region of at least `size` positions; its content may move."""
+        """Enlarge a slot's region to at least `size` positions; its contents may move."""
         regions = self.regions
         old = int(regions.sizes[slot])
         if size <= old or regions.widen(slot, size):
@@ -137,7 +137,7 @@ class RegionCache(SlotCache):
         regions.assign(slot, target, size)
 
     def _grown(self, needed: int) -> int:
-        """Return a number of positions that suffices for some growth."""
+        """Return a number of positions with room for growth."""
         grown = max(needed, int(POOL_GROWTH * self.capacity), self.slots * self._reserved)
         return -(-grown // self._growth_step) * self._growth_step
 
@@ -194,19 +194,19 @@ class RegionCache(SlotCache):
             self.lengthen(slot, max(needed + spare, self._reserved))
 
     def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write states to the positions of one slot from `first` on, in one layer."""
+        """Write states of one layer to a slot, starting at position `first`."""
         self.lengthen(slot, first + keys.shape[1])
         super().write(0, layer, first + int(self.regions.first[slot]), keys, values)
 
     @torch.inference_mode()
     def clear(self, slot: int, first: int) -> None:
-        """Write zeros to the positions of a slot from `first` on."""
+        """Write zeros to the positions of a slot, starting at `first`."""
         begin, size = int(self.regions.first[slot]), int(self.regions.sizes[slot])
         for stores in self.blocks:
             stores[:, :, :, begin + first : begin + size] = 0
 
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
-        """Return keys and values of the first `length` positions of a slot, as views."""
+        """Return views of the keys and values in a slot's first `length` positions."""
         begin = int(self.regions.first[slot])
         pairs = super().read(0, begin + length)
         return [pair and (pair[0][:, begin:], pair[1][:, begin:]) for pair in pairs]

@@ -53,7 +53,7 @@ class Regions:
         return int(self.sizes.sum())
 
     def select(self, slots: list[int], num_slots: int) -> None:
-        """Keep the regions of some slots in front, and add free slots up to a number."""
+        """Move the regions of some slots to the front, and add free slots."""
         for name in ("first", "sizes"):
             selected = np.zeros(num_slots, dtype=np.int64)
             selected[: len(slots)] = getattr(self, name)[slots]
@@ -65,7 +65,7 @@ class Regions:
             numbers[[slot, other]] = numbers[[other, slot]]
 
     def widen(self, slot: int, size: int) -> bool:
-        """Enlarge a region where it is; return False if the positions after it are taken."""
+        """Enlarge a region in place; return False if the positions after it are taken."""
         first = int(self.first[slot])
         if not self.sizes[slot]:
             return False
@@ -76,7 +76,7 @@ class Regions:
         return True
 
     def find_gap(self, size: int) -> int | None:
-        """Return the first position of the lowest free range of a size; None without one."""
+        """Return the start of the first free range of this size, or None."""
         last = 0
         for slot in np.argsort(self.first, kind="stable").tolist():
             if self.sizes[slot]:

@@ -107,7 +107,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return [slot for slot in range(self.slots) if slot not in self._free]
 
     def _renumber(self, taken: list[int], slots: int) -> dict[int, int]:
-        """Move the numbers of taken slots to the front, and return the new ones."""
+        """Renumber the taken slots from 0, and return the new numbers."""
         self.slots, self._free = slots, list(range(len(taken), slots))
         return {old: new for new, old in enumerate(taken)}
 
@@ -118,7 +118,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._find_stores(capacity)
 
     def _find_stores(self, capacity: int) -> None:
-        """Look up all stores after their memory was allocated again."""
+        """Look up all stores after their memory has been reallocated."""
         self.capacity = capacity
         for layer in self.layers:
             if isinstance(layer, SlotLayer) and layer.is_initialized:

@@ -113,7 +113,7 @@ class Slots:
         return source.cached if longest < source.cached <= length else longest
 
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache, with the content of all taken slots.
+        """Resize the cache, keeping the contents of all taken slots.
 
         Args:
             slots: Number of slots.
@@ -126,7 +126,7 @@ class Slots:
             request.slot = slot
 
     def gather(self, requests: Sequence[Request]) -> None:
-        """Move the requests of one step to the first slots, in any order, with few moves."""
+        """Move the requests of one step to the first slots, with as few moves as possible."""
         holes = iter(sorted(set(range(len(requests))) - {request.slot for request in requests}))
         for request in requests:
             if request.slot >= len(requests):

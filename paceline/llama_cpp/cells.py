@@ -1,16 +1,16 @@
-"""Hold the sequences of requests in a llama.cpp cache, in text order.
+"""Manage the sequences of requests in a llama.cpp cache, in text order.
 
-A cell of the cache may belong to several sequences, and a query reads the cells of its sequence at
+A cell of the cache may belong to several sequences. A query reads the cells of its sequence with
 smaller positions. Each leaf of a draft tree is therefore a sequence, and a node belongs to the
 sequences of all leaves below it.
 
-With flash attention on a CPU, llama.cpp adds up the values of a query's cells in the order of the
-cells, and skips all others. The logits of a text therefore have the same bits whenever its cells
-are in the order of the text.
+With flash attention on a CPU, llama.cpp sums the values of a query's cells in cell order, and
+skips all other cells. The logits of a text are therefore bit-identical if its cells are in text
+order.
 
-New tokens go to the first free cell, so no cell may become free before one that is in use. Rejected
-tokens and finished requests move to the sequence `DISCARDED`. Once the cache is full, the sequences
-in use are copied to its front.
+llama.cpp writes new tokens to the first free cell, so a cell must not become free while a later
+one is in use. Rejected tokens and finished requests move to the sequence `DISCARDED`. Once the
+cache is full, the sequences in use are copied to its front.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DISCARDED = 0
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Hold the sequences of a request and its draft tree.
+    """The sequences of a request and its draft tree.
 
     Attributes:
         sequence: Sequence of the request.
@@ -106,7 +106,7 @@ class SequenceCells:
         return logits
 
     def add_padding(self, rows: BatchRows) -> None:
-        """Append a row whose result nobody reads."""
+        """Append a row whose result is ignored."""
         assert self._context is not None, "there is room"
         rows.token_ids.append(0)
         rows.positions.append(self._context.last_position(DISCARDED) + 1)
@@ -118,7 +118,7 @@ class SequenceCells:
         self.lengths[sequence] = 0
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Let an empty sequence begin with the first tokens of another one."""
+        """Copy the first tokens of a sequence to an empty one."""
         if length and self._context is not None:
             self._context.copy(source, target, end=length)
         self.lengths[target] = length
@@ -143,7 +143,7 @@ class SequenceCells:
         return 0 if self._context is None else max(0, self._context.first_position(sequence))
 
     def fork(self, branch: Branch) -> None:
-        """Let the leaves of a tree begin with all tokens of their request.
+        """Copy all tokens of a request to the leaves of its tree.
 
         The cache must have room for the forward pass that follows.
         """

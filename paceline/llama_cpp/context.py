@@ -87,7 +87,7 @@ class Context:
         self._memory = library.get_memory(handle)
 
     def _check(self, options: ContextOptions) -> None:
-        """Raise if the context has other options: the layout of the structure is wrong."""
+        """Raise an error if the context has different options, so the layout is wrong."""
         library, handle = self._library, self._handle
         expected = {
             "n_batch": options.max_rows,
@@ -163,7 +163,7 @@ class Context:
         return buffer.raw[:written]
 
     def write(self, sequence: int, state: bytes) -> None:
-        """Restore a copy that `read` made.
+        """Restore a copy made by `read`.
 
         Raises:
             CapacityError: The cache has too few free cells.

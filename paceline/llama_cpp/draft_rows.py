@@ -14,7 +14,7 @@ from paceline.llama_cpp.slots import sequence_of
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """Hold the rows of one request in a forward pass.
+    """The rows of one request in a forward pass.
 
     Attributes:
         request: The request.

@@ -1,7 +1,7 @@
-"""Check that the logits of a text have the same bits in every forward pass.
+"""Check that a text has bit-identical logits in every forward pass.
 
-The check compares bits on this machine: one token at a time against several rows, trees, and text
-that other requests interrupt.
+The check runs on this machine. It compares decoding one token at a time with passes over several
+rows, with trees, and with passes between those of other requests.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _KIND = "llama-cpp-exactness-v1"  # increase the number when the check changes
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Hold the result of the check.
+    """The result of the check.
 
     Attributes:
-        on: Whether logits depend only on the text, bit for bit.
+        on: Whether each token's logits depend only on its text, bit for bit.
         reason: Explanation, for messages.
     """
 
@@ -45,15 +45,15 @@ class Exactness:
 
 
 def resolve_exactness(model: GgufModel, setting: BatchInvariant, threads: int) -> Exactness:
-    """Decide whether a model is decoded so that equal texts have equal bits.
+    """Decide whether a model is decoded batch-invariantly.
 
     Args:
         model: The model.
-        setting: True, False or "auto". With "auto", several threads decode without it, because
-            single rows would have to be computed twice.
+        setting: True, False or "auto". With "auto", it is off for several threads, because single
+            rows would have to be computed twice.
         threads: Number of CPU threads.
     Raises:
-        ConfigError: The setting is True, but the check fails; or it has another value.
+        ConfigError: The setting is True, but the check fails; or the setting is invalid.
     """
     if setting not in (True, False, "auto"):
         raise ConfigError(f"batch_invariant: got {setting!r}; expected True, False or 'auto'.")

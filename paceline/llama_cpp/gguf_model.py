@@ -26,21 +26,21 @@ class GgufModel:
     """A GGUF model in llama.cpp, with the attributes that drafters read.
 
     Args:
-        path: The file; of a model in several files, any of them.
+        path: The file; any file of a model that is split into several.
         on_gpu: Whether llama.cpp computes on a GPU, if its build supports one.
     Attributes:
         library: The llama.cpp library.
         name_or_path: The file's path.
-        config, generation_config: The facts that drafters and the server read from a transformers
-            model.
-        device, dtype: Where and in which type the logits are.
-        context_length: Context length of the training.
-        window: Size of the sliding window in tokens; 0 without one.
+        config, generation_config: The values that drafters and the server read from transformers
+            models.
+        device, dtype: Device and data type of the logits.
+        context_length: Context length used in training.
+        window: Size of the sliding window in tokens; 0 if there is none.
         is_recurrent: Whether some or all layers are recurrent.
         description: Architecture, size and format in words.
     Raises:
         ConfigError: The file is missing, or llama.cpp cannot read it.
-        UnsupportedModelError: The model is not a decoder of text.
+        UnsupportedModelError: The model is not a text decoder.
     """
 
     def __init__(self, path: str | Path, on_gpu: bool = True) -> None:
@@ -108,7 +108,7 @@ class GgufModel:
         return sizes[1] - sizes[0]
 
     def facts(self) -> dict[str, Any]:
-        """Return what identifies the model and the library for measurements."""
+        """Return the facts that identify the model and the library in measurements."""
         library, path = self.library, Path(self.library.path)
         numbers = {
             name: int(getattr(library, f"model_{name}")(self._handle))

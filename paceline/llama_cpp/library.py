@@ -75,7 +75,7 @@ class Library:
     Args:
         path: File of the library.
     Attributes:
-        path: As above.
+        path: File of the library.
         version: Version of the package that the library came with.
         context_fields: Layout of its context parameters.
     Raises:

@@ -13,7 +13,7 @@ from paceline.llama_cpp.settings import MAX_SEQUENCES
 
 @dataclass(slots=True)
 class NoCheckpoints:
-    """Copies of recurrent states, of which there are none.
+    """Empty collection of recurrent states.
 
     Attributes:
         max_bytes: Not used.
@@ -28,8 +28,8 @@ class SequenceSlots:
     Args:
         cells: The sequences in the cache.
     Attributes:
-        checkpoints: Without effect.
-        has_regions: True, as slots differ in length.
+        checkpoints: Always empty.
+        has_regions: True, because slots differ in length.
         capacity: Number of cache positions of all slots together.
     """
 
@@ -55,11 +55,11 @@ class SequenceSlots:
         return self._sizes.get(request.slot, 0)
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Let more cache positions belong to a request."""
+        """Assign more cache positions to a request."""
         self._sizes[request.slot] = max(positions, self._sizes[request.slot])
 
     def shorten(self, request: Request) -> None:
-        """Let only the positions of its tokens belong to a request."""
+        """Free a request's cache positions after its tokens."""
         self._sizes[request.slot] = request.cached
 
     @property
@@ -108,12 +108,12 @@ class SequenceSlots:
         self._cells.cut(sequence_of(request), length)
 
     def copy(self, request: Request, other: Request, length: int) -> None:
-        """Let `request` begin with the first `length` cache positions of `other`."""
+        """Copy the first `length` cache positions of `other` to `request`."""
         self._cells.share(sequence_of(other), sequence_of(request), length)
         request.cached = length
 
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache to a number of slots, and of positions of all slots together.
+        """Resize the cache to the given numbers of slots and of positions over all slots.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -122,7 +122,7 @@ class SequenceSlots:
         self._num_slots, self.capacity = slots, positions
 
     def gather(self, requests: Sequence[Request]) -> None:
-        """Do nothing: requests of one step may have any slots."""
+        """Do nothing, because the requests of a step may be in any slots."""
 
 
 def sequence_of(request: Request) -> int:

@@ -1,7 +1,7 @@
 """Describe the C structures of llama.cpp, and find the layout that a library uses.
 
-Builds of llama.cpp add and move fields, and the header's version is not part of the library. The
-layout is therefore checked against the defaults that the library itself returns.
+Releases of llama.cpp add and move fields, and the library does not contain the version of its
+header. The layout is therefore checked against the defaults that the library itself returns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Fields = list[tuple[str, Any]]
 
 
 class RawStructure(ctypes.Structure):
-    """Hold the bytes of a structure, and of the memory after it.
+    """The bytes of a structure, and of the memory after it.
 
     Callers pass parameters by value, so a structure that is too long is harmless.
     """

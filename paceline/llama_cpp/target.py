@@ -84,7 +84,7 @@ class GgufTarget:
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions of all slots together."""
+        """Return the number of cache positions over all slots."""
         return self.slots.capacity
 
     @property
@@ -115,7 +115,7 @@ class GgufTarget:
         return GgufTarget(self.model, self._threads, self.exact, self.prefill_chunk)
 
     def check_length(self, request: Request) -> None:
-        """Raise if a request is longer than the model's context.
+        """Raise an error if a request is longer than the model's context.
 
         Raises:
             CapacityError: The request is too long.
@@ -131,7 +131,7 @@ class GgufTarget:
 
         Args:
             request: Request to process.
-            slot_of: Finished request that hands over its slot; None for an empty slot.
+            slot_of: Finished request whose slot is taken over; None for an empty slot.
             length: Number of leading cache positions that `request` takes over from `slot_of`.
         Raises:
             CapacityError: The request is too long, or there are too many requests.
@@ -181,7 +181,7 @@ class GgufTarget:
             requests: Open requests with at least one pending token each.
             trees: One draft tree per request.
             prefill_chunk: Maximum number of pending tokens per request; None means the target's.
-            reduced_logits: Without effect, as the vocabulary is never reduced.
+            reduced_logits: Ignored, because the vocabulary is never reduced.
         Raises:
             MemoryError: The cache cannot grow enough for the rows.
         """
@@ -203,7 +203,7 @@ class GgufTarget:
         return NodeLogits.from_rows(flat, counts, [part.num_scored for part in parts])
 
     def _decode(self, parts: Sequence[RequestRows]) -> Tensor:
-        """Run one call of llama.cpp; return the logits of the wanted rows."""
+        """Call llama.cpp once, and return the logits of the wanted rows."""
         rows = BatchRows([], [], [], [])
         for part in parts:
             self._cells.fork(part.branch)
@@ -264,10 +264,10 @@ class GgufTarget:
         self.rewind(request, length)
 
     def clear_after(self, request: Request) -> None:
-        """Do nothing: attention skips the cells of other sequences."""
+        """Do nothing, because attention skips the cells of other sequences."""
 
     def restart_if_due(self, request: Request) -> None:
-        """Do nothing: llama.cpp keeps the rotary frequencies of a text."""
+        """Do nothing, because llama.cpp never changes the rotary frequencies of a text."""
 
     def prefill_media(self, request: Request) -> None:
         """Reject prompts with images, videos or audio.
@@ -282,7 +282,7 @@ class GgufTarget:
 
 
 def _groups(parts: Sequence[RequestRows]) -> list[list[RequestRows]]:
-    """Return the parts in groups that fit one call of llama.cpp."""
+    """Group the parts so that each group fits into one call of llama.cpp."""
     groups: list[list[RequestRows]] = []
     total = BATCH_ROWS
     for part in parts:

@@ -124,7 +124,7 @@ def save_kept(folder: str | Path, token_ids: Sequence[int], vocab_size: int) -> 
 
 
 def read_kept(folder: str | Path, vocab_size: int) -> list[int] | None:
-    """Return the reduced vocabulary in a model's folder, ascending, or None.
+    """Return the reduced vocabulary in a model's folder, in ascending order, or None.
 
     Args:
         folder: Folder of the draft model.

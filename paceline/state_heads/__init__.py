@@ -1,1 +1,1 @@
-"""Published heads that draft from the target's hidden states."""
+"""Load published heads that draft from the target's hidden states."""

@@ -2,7 +2,7 @@
 
 Each layer attends to keys and values computed from the target's states, and to a block: the newest
 token, then mask tokens. The output at each mask token predicts the token at its position. The
-layers are those of Qwen3. Only the target's keys and values stay in the cache.
+layers are Qwen3 layers. Only keys and values from the target's states stay in the cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from paceline.state_heads.weights import (
 
 
 class DFlashModule(nn.Module):
-    """DFlash head without its KV cache.
+    """A DFlash head without its KV cache.
 
     Args:
         config: Configuration of its layers.
@@ -56,7 +56,7 @@ class DFlashModule(nn.Module):
         self.rotary_emb = modeling_qwen3.Qwen3RotaryEmbedding(config)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return [n, hidden] from target states [n, layers, target hidden]."""
+        """Project target states [n, layers, target hidden] to [n, hidden]."""
         fused: Tensor = self.hidden_norm(self.fc(states.flatten(1)))
         return fused
 
@@ -97,12 +97,12 @@ class DFlashModule(nn.Module):
 
 
 class DFlashHead(StateHead):
-    """DFlash head of a target.
+    """A target's DFlash head.
 
     Args:
         files: Folder of the head.
     Raises:
-        ConfigError: The configuration describes no DFlash head that is known here.
+        ConfigError: The configuration does not describe a supported DFlash head.
     """
 
     def __init__(self, files: HeadFiles) -> None:
@@ -174,7 +174,7 @@ class DFlashHead(StateHead):
         token_ids: Sequence[Sequence[int]],
         states: Sequence[Tensor],
     ) -> None:
-        """Write keys and values of the target's states to the cache."""
+        """Write the keys and values for the target's states to the cache."""
         with self.timer:
             for text in texts:
                 self._blocks.pop(text.slot, None)
@@ -198,7 +198,7 @@ class DFlashHead(StateHead):
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the likeliest tokens after draft nodes, which depend on depth alone."""
+        """Return the most likely tokens after draft nodes, given only their depth."""
         new = [
             (text, wanted[0].token)
             for text, wanted in zip(texts, nodes, strict=True)
@@ -255,7 +255,7 @@ class DFlashHead(StateHead):
         return embedded
 
     def project(self, outputs: Tensor) -> Tensor:
-        """Return logits for outputs [n, hidden]; a head may share the target's LM head."""
+        """Return logits for outputs [n, hidden], from the head's or the target's LM head."""
         head: Any = self._target.get_output_embeddings()
         logits: Tensor = (
             head(outputs.to(self._target.dtype))

@@ -28,12 +28,12 @@ _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 class Eagle3Head(StepHead):
-    """EAGLE-3 head of a target.
+    """A target's EAGLE-3 head.
 
     Args:
         files: Folder of the head.
     Raises:
-        ConfigError: The configuration describes no EAGLE-3 head that is known here.
+        ConfigError: The configuration does not describe a supported EAGLE-3 head.
     """
 
     def __init__(self, files: HeadFiles) -> None:

@@ -1,7 +1,7 @@
-"""Module of an EAGLE-3 head (Li et al. 2025).
+"""Define the module of an EAGLE-3 head (Li et al. 2025).
 
-The first layer attends over embeddings and states, which are joined. Its residual stream carries
-the states. Names of modules are those in published files.
+The first layer attends over concatenated embeddings and states, and its residual stream carries
+the states. Modules have the same names as in published files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLASSES: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Shape:
-    """Describe an EAGLE-3 head.
+    """The shape of an EAGLE-3 head.
 
     Attributes:
         layers: Configuration of its decoder layers.
@@ -56,7 +56,7 @@ class Eagle3Shape:
 
 
 class Eagle3FirstLayer(nn.Module):
-    """First decoder layer, which reads embeddings and states.
+    """The first decoder layer, which reads embeddings and states.
 
     Args:
         shape: Shape of the head.
@@ -94,7 +94,7 @@ class Eagle3FirstLayer(nn.Module):
 
 
 class Eagle3Module(nn.Module):
-    """EAGLE-3 head without its KV cache.
+    """An EAGLE-3 head without its KV cache.
 
     Args:
         shape: Shape of the head.

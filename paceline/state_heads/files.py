@@ -21,7 +21,7 @@ _HELP = "Copy the head again from its source."
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """Folder of a head.
+    """The folder of a head.
 
     Attributes:
         source: Folder or hub id, as the user named it.
@@ -40,7 +40,8 @@ class HeadFiles:
         Args:
             source: Folder or hub id.
         Raises:
-            ConfigError: There is no such folder, or it holds no head that can be loaded safely.
+            ConfigError: The folder does not exist, or it does not contain a head that can be
+                loaded safely.
         """
         folder = _folder_of(source)
         path = folder / _CONFIG
@@ -81,7 +82,7 @@ class HeadFiles:
         return tensors
 
     def error(self, fault: object) -> ConfigError:
-        """Return the error for a head whose files do not match each other."""
+        """Return the error for a head with inconsistent files."""
         return ConfigError(
             f"state head {self.source!r}: got a head that cannot be loaded ({fault}); expected"
             f" weights that match its {_CONFIG}. {_HELP}"

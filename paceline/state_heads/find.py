@@ -19,7 +19,7 @@ def find_head(source: str) -> StateHead:
         source: Folder or hub id of an EAGLE-3 or DFlash head; or "mtp" for the MTP layer in the
             target's checkpoint.
     Raises:
-        ConfigError: There is no such head, or its kind is unknown.
+        ConfigError: The head does not exist, or its kind is unknown.
     """
     if source == MTP:
         return MtpHead()

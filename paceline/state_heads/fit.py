@@ -1,4 +1,4 @@
-"""Check whether a head fits a target: by shape, vocabulary and embedding."""
+"""Check whether a head fits a target, by shape, vocabulary and embedding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_layers(source: str, layers: tuple[int, ...], target: PreTrainedModel) 
     """Check that a target has the layers whose inputs a head reads.
 
     Raises:
-        ConfigError: It has fewer layers.
+        ConfigError: The target has too few layers.
     """
     count = target.config.get_text_config(decoder=True).num_hidden_layers
     if not layers or not all(0 <= layer < count for layer in layers):
@@ -31,10 +31,10 @@ def check_layers(source: str, layers: tuple[int, ...], target: PreTrainedModel) 
 
 
 def check_width(source: str, width: int, expected: int) -> None:
-    """Check that a head reads as many numbers per token as the target's states have.
+    """Check that a head reads states of the target's size.
 
     Raises:
-        ConfigError: The numbers differ.
+        ConfigError: The sizes differ.
     """
     if width != expected:
         raise ConfigError(
@@ -44,7 +44,7 @@ def check_width(source: str, width: int, expected: int) -> None:
 
 
 def warn_of_vocabulary(source: str, vocab_size: int, target: PreTrainedModel) -> None:
-    """Warn if a head was trained for a vocabulary of another size."""
+    """Warn if a head was trained for a vocabulary of a different size."""
     rows = int(target.config.get_text_config(decoder=True).vocab_size)
     if vocab_size != rows and not is_padded(max(vocab_size, rows), min(vocab_size, rows)):
         _warn(source, f"a vocabulary of {vocab_size:,} tokens, and this model has {rows:,}")
@@ -72,7 +72,7 @@ def warn_of_embedding(source: str, embedding: Tensor | None, target: PreTrainedM
 
 
 def _cosine(first: Tensor, second: Tensor) -> float:
-    """Return the cosine of evenly spaced rows of two embeddings, centred per column."""
+    """Return the cosine similarity of evenly spaced, centred rows of two embeddings."""
     count = min(len(first), len(second))
     rows = torch.arange(min(count, SAMPLED_ROWS)) * count // min(count, SAMPLED_ROWS)
     sampled = [weight.detach()[rows.to(weight.device)].float().cpu() for weight in (first, second)]

@@ -17,7 +17,7 @@ from paceline.util.device_copies import upload
 
 @dataclass(frozen=True, slots=True)
 class HeadRow:
-    """Tokens of one text in a forward pass.
+    """The tokens of one text in a forward pass.
 
     Attributes:
         text: The text.
@@ -82,7 +82,7 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """Inputs of a forward pass, one row per slot.
+    """The inputs of a forward pass, with one row per slot.
 
     Attributes:
         token_ids: [slots, columns].
@@ -106,15 +106,15 @@ def lay_out(
 ) -> HeadBatch:
     """Return the inputs of a forward pass, and set the write window of the cache.
 
-    Slots between those of the rows take part as well. They, and columns beyond a row's tokens,
-    write to cache positions that hold nothing.
+    The pass also covers the slots between those of the rows. These slots, and columns beyond a
+    row's tokens, write to unused cache positions.
 
     Args:
         rows: Tokens of each text.
         cache: Cache of the head.
         texts: Open texts by slot.
         dtype: Dtype of the head.
-        columns: Number of columns; by default that of the longest row.
+        columns: Number of columns; by default, the length of the longest row.
     """
     first, last = min(row.text.slot for row in rows), max(row.text.slot for row in rows)
     width = max(len(row.token_ids) for row in rows) if columns is None else columns

@@ -1,7 +1,7 @@
-"""Define a head that drafts from the target's hidden states.
+"""Define the interface of heads that draft from the target's hidden states.
 
 A head reads each token of a text together with the target states from which the token was chosen.
-It then predicts the tokens after the newest one, and after draft nodes.
+It then predicts the tokens that follow the newest token and the draft nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Predictions = tuple[IntArray, NDArray[np.float32]]
 
 
 class StateHead(ABC):
-    """Head that drafts from the target's hidden states.
+    """A head that drafts from the target's hidden states.
 
     Attributes:
         layers: Target layers whose inputs the head reads; the input of the LM head is always
@@ -86,7 +86,7 @@ class StateHead(ABC):
         token_ids: Sequence[Sequence[int]],
         states: Sequence[Tensor],
     ) -> None:
-        """Append tokens that the target has chosen to the texts, and drop all draft nodes.
+        """Extend the texts by tokens that the target has chosen, and drop all draft nodes.
 
         Args:
             texts: Texts to extend.
@@ -98,16 +98,16 @@ class StateHead(ABC):
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the likeliest tokens after draft nodes, in the order of the nodes.
+        """Return the most likely tokens after draft nodes, in node order.
 
         Args:
             texts: Texts that have been read.
-            nodes: Nodes of each text, first the root; a node's parent comes in an earlier call.
+            nodes: Nodes of each text, starting with the root; parents come in earlier calls.
         """
 
     @staticmethod
     def likeliest(logits: Tensor, token_ids: Tensor | None) -> Predictions:
-        """Return the likeliest tokens of each row of logits.
+        """Return the most likely tokens of each row of logits.
 
         Args:
             logits: [rows, columns].

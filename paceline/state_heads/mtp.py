@@ -1,7 +1,7 @@
 """Draft with the multi-token prediction (MTP) layer of the target's checkpoint.
 
 The layer reads the token's embedding and the target's last hidden state (DeepSeek-AI 2024, section
-2.2). transformers loads the layer, and computes its forward pass.
+2.2). transformers loads and runs the layer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 class MtpHead(StepHead):
-    """Draft every level of a tree with the target's first MTP layer."""
+    """Drafts every level of a tree with the target's first MTP layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self._mtp: Any = None
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Load the layer from the target's checkpoint; it shares embedding and LM head.
+        """Load the layer from the checkpoint; embedding and LM head are the target's.
 
         Raises:
             ConfigError: The checkpoint has no MTP layer that transformers can load.

@@ -1,4 +1,4 @@
-"""Settings for state heads."""
+"""Define the settings of state heads."""
 
 from __future__ import annotations
 

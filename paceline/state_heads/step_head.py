@@ -19,7 +19,7 @@ from paceline.state_heads.text import ROOT, HeadNode, HeadText
 
 
 class StepHead(StateHead):
-    """Head that predicts one token per forward pass.
+    """A head that predicts one token per forward pass.
 
     Attributes:
         dtype: Dtype of the head.
@@ -48,7 +48,7 @@ class StepHead(StateHead):
         token_ids: Sequence[Sequence[int]],
         states: Sequence[Tensor],
     ) -> None:
-        """Append tokens that the target has chosen to the texts, and drop all draft nodes."""
+        """Extend the texts by tokens that the target has chosen, and drop all draft nodes."""
         for text in texts:
             text.drop_nodes()
         with self.timer:
@@ -67,7 +67,7 @@ class StepHead(StateHead):
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the likeliest tokens after draft nodes, in the order of the nodes."""
+        """Return the most likely tokens after draft nodes, in node order."""
         with self.timer:
             return self.likeliest(*self.logits(texts, nodes))
 

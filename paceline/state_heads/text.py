@@ -1,4 +1,4 @@
-"""Describe the texts and draft nodes in the KV cache of a head."""
+"""Describe the texts and draft nodes in a head's KV cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = -1  # Index of the root: the newest token of a text.
 
 
 class HeadNode(NamedTuple):
-    """Draft node after which a head predicts tokens.
+    """A draft node after which a head predicts tokens.
 
     Attributes:
         node: Index of the node; `ROOT` for the newest token of the text.
@@ -25,18 +25,18 @@ class HeadNode(NamedTuple):
 
     @property
     def parent(self) -> int:
-        """Index of the parent node; `ROOT` for a node of the first level."""
+        """Index of the parent node; `ROOT` for a node in the first level."""
         return self.path[-2] if len(self.path) > 1 else ROOT
 
     @property
     def depth(self) -> int:
-        """Number of tokens between the root and this node, itself included."""
+        """Number of levels from the root down to this node."""
         return len(self.path)
 
 
 @dataclass(slots=True, eq=False)
 class HeadText:
-    """Text of one request in the KV cache of a head.
+    """The text of one request in a head's KV cache.
 
     The cache holds the tokens whose target states are known, and draft nodes after them.
 

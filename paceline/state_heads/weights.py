@@ -22,12 +22,12 @@ def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
     """Return the target's token id for each row of a head's LM head.
 
     Args:
-        tensors: Weights, in which `d2t` holds the difference of the two ids, if any.
+        tensors: Weights; `d2t`, if present, holds the differences between the two ids.
         vocab_size: Number of rows in the target's LM head.
     Returns:
         int64 [rows]; None if row i is token i.
     Raises:
-        ValueError: An id is beyond the target's vocabulary.
+        ValueError: An id is outside the target's vocabulary.
     """
     offsets = tensors.get("d2t")
     if offsets is None:
@@ -44,14 +44,14 @@ def vocabulary_rows(target: PreTrainedModel) -> int:
 
 
 def plain_weight(source: str, module: Any, name: str) -> Tensor:
-    """Return the weight of a target's module that a head shares.
+    """Return the weight of a target's module that the head shares.
 
     Args:
         source: Name of the head, for the message.
         module: Embedding or LM head of the target.
         name: Name of the module, for the message.
     Raises:
-        UnsupportedModelError: The module is quantised, or of another kind.
+        UnsupportedModelError: The module is quantised, or of an unsupported kind.
     """
     weight = getattr(module, "weight", None)
     if weight is None or not is_plain(weight) or not weight.is_floating_point():

@@ -72,7 +72,7 @@ async def ask(transport: Transport, request: ClientRequest, max_chunks: int | No
 async def closed_loop(
     transport: Transport, requests: Sequence[ClientRequest], users: int
 ) -> list[Reply]:
-    """Answer all requests with `users` users, who each send one request at a time."""
+    """Answer all requests of `users` users, each of whom sends one request at a time."""
     waiting = deque(enumerate(requests))
     replies: dict[int, Reply] = {}
 

@@ -130,7 +130,7 @@ async def _disturbed(
 def soak(
     transport: Transport, requests: Sequence[ClientRequest], users: int, minutes: float, llm: LLM
 ) -> Soak:
-    """Let users send requests and abort some of them at random; record memory use."""
+    """Send requests as several users, aborting some at random; record memory use."""
     return waited(_soak(transport, requests, users, 60 * minutes, llm))
 
 

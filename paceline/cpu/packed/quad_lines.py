@@ -1,9 +1,9 @@
-"""Unpack a block of each row of a quad to interleaved chunks.
+"""Unpack one block of each row in a quad to interleaved chunks.
 
-A line of 64 bytes holds a chunk of 16 bytes, eight numbers, of each row. Numbers with integers of
-four bits are looked up: a part has only 16 different numbers, so they are computed and rounded
-once. Two registers hold those of four rows, and one instruction looks up the 32 numbers of a line.
-Other integers are converted one by one.
+A line of 64 bytes holds one chunk (16 bytes, eight numbers) of each row. In formats with four-bit
+integers, a part has only 16 different numbers, which are computed and rounded once. Two registers
+hold these numbers for four rows, and one instruction looks up the 32 numbers of a line. Other
+integers are converted one by one.
 
 Rounding treats subnormal numbers as zeros, as the dot products do.
 """
@@ -96,9 +96,9 @@ def _look_up(
 
 
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
-    """Emit the indices in `_table` of both half parts in a group, 16 for each row.
+    """Emit the indices into `_table` for both half parts of a group, 16 per row.
 
-    Index 4 c + r belongs to code c of row r. Bits above the low six are undefined.
+    Index 4 c + r belongs to code c of row r. Only the low six bits are defined.
     """
     rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
     stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))
@@ -120,7 +120,7 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
 
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
-    """Emit the rounded numbers of all codes, those of the same code together."""
+    """Emit the rounded numbers of all codes, grouped by code."""
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)
         for first in range(0, LANES, LANES // QUAD)

@@ -140,7 +140,7 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
 
 
 def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
-    """Emit sums of lanes in each group of four: of the first vector, then the second.
+    """Emit the lane sums of each group of four: first vector, then second.
 
     Args:
         builder: LLVM builder.

@@ -34,7 +34,7 @@ _FOUR, _EIGHT = (ir.VectorType(WORD, count) for count in (4, _PARTS))
 
 
 def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
-    """Emit the factors in the lanes of vectors, one of 16 lanes for each block.
+    """Return the factors in the lanes of vectors, one vector of 16 lanes per block.
 
     Four blocks are transposed: four lanes of a vector hold the same factor of all blocks.
     """
@@ -105,7 +105,7 @@ def _pair_nibbles(builder: Any, block: Any, offset: int, part: int) -> Any:
 
 
 def _moved(builder: Any, stored: Any, distance: int) -> Any:
-    """Emit bytes whose bits move up by `distance`, or down if it is negative."""
+    """Emit bytes shifted up by `distance` bits, or down if it is negative."""
     if distance >= 0:
         return builder.shl(stored, constant(distance, BYTES))
     return builder.lshr(stored, constant(-distance, BYTES))

@@ -156,7 +156,7 @@ def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
-    """Unpack a row exactly: number of the format, blocks, number of parts, target."""
+    """Unpack a row exactly, given its format, blocks, number of parts and target."""
     return _of_format(partial(_emit_row, exact=True), type_id, source, num_parts, target)
 
 

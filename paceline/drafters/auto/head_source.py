@@ -11,7 +11,7 @@ _SETTINGS = ModelSourceSettings()
 
 
 class HeadSource(TreeSource):
-    """Propose draft trees with confidences from a published head.
+    """Proposes draft trees with confidences from a published head.
 
     Args:
         head: Folder or hub id of the head.

@@ -17,7 +17,7 @@ _SETTINGS = ModelSourceSettings()
 
 
 class TreeSource(DelegatingDrafter):
-    """Propose the trees of another drafter, with confidences."""
+    """Proposes the trees of another drafter, with confidences."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Propose one tree per request, sized by the inner drafter's confidence."""
@@ -29,7 +29,7 @@ class TreeSource(DelegatingDrafter):
 
 
 class ModelSource(TreeSource):
-    """Propose deterministic draft trees with confidences from a draft model.
+    """Proposes deterministic draft trees with confidences from a draft model.
 
     Args:
         draft: Draft model to use.

@@ -185,7 +185,7 @@ def _weigh(
 def _calibrate(
     inputs: TreeInputs, source: int, frontier: Records[TreeCandidate], first: int, last: int
 ) -> None:
-    """Set the confidence of candidates from the calibration cells of a weighed source."""
+    """Set the confidence of candidates from their cells for a weighed source."""
     sources, sampled = inputs.sources, inputs.query.temperature > 0
     begin = sources.bounds[source, 0, inputs.row]
     for index in range(first, last):

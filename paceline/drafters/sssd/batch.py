@@ -1,4 +1,4 @@
-"""Draft for a batch with several threads, which take one request at a time."""
+"""Draft for a batch with several threads, each handling one request at a time."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _RECYCLED = int(Origin.RECYCLED)
 
 
 class LastTopTokens:
-    """Hold the target's top tokens at the position of each request's newest token.
+    """The target's top tokens at the position of each request's newest token.
 
     Args:
         count: Maximum number of tokens per request; 0 disables the source.

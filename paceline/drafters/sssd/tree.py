@@ -54,7 +54,7 @@ TREE_NODE = record_dtype(TreeNode)
 
 
 class Child:
-    """Describe a token on the frontier.
+    """A token on the frontier.
 
     Attributes:
         parent: Node of the tree; 0 for the root.

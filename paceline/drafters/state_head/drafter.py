@@ -151,7 +151,7 @@ class StateHeadDrafter(Drafter):
         return trees
 
     def _read(self, requests: Sequence[Request]) -> None:
-        """Process the tokens whose target states have become known since the last step."""
+        """Process the tokens whose target states were recorded in the last step."""
         texts: list[HeadText] = []
         token_ids: list[list[int]] = []
         states: list[Tensor] = []

@@ -43,7 +43,7 @@ class Faults:
 
 
 class GuardedDrafter:
-    """Wraps a drafter, which an error disables for the request that caused it.
+    """Wraps a drafter, and disables it for requests in which it raises an error.
 
     Args:
         drafter: Drafter to wrap.

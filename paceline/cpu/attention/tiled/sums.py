@@ -1,4 +1,4 @@
-"""Sum a block's weighted values: common steps first, then each column's steps."""
+"""Sum a block's weighted values, first over the common steps, then per column."""
 
 from __future__ import annotations
 
