@@ -330,3 +330,23 @@ def test_a_head_shares_the_lm_head_of_its_target(pair: Pair, tmp_path: Path) -> 
         UnsupportedModelError, match="shares the target's LM head, which is no plain"
     ):
         plain_weight("x", torch.nn.Identity(), "LM head")
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["one file", "sharded"])
+def test_a_head_from_the_hub(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
+) -> None:
+    """Files that the hub's client has in its cache, offline."""
+    commit = "a" * 40
+    folder = tmp_path / "models--someone--head" / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (tmp_path / "models--someone--head" / "refs").mkdir()
+    (tmp_path / "models--someone--head" / "refs" / "main").write_text(commit)
+    head_folder(pair.target, folder)
+    if sharded:
+        (folder / "model.safetensors").rename(folder / "part.safetensors")
+        index = folder / "model.safetensors.index.json"
+        index.write_text('{"weight_map": {"fc.weight": "part.safetensors"}}')
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    head = loaded(pair.target, "someone/head")
+    assert head.layers == (0, 1)
