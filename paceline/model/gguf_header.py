@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from paceline.errors import ConfigError
 from paceline.model import gguf
@@ -73,13 +73,26 @@ def _headers_checksum(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
+def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int) -> None:
+    """Raise if a file holds an adapter, or belongs to files with other names."""
+    kind = metadata.get("general.type", "model")
+    if kind == "adapter":
+        raise ConfigError(
+            f"model {str(path)!r}: got an adapter; expected a model. Merge the adapter into its"
+            " model first."
+        )
+    if kind != "model":
+        raise gguf.refused(path, f"a file of type {kind!r}")
+    if max(1, metadata.get("split.count", 1)) != num_files:
+        raise gguf.refused(path, f"one of {metadata['split.count']} parts")
+
+
 def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
     """Write the files of `described` into `folder`; return the cache entry's metadata."""
     path = files[0]
     gguf.require_packages(path)
     metadata = gguf.read_metadata(path)
-    if max(1, metadata.get("split.count", 1)) != len(files):
-        raise gguf.refused(path, f"one of {metadata['split.count']} parts")
+    _require_whole_model(path, metadata, len(files))
     from paceline.model import gguf_tensors  # imports the `gguf` package
 
     try:
@@ -87,6 +100,8 @@ def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
             config = AutoConfig.from_pretrained(
                 str(path.parent), gguf_file=path.name, local_files_only=True
             )
+            if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+                raise ValueError(f"architecture {metadata['general.architecture']} is no decoder")
             table = gguf_tensors.read(files)
             config.tie_word_embeddings = gguf_tensors.HEAD not in table.tensors
             model = gguf_tensors.empty_model(config)

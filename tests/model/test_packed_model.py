@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from paceline import LLM, SamplingParams
 from paceline.backend.block_formats import BLOCK_FORMATS
 from paceline.backend.packed_weight import PackedWeight
 from paceline.errors import ConfigError
-from paceline.model import packed_model
+from paceline.model import loading, packed_model
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
 from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
@@ -50,6 +52,19 @@ def test_model_and_answers_are_those_of_the_unpacked_model(tmp_path: Path, kind:
         for model in (packed, unpacked)
     )
     assert [out.token_ids for out in first] == [out.token_ids for out in second]
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_packed_weights_are_the_default_with_bfloat16_instructions(
+    tmp_path: Path, has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "has_bfloat16_kernels", lambda: has_kernels)
+    path = tmp_path / "tiny.gguf"
+    assert loading.must_unpack(path, "auto", "cpu", None) != has_kernels
+    assert not loading.must_unpack(path, "bfloat16", "cpu", False)
+    assert loading.must_unpack(path, "float32", "cpu", False)
+    assert loading.must_unpack(path, "auto", "cpu", True)
+    assert loading.must_unpack(tmp_path / "folder", "auto", "cpu", False)
 
 
 def test_tokenizer_and_ends_come_from_the_header(
@@ -122,6 +137,45 @@ def test_other_faults_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(packed_model, "_stamp", lambda _: next(stamps))
     with pytest.raises(ConfigError, match="the file changed while it was read"):
         load_model(path, unpack=False)
+
+
+def test_other_files_than_models_are_refused(tmp_path: Path) -> None:
+    adapter = _write_kind(tmp_path / "adapter.gguf", "llama", "adapter")
+    with pytest.raises(ConfigError, match=r"adapter.gguf': got an adapter; expected a model"):
+        load_model(adapter, unpack=False)
+    images = _write_kind(tmp_path / "images.gguf", "clip", "mmproj")
+    with pytest.raises(ConfigError, match="got a file of type 'mmproj'; expected a whole GGUF"):
+        load_model(images, unpack=False)
+    encoder = write_gguf(tmp_path / "encoder.gguf", "Q8_0", architecture="t5encoder")
+    with pytest.raises(ConfigError, match=r"\(architecture t5encoder is no decoder\)"):
+        load_model(encoder, unpack=False)
+    folder = tmp_path / "folder.gguf"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"folder.gguf' cannot be read .*permissions"):
+        load_model(folder, unpack=False)
+
+
+def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    content, name = path.read_bytes(), b"blk.0.ffn_up.weight"
+    start = content.index(name) + len(name) + 4  # after the number of dimensions
+    inner, outer = struct.unpack_from("<QQ", content, start)
+    sizes = struct.pack("<QQ", inner, outer - 8)
+    path.write_bytes(content[:start] + sizes + content[start + 16 :])
+    with pytest.raises(ConfigError, match=r"up_proj.weight is of shape \[88, 64\], not \[96, 64\]"):
+        load_model(path, unpack=False)
+
+
+def _write_kind(path: Path, architecture: str, kind: str) -> Path:
+    """A file that is not a model."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type(kind)
+    writer.add_tensor("v.blk.0.attn_q.weight", np.zeros((8, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def test_shards_are_one_model(tmp_path: Path) -> None:
