@@ -33,8 +33,9 @@ class RegionCache(SlotCache):
 
     Args:
         layers, stores_per_block, states: As in `SlotCache`.
-        growth_step: The number of positions of all slots is a multiple of it.
+        growth_step: The number of positions of all slots grows by a multiple of it.
     Attributes:
+        growth_step: As above.
         capacity: Cache positions of all slots together.
         regions: Cache positions of each slot.
     """
@@ -48,7 +49,7 @@ class RegionCache(SlotCache):
     ) -> None:
         super().__init__(layers, stores_per_block, states)
         self.regions = Regions()
-        self._growth_step = growth_step
+        self.growth_step = growth_step
         self._reserved = 0  # length of new regions, from `reserve`
 
     def reserve(self, slots: int, capacity: int) -> None:
@@ -139,7 +140,7 @@ class RegionCache(SlotCache):
     def _grown(self, needed: int) -> int:
         """Return a number of positions with room for growth."""
         grown = max(needed, int(POOL_GROWTH * self.capacity), self.slots * self._reserved)
-        return -(-grown // self._growth_step) * self._growth_step
+        return -(-grown // self.growth_step) * self.growth_step
 
     def shorten(self, slot: int, size: int) -> None:
         """Free the positions of a slot after the first `size`."""

@@ -21,3 +21,9 @@ REGION_SLACK = 8
 
 POOL_GROWTH = 1.25
 """Factor by which the positions of all regions grow. Growing copies them."""
+
+GRAPH_POOL_GROWTH_POSITIONS = 4096
+"""Cache positions of all slots together of which slots of different lengths grow by a multiple.
+
+It applies if forward passes are captured graphs, because growing ends the use of all graphs.
+"""

@@ -17,7 +17,8 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes
 from paceline.core.tree import EMPTY_TREE
 from paceline.errors import ConfigError, UnsupportedModelError
-from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS
+from paceline.kv_cache.region_cache import RegionCache
+from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS, GRAPH_POOL_GROWTH_POSITIONS
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.fixed_shapes.runner import fixed_shape_runner, reads_regions
@@ -80,7 +81,7 @@ class CachedLM(ForwardPasses):
         in_graphs = model.device.type == "cuda" and fixed_shapes is not False
         growth_step = None
         if reads_regions(model, architecture, fixed_shapes):
-            growth_step = GRAPH_GROWTH_POSITIONS if in_graphs else 1
+            growth_step = GRAPH_POOL_GROWTH_POSITIONS if in_graphs else 1
         super().__init__(model, architecture, growth_step)
         self.prefill_chunk = prefill_chunk
         self.min_rows = min_rows
@@ -187,6 +188,8 @@ class CachedLM(ForwardPasses):
 
         An allocation invalidates all captured graphs, so the cache then grows in large steps.
         """
+        if isinstance(self._cache, RegionCache):
+            return self._cache.growth_step
         has_graphs = self._runner.fixed_shapes is not None and self.device.type == "cuda"
         return GRAPH_GROWTH_POSITIONS if has_graphs else 1
 

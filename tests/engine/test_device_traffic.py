@@ -16,6 +16,7 @@ import paceline
 from paceline import LLM, Completion, SamplingParams
 from paceline.draft_head.fitting import fitted_weights
 from paceline.engine.step_runner import StepRunner
+from paceline.model import cached_lm
 from paceline.model.cached_lm import CachedLM
 from paceline.util import cache
 from tests.support.shared import Pair, has_draft, with_head, with_store
@@ -187,6 +188,17 @@ def test_guesses(
 ) -> None:
     found, steps = run_there(monkeypatch, there, spec, batch, kind)
     assert_equal(found, on_cpu("none", batch, kind))
+    check_steps(steps)
+
+
+def test_slots_of_different_lengths(
+    monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu
+) -> None:
+    """Without the kernel that reads them; large batches do without it on a GPU, too."""
+    monkeypatch.setattr(cached_lm, "reads_regions", lambda *_: True)
+    monkeypatch.setattr(CachedLM, "_use_fixed_shapes", lambda self: None)
+    found, steps = run_there(monkeypatch, there, "lookahead", 8, "greedy")
+    assert_equal(found, on_cpu("none", 8, "greedy"))
     check_steps(steps)
 
 
