@@ -163,7 +163,7 @@ def _set_up_gguf(model: GgufModel, options: TargetOptions) -> TargetSetup:
             " engine='transformers'."
         )
     threads = torch.get_num_threads()
-    exactness = resolve_exactness(model, options.batch_invariant, threads)
+    exactness = resolve_exactness(model, options.batch_invariant, threads, options.max_batch)
     chunk = options.prefill_chunk or PREFILL_CHUNK
     target = GgufTarget(model, threads, exactness.on, chunk)
     settings = options.draft_budget or DEFAULTS

@@ -123,19 +123,20 @@ class SequenceCells:
             self._context.copy(source, target, end=length)
         self.lengths[target] = length
 
-    def cut(self, sequence: int, length: int) -> None:
-        """Discard the tokens of a sequence from a position onwards."""
+    def cut(self, sequence: int, length: int) -> int:
+        """Discard the tokens of a sequence from a position onwards; return its new length."""
         if self._context is not None and length < self.lengths[sequence]:
             self._context.copy(sequence, DISCARDED, length)
             self._context.remove(sequence, length)
         self.lengths[sequence] = length
+        return length
 
     def close(self, sequence: int) -> None:
         """Discard a sequence."""
         self.cut(sequence, 0)
         del self.lengths[sequence]
         if not self.lengths and self._context is not None:
-            self._context.remove(-1)
+            self._context.clear()
             self._num_used = 0
 
     def first_position(self, sequence: int) -> int:
@@ -151,13 +152,15 @@ class SequenceCells:
         for leaf in branch.leaves[1:]:
             self._context.copy(branch.sequence, leaf)
 
-    def keep(self, branch: Branch, leaf: int, end: int) -> None:
+    def keep(self, branch: Branch, leaf: int, end: int) -> int:
         """Continue a sequence along one path of its tree, and discard the other nodes.
 
         Args:
             branch: The request's rows in the last forward pass.
             leaf: Sequence of a leaf below the last kept node.
             end: Position after the last kept node.
+        Returns:
+            The new length of the sequence.
         """
         assert self._context is not None, "a forward pass came before"
         context, sequence, start = self._context, branch.sequence, branch.start
@@ -169,6 +172,7 @@ class SequenceCells:
         for each in branch.leaves[1:]:
             context.remove(each)
         self.lengths[sequence] = end
+        return end
 
     def _move_to(self, num_cells: int) -> None:
         """Copy all sequences to the front of a cache with a number of cells."""
@@ -177,11 +181,12 @@ class SequenceCells:
             for sequence, length in self.lengths.items()
             if length and self._context is not None
         }
-        if self._context is not None and num_cells == self.num_cells:
+        options = self._options(num_cells)
+        if self._context is not None and self._context.options == options:
             context = self._context
-            context.remove(-1)
+            context.clear()
         else:
-            context = self._model.new_context(self._options(num_cells))
+            context = self._model.new_context(options)
         for sequence, state in states.items():
             context.write(sequence, state)
         if self._context not in (None, context):

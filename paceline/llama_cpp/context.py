@@ -139,9 +139,18 @@ class Context:
         logits = self._library.get_logits(self._handle)
         return np.ctypeslib.as_array(logits, (num_wanted, self._vocab_size))
 
+    @property
+    def rollback(self) -> int:
+        """Return the number of tokens by which recurrent states can go back."""
+        return self._library.max_rollback(self._handle)
+
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
         """Add the sequence `target` to the cells of `source` from `start` to `end`."""
         self._library.memory_seq_cp(self._memory, source, target, start, end)
+
+    def clear(self) -> None:
+        """Remove all sequences from the cache."""
+        self._library.memory_clear(self._memory, False)
 
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
         """Remove a sequence from its cells from `start` to `end`; return False if refused."""
@@ -182,6 +191,6 @@ def _parameters(library: Library, options: ContextOptions) -> RawStructure:
     values.kv_unified = values.swa_full = values.no_perf = True
     if options.flash_attention is not None:
         values.flash_attn_type = int(options.flash_attention)
-    if options.rollback:
+    if options.rollback and hasattr(values, "n_rs_seq"):
         values.n_rs_seq = options.rollback
     return raw

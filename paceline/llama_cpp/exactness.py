@@ -44,7 +44,9 @@ class Exactness:
         return cls(**attributes)
 
 
-def resolve_exactness(model: GgufModel, setting: BatchInvariant, threads: int) -> Exactness:
+def resolve_exactness(
+    model: GgufModel, setting: BatchInvariant, threads: int, max_batch: int | None = 1
+) -> Exactness:
     """Decide whether a model is decoded batch-invariantly.
 
     Args:
@@ -52,6 +54,7 @@ def resolve_exactness(model: GgufModel, setting: BatchInvariant, threads: int) -
         setting: True, False or "auto". With "auto", it is off for several threads, because single
             rows would have to be computed twice.
         threads: Number of CPU threads.
+        max_batch: Maximum number of requests per forward pass; None means no limit.
     Raises:
         ConfigError: The setting is True, but the check fails; or the setting is invalid.
     """
@@ -65,6 +68,11 @@ def resolve_exactness(model: GgufModel, setting: BatchInvariant, threads: int) -
             f"llama.cpp divides single rows among {threads} threads; batch_invariant=True computes"
             " them twice",
         )
+    if model.is_recurrent and max_batch != 1:
+        reason = "requests of a model with recurrent layers share the order of their cache"
+        if setting is True:
+            raise ConfigError(f"batch_invariant: got True; {reason}. Pass max_batch=1, or 'auto'.")
+        return Exactness(False, reason)
     key = result_cache.ResultKey(
         _KIND, gguf_key(model, threads), f"exactness of {model.description}", "exactness.json"
     )

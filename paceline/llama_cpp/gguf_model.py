@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.llama_cpp.context import BatchRows, Context, ContextOptions
 from paceline.llama_cpp.library import Library, load_library
-from paceline.llama_cpp.settings import CELL_STEP
+from paceline.llama_cpp.settings import CELL_STEP, MAX_ROLLBACK
 from paceline.llama_cpp.structures import RawStructure
 from paceline.model.gguf import is_gguf
 from paceline.model.gguf_header import files_of
@@ -97,15 +97,37 @@ class GgufModel:
         return buffer.value.decode(errors="replace")
 
     @cached_property
+    def max_rollback(self) -> int:
+        """Return the number of tokens by which recurrent states can go back."""
+        options = ContextOptions(CELL_STEP, CELL_STEP, CELL_STEP, 1, 1, MAX_ROLLBACK)
+        context = self.new_context(options)
+        rollback = context.rollback
+        context.free()
+        return rollback
+
+    @property
     def token_bytes(self) -> int:
         """Return the bytes of one token's keys and values in the cache."""
+        first, second = self._sequence_bytes
+        return second - first
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of a sequence's recurrent states, with those it can go back to."""
+        if not self.is_recurrent:
+            return 0
+        return (self._sequence_bytes[0] - self.token_bytes) * (1 + self.max_rollback)
+
+    @cached_property
+    def _sequence_bytes(self) -> tuple[int, int]:
+        """Return the bytes of a sequence with one token, and with two."""
         context = self.new_context(ContextOptions(CELL_STEP, CELL_STEP, CELL_STEP, 1, 1))
         sizes = []
         for position in range(2):
             context.decode(BatchRows([0], [position], [[0]], [False]))
             sizes.append(len(context.read(0)))
         context.free()
-        return sizes[1] - sizes[0]
+        return sizes[0], sizes[1]
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that identify the model and the library in measurements."""

@@ -36,6 +36,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "decode": (c_int32, [_CONTEXT, Batch]),
     "get_logits": (POINTER(c_float), [_CONTEXT]),
     "get_memory": (_MEMORY, [_CONTEXT]),
+    "memory_clear": (None, [_MEMORY, c_bool]),
     "memory_seq_cp": (None, [_MEMORY, c_int32, c_int32, c_int32, c_int32]),
     "memory_seq_rm": (c_bool, [_MEMORY, c_int32, c_int32, c_int32]),
     "memory_seq_pos_min": (c_int32, [_MEMORY, c_int32]),
@@ -101,6 +102,14 @@ class Library:
         self.context_fields: Fields = find_layout(
             bytes(self.context_default_params().bytes), version
         )
+
+    def max_rollback(self, context: int) -> int:
+        """Return the number of earlier states per sequence; 0 in older builds."""
+        function = getattr(self._library, "llama_n_rs_seq", None)
+        if function is None:
+            return 0
+        function.restype, function.argtypes = c_uint32, [_CONTEXT]
+        return int(function(context))
 
     def __getattr__(self, name: str) -> Any:
         """Return the function `llama_NAME`."""

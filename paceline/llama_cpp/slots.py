@@ -103,9 +103,9 @@ class SequenceSlots:
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
         """Give `request` the slot of `other` with its first `length` cache positions."""
-        request.slot, request.cached, other.slot = other.slot, length, -1
+        request.slot, other.slot = other.slot, -1
         self._owner[request.slot] = request
-        self._cells.cut(sequence_of(request), length)
+        request.cached = self._cells.cut(sequence_of(request), length)
 
     def copy(self, request: Request, other: Request, length: int) -> None:
         """Copy the first `length` cache positions of `other` to `request`."""

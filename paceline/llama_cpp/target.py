@@ -18,6 +18,7 @@ from paceline.llama_cpp.context import BatchRows
 from paceline.llama_cpp.draft_rows import RequestRows, limit_leaves, rows_of
 from paceline.llama_cpp.gguf_model import GgufModel
 from paceline.llama_cpp.model_key import gguf_key
+from paceline.llama_cpp.recurrent_cells import RecurrentCells
 from paceline.llama_cpp.settings import (
     BATCH_ROWS,
     DISCARDED_SHARE,
@@ -38,6 +39,7 @@ class GgufTarget:
         threads: Number of CPU threads.
         exact: Whether each token's logits must depend, bit for bit, only on its own text.
         prefill_chunk: Maximum number of a request's pending tokens in one forward pass.
+        reversible: Whether forward passes without a commit leave recurrent states unchanged.
     Attributes:
         model, exact, prefill_chunk: As above.
         slots: Slots of the cache.
@@ -45,12 +47,9 @@ class GgufTarget:
     """
 
     packs = True
-    takes_trees = True
     uses_target_states = False
     stale = False
-    keeps_states = False
     growth_step = 1
-    state_bytes = 0
 
     def __init__(
         self,
@@ -58,14 +57,28 @@ class GgufTarget:
         threads: int,
         exact: bool = True,
         prefill_chunk: int = PREFILL_CHUNK,
+        reversible: bool = False,
     ) -> None:
         self.model, self.exact, self.prefill_chunk = model, exact, prefill_chunk
         self._threads = threads
         rows_per_pass = EXACT_ROWS_PER_PASS if exact else ROWS_PER_PASS
-        self._cells = SequenceCells(model, threads, rows_per_pass, True if exact else None)
+        options = model, threads, rows_per_pass, True if exact else None
+        self._cells = (
+            RecurrentCells(*options, reversible) if model.is_recurrent else SequenceCells(*options)
+        )
         self.slots = SequenceSlots(self._cells)
         self.forward_seconds = 0.0
         self._last: list[RequestRows] = []  # rows of the last forward pass, until its commit
+
+    @property
+    def takes_trees(self) -> bool:
+        """Return True if the model verifies trees; recurrent layers verify chains only."""
+        return not self.model.is_recurrent
+
+    @property
+    def keeps_states(self) -> bool:
+        """Return True if layers keep recurrent states, which represent one text length."""
+        return self.model.is_recurrent
 
     @property
     def vocab_size(self) -> int:
@@ -93,6 +106,11 @@ class GgufTarget:
         return int(self.model.token_bytes * (1 + DISCARDED_SHARE))
 
     @property
+    def state_bytes(self) -> int:
+        """Return the bytes of one request's recurrent states."""
+        return self.model.state_bytes
+
+    @property
     def open_sequences(self) -> int:
         """Return the number of requests that have a slot."""
         return self.slots.num_taken
@@ -112,7 +130,7 @@ class GgufTarget:
 
     def apart(self) -> GgufTarget:
         """Return the same model with a separate cache, for forward passes outside answers."""
-        return GgufTarget(self.model, self._threads, self.exact, self.prefill_chunk)
+        return GgufTarget(self.model, self._threads, self.exact, self.prefill_chunk, True)
 
     def check_length(self, request: Request) -> None:
         """Raise an error if a request is longer than the model's context.
@@ -150,6 +168,8 @@ class GgufTarget:
 
     def reusable_length(self, source: Request, length: int) -> int:
         """Return how many of the first `length` tokens another request can take over."""
+        if self.model.is_recurrent:
+            return source.cached if source.cached <= length else 0
         window = self.model.window
         if window and self._cells.first_position(sequence_of(source)) > max(0, length - window):
             return 0  # the last tokens of the window have left the cache
@@ -160,7 +180,12 @@ class GgufTarget:
         return True
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return the first nodes of a tree, with at most as many leaves as sequences."""
+        """Return the first nodes of a tree, with at most as many leaves as sequences.
+
+        Recurrent models get a chain that they can roll back.
+        """
+        if self.model.is_recurrent:
+            return tree.best_chain().first(self.model.max_rollback)
         spare = self.slots.num_spare_sequences
         return limit_leaves(tree, 1 + spare // max(1, self.slots.num_taken))
 
@@ -242,22 +267,22 @@ class GgufTarget:
         for part, path in zip(self._last, accepted, strict=True):
             end = part.branch.start + len(path)
             leaf = part.leaf_of[path[-1]] if path else part.branch.sequence
-            self._cells.keep(part.branch, leaf, end)
-            part.request.cached = end
+            part.request.cached = self._cells.keep(part.branch, leaf, end)
         self._last = []
 
     def _drop_last(self) -> None:
         """Discard the rows of a forward pass that was not committed."""
         for part in self._last:
             first = part.branch.start - part.num_pending
-            self._cells.keep(part.branch, part.branch.sequence, first)
+            length = self._cells.keep(part.branch, part.branch.sequence, first)
+            part.request.cached = min(part.request.cached, length)
         self._last = []
 
     def rewind(self, request: Request, length: int) -> None:
         """Drop a request's cache from position `length` onwards."""
         self._drop_last()
-        request.cached = min(request.cached, length)
-        self._cells.cut(sequence_of(request), request.cached)
+        length = min(request.cached, length)
+        request.cached = self._cells.cut(sequence_of(request), length)
 
     def undo(self, request: Request, length: int) -> None:
         """Drop what a failed step left in a request's cache after `length` tokens."""

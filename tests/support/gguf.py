@@ -63,6 +63,59 @@ def write_gguf(
     return path
 
 
+def write_hybrid(path: Path) -> Path:
+    """A model of LFM2's shape with random weights: two short convolutions around attention."""
+    writer = gguf.GGUFWriter(path, "lfm2")
+    hidden, mlp, heads, kv_heads = 64, 96, 4, 2
+    writer.add_block_count(3)
+    writer.add_context_length(256)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(mlp)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv([0, kv_heads, 0])
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(_SIZES["vocab"])
+    writer.add_shortconv_l_cache(3)
+    _add_tokenizer(writer)
+    size = hidden // heads
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd": (_SIZES["vocab"], hidden),
+        "token_embd_norm": (hidden,),
+    }
+    for layer in range(3):
+        shapes |= {
+            f"blk.{layer}.attn_norm": (hidden,),
+            f"blk.{layer}.ffn_norm": (hidden,),
+            f"blk.{layer}.ffn_gate": (mlp, hidden),
+            f"blk.{layer}.ffn_up": (mlp, hidden),
+            f"blk.{layer}.ffn_down": (hidden, mlp),
+        }
+    for layer in (0, 2):
+        shapes |= {
+            f"blk.{layer}.shortconv.conv": (hidden, 3),
+            f"blk.{layer}.shortconv.in_proj": (3 * hidden, hidden),
+            f"blk.{layer}.shortconv.out_proj": (hidden, hidden),
+        }
+    shapes |= {
+        "blk.1.attn_q_norm": (size,),
+        "blk.1.attn_k_norm": (size,),
+        "blk.1.attn_q": (hidden, hidden),
+        "blk.1.attn_k": (size * kv_heads, hidden),
+        "blk.1.attn_v": (size * kv_heads, hidden),
+        "blk.1.attn_output": (hidden, hidden),
+    }
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape) * 0.3 + (len(shape) == 1)
+        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _add_tokenizer(writer: Any) -> None:
     words = [
         "<unk>",

@@ -1,0 +1,94 @@
+"""Hold the sequences of requests for models with recurrent layers.
+
+A recurrent state represents one text length. llama.cpp keeps copies of the last few states of a
+sequence, so that a sequence can go back by as many tokens. Such models therefore verify short
+chains, and rejected tokens leave the cache at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.errors import PacelineError
+from paceline.llama_cpp.cells import Branch, SequenceCells
+from paceline.llama_cpp.context import ContextOptions
+from paceline.llama_cpp.gguf_model import GgufModel
+from paceline.llama_cpp.settings import MAX_ROLLBACK
+
+
+class RecurrentCells(SequenceCells):
+    """Sequences whose layers are partly or all recurrent.
+
+    Args:
+        model, threads, rows_per_pass, flash_attention: As in `SequenceCells`.
+        reversible: Whether forward passes may be dropped without a commit, which then takes a copy
+            of the sequence before each. Otherwise, dropping one drops the sequence.
+    """
+
+    def __init__(
+        self,
+        model: GgufModel,
+        threads: int,
+        rows_per_pass: int,
+        flash_attention: bool | None,
+        reversible: bool,
+    ) -> None:
+        super().__init__(model, threads, rows_per_pass, flash_attention)
+        self._reversible = reversible
+        self._num_sequences = 2
+        self._before: dict[int, bytes] = {}  # copies of sequences before the last forward pass
+
+    def open(self, sequence: int) -> None:
+        """Start an empty sequence; the cache gets more sequences if it has too few."""
+        if sequence >= self._num_sequences:
+            self._num_sequences = 2 * sequence
+            if self._context is not None:
+                self._move_to(self.num_cells)
+        super().open(sequence)
+
+    def cut(self, sequence: int, length: int) -> int:
+        """Discard the tokens of a sequence from a position onwards.
+
+        Returns:
+            The new length; 0 if the states cannot go back so far.
+        """
+        if self._context is not None and length < self.lengths[sequence]:
+            if length and not self._context.remove(sequence, length):
+                length = 0
+            if not length:
+                self._context.remove(sequence)
+        self.lengths[sequence] = length
+        self._num_used = sum(self.lengths.values())
+        return length
+
+    def fork(self, branch: Branch) -> None:
+        """Copy the sequence if the forward pass may be dropped."""
+        assert self._context is not None, "there is room"
+        if self._reversible:
+            self._before[branch.sequence] = self._context.read(branch.sequence)
+
+    def keep(self, branch: Branch, leaf: int, end: int) -> int:
+        """Continue a sequence after its first accepted tokens, and discard the others.
+
+        Returns:
+            The new length; 0 if a forward pass is dropped and the states cannot go back.
+        """
+        assert self._context is not None, "a forward pass came before"
+        context, sequence = self._context, branch.sequence
+        before = self._before.pop(sequence, None)
+        if before is not None and end < branch.start:
+            context.remove(sequence)
+            if end:
+                context.write(sequence, before)
+        elif not context.remove(sequence, end):
+            if end >= branch.start:
+                raise PacelineError("llama.cpp could not go back to the accepted tokens.")
+            context.remove(sequence)
+            end = 0
+        self.lengths[sequence] = end
+        self._num_used = sum(self.lengths.values())
+        return end
+
+    def _options(self, num_cells: int) -> ContextOptions:
+        options = super()._options(num_cells)
+        return replace(options, sequences=self._num_sequences, rollback=MAX_ROLLBACK)
