@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from benchmark_data import load, shell
@@ -13,18 +14,32 @@ _SHOWN = {
     "specdec": ("Section 2.1", "Table 2", "Figure 4: the head's", "Table 1: best against best, m"),
     "sssd": ("Figure 2, measured", "Section 3.2.1", "Figure 4a", "Section 4.2", "Figure 5"),
 }
+# A definition in a note: a label, usually a heading of the table, then a colon.
+_LABEL = re.compile(r"(by Eq\. 2\.3|CPU time|CN|R2|S|[a-z][^.:;]{0,40}): ")
+_BEFORE_LABEL = re.compile(rf"(?<=[.;]) (?={_LABEL.pattern})")
 
 
 def paper_tables(name: str) -> str:
     """Return setting, tables, notes and command of a paper's summary."""
     result = load(name)
     paper = name.removeprefix("paper-").removesuffix("-smollm2")
-    lines = [f"*{'; '.join(result['setting'])}.*", ""]
+    setting = "; ".join(result["setting"])
+    lines = [f"*{setting[0].upper()}{setting[1:]}.*", ""]
     for section in result["sections"]:
         if section["title"].startswith(_SHOWN[paper]):
             lines += [f"**{section['title']}**", "", *_table(section), ""]
-            lines += [*(f"- {note}" for note in section["notes"]), ""]
+            lines += [*(line for note in section["notes"] for line in _bullets(note)), ""]
     return "\n".join([*lines, "```sh", shell(result["command"]), "```"])
+
+
+def _bullets(note: str) -> list[str]:
+    """Return the lines of a note, one for each definition."""
+    lines = []
+    for part in _BEFORE_LABEL.sub("\n", note).split("\n"):
+        found = _LABEL.match(part)
+        text = f"*{found[1]}*: {part[found.end() :]}" if found else part
+        lines.append(f"- {text.removesuffix(';').removesuffix('.')}.")
+    return lines
 
 
 def _table(section: dict[str, Any]) -> list[str]:

@@ -167,7 +167,7 @@ def figure_5(result: SssdResult) -> Table:
         *(
             []
             if len(vocabularies.sizes) > 1
-            else ["mistral-common provides a second one: pip install 'paceline[replay]'."]
+            else ["For a second vocabulary, install mistral-common: pip install 'paceline[replay]'."]
         ),
         note,
     )
