@@ -167,7 +167,9 @@ def figure_5(result: SssdResult) -> Table:
         *(
             []
             if len(vocabularies.sizes) > 1
-            else ["For a second vocabulary, install mistral-common: pip install 'paceline[replay]'."]
+            else [
+                "For a second vocabulary, install mistral-common: pip install 'paceline[replay]'."
+            ]
         ),
         note,
     )
