@@ -87,6 +87,13 @@ def _attend(
     metadata = attention_state(module).metadata
     if metadata is None:
         metadata = AttentionMetadata.in_order(query.shape[0], key.shape[2])
+    if len(metadata.key_rows) > len(key) and any(
+        states.stride(0) != states.stride(2) for states in (key, value)
+    ):
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: attention by position got keys or values that are"
+            " not those of the cache, whose slots differ in length. Pass batch_invariant=False."
+        )
     attend, scores = _attention_of(query.device.type), ScoreOptions(scaling, softcap, s_aux)
     return attend(query, key, value, attention_mask, metadata, scores), None
 

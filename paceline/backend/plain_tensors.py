@@ -24,6 +24,14 @@ def has_numbers(tensor: Any) -> bool:
     return type(tensor) is PackedWeight or is_plain(tensor)
 
 
+def is_matrix(weight: Tensor) -> bool:
+    """Return whether a weight may be a factor of a matrix product.
+
+    A vector may have further axes of size 1.
+    """
+    return weight.dim() == 2 or sum(size > 1 for size in weight.shape) > 1
+
+
 def is_plain(tensor: Any) -> bool:
     """Return whether a tensor's values can be read at its memory address.
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.backend.experts import ExpertsOverride, is_depthwise, routing_overrides
+from paceline.backend.plain_tensors import is_matrix
 from paceline.backend.products import Products, replaceable
 from paceline.backend.settings import (
     ANSWER_STEPS,
@@ -136,7 +137,7 @@ def everywhere(model: PreTrainedModel) -> Products | None:
     # Recurrences compute the convolution of each channel; see `paceline.recurrence`.
     computed |= {id(module.weight) for module in model.modules() if is_depthwise(module)}
     complete = all(
-        id(parameter) in computed for parameter in model.parameters() if parameter.dim() > 1
+        id(parameter) in computed for parameter in model.parameters() if is_matrix(parameter)
     )
     return products if products.modules and complete else None
 

@@ -5,7 +5,7 @@ One short forward pass shows how the model calls them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from paceline.backend.experts import ExpertsOverride, RouterOverride, is_depthwise
 from paceline.backend.overrides import ForwardOverride
+from paceline.backend.plain_tensors import is_matrix
 from paceline.invariance.row_modules import RowExperts, RowMixer, RowModule, RowRouter
 from paceline.invariance.settings import PROBE_TOKENS
 from paceline.model.eagle.layers import decoder_of
@@ -32,13 +33,14 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     kinds: dict[tuple[Any, ...], RowModule] = {}
     observed: set[nn.Module] = set()
     called: set[nn.Module] = set()
+    constants = {*map(id, model.parameters()), *map(id, model.buffers())}
     thread = get_ident()
 
     def record(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if get_ident() != thread:  # other threads may use the model
             return
         called.add(module)
-        row_module = _row_module(name, module, inputs, output)
+        row_module = _row_module(name, module, inputs, output, constants)
         if row_module is None:
             return
         observed.add(module)
@@ -101,7 +103,7 @@ def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.M
         if module not in decoder and called.isdisjoint(module.modules()):
             continue
         for parameter_name, parameter in module.named_parameters(recurse=False):
-            if parameter.dim() > 1:
+            if is_matrix(parameter):
                 return (
                     f"{name}.{parameter_name} belongs to a {type(module).__name__}, whose sums"
                     " cannot be tried alone; expected weights in nn.Linear, Conv1D and embeddings"
@@ -110,7 +112,11 @@ def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.M
 
 
 def _row_module(
-    name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    name: str,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    output: Any,
+    constants: Set[int],
 ) -> RowModule | None:
     """Return a `RowModule` for a module, given one of its calls.
 
@@ -120,7 +126,7 @@ def _row_module(
     if isinstance(override, ExpertsOverride):
         return _row_experts(name, module, inputs)
     if isinstance(override, RouterOverride):
-        return _row_router(name, module, inputs, output)
+        return _row_router(name, module, inputs, output, constants)
     if (
         len(inputs) != 1
         or not isinstance(inputs[0], Tensor)
@@ -171,18 +177,25 @@ def _row_experts(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> RowMo
 
 
 def _row_router(
-    name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    name: str,
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    output: Any,
+    constants: Set[int],
 ) -> RowModule | None:
     """Return a `RowRouter` for a router, or None if a result lacks a row per token."""
     results = [output] if isinstance(output, Tensor) else output
+    rows, *others = inputs
     if (
-        len(inputs) != 1
-        or not isinstance(inputs[0], Tensor)
+        not isinstance(rows, Tensor)
+        or not all(other is None or id(other) in constants for other in others)
         or not all(isinstance(result, Tensor) for result in results)
-        or any(len(result) != PROBE_TOKENS for result in (inputs[0].flatten(0, -2), *results))
+        or any(len(result) != PROBE_TOKENS for result in (rows.flatten(0, -2), *results))
     ):
         return None
-    return RowRouter(name, module, (), (inputs[0].shape[-1],), inputs[0].new_zeros(()))
+    return RowRouter(
+        name, module, (), (rows.shape[-1],), rows.new_zeros(()), constants=tuple(others)
+    )
 
 
 def _override(module: nn.Module) -> ForwardOverride | None:

@@ -154,18 +154,24 @@ def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     return twin
 
 
+@dataclass(slots=True)
 class RowRouter(RowModule):
     """A module with several results per token, such as a router.
 
     Its function returns all results of a row as float64, which represents every value exactly.
+
+    Attributes:
+        constants: Further inputs, which are weights or buffers of the model or None.
     """
+
+    constants: tuple[Tensor | None, ...] = ()
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
         """Return the module as a function of rows [count, *row_shape]."""
         return partial(self._apply, self._joined)
 
     def _joined(self, rows: Tensor) -> Tensor:
-        output = self.module(rows)
+        output = self.module(rows, *self.constants)
         results = [output] if isinstance(output, Tensor) else output
         results = [result.flatten(1).double() for result in results]
         return torch.cat(results, dim=1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams
 from paceline.engine import target_setup
@@ -15,12 +16,22 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.invariance.invariance import Invariance, resolve_batch_invariance
 from paceline.model.self_check import checked_model
 from tests.engine.test_recurrent import make, prompts, random_trees
+from tests.support.recurrent_models import BRANCHING
 
 PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
 
 
+# In bfloat16, rounding moves their logits too far for the self-check if weights are large.
+SMALL_WEIGHTS = ("granitemoehybrid", "zamba2")
+
+
 def in_bfloat16(name: str) -> Any:
-    return copy.deepcopy(make(name)).to(torch.bfloat16)
+    if name not in SMALL_WEIGHTS:
+        return copy.deepcopy(make(name)).to(torch.bfloat16)
+    model_type, options = BRANCHING[name]
+    config = CONFIG_MAPPING[model_type](**{**options, "initializer_range": 0.02})
+    torch.manual_seed(3)
+    return AutoModelForCausalLM.from_config(config).eval().to(torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +43,8 @@ def in_bfloat16(name: str) -> Any:
             pytest.param(name, marks=pytest.mark.slow)
             for name in (
                 *("lfm3", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "bailing_hybrid"),
-                *("mamba2", "bamba", "falcon_h1", "nemotron_h"),
+                *("mamba2", "bamba", "falcon_h1", "nemotron_h", "kimi_linear", "lfm2_moe"),
+                *SMALL_WEIGHTS,
             )
         ),
     ],

@@ -202,7 +202,10 @@ def reads_regions(
         architecture: Facts about the model.
         fixed_shapes: As in `CachedLM`.
     """
-    shapes = key_shapes(model.config.get_text_config(decoder=True))
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "kv_lora_rank", None):
+        return False  # Attention gets keys that are computed from those in the cache.
+    shapes = key_shapes(config)
     # Attention pads other heads, which moves their rows.
     if not shapes or any(dim % KEY_ALIGNMENT for _, dim in shapes):
         return False
