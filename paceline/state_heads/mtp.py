@@ -55,7 +55,8 @@ class MtpHead(StepHead):
                 " draft tokens can be rolled back. Choose another head or drafter."
             )
         self.window = getattr(mtp.config, "sliding_window", None) if kind == _KINDS[1] else None
-        self._rotary = {"layer_type": kind} if mtp.has_per_layer_rope else {}
+        ropes = getattr(mtp.config, "rope_parameters", None) or {}
+        self._rotary = {"layer_type": kind} if kind in ropes else {}  # frequencies by layer kind
         if mtp.config._attn_implementation != "eager":
             mtp.config._attn_implementation = "sdpa"  # the masks of draft trees need it
         self._mtp, self.dtype = mtp.eval(), target.dtype

@@ -21,6 +21,10 @@ from tests.support.models import make
 from tests.support.shared import Pair
 from tests.support.tree_models import deepseek, llama
 
+# Older versions of transformers have no single forward pass of a layer to compare with.
+pytestmark = pytest.mark.skipif(
+    not hasattr(MtpModel, "forward_layer"), reason="needs transformers 5.24"
+)
 LAYERS = 2
 PROMPTS = [[1, 7, 9, 30, 31, 7, 9], [1, 5], [1, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 MELLUM = {
