@@ -14,16 +14,23 @@ from gpu_parts.models import Opened, free_memory, random_llama
 from gpu_parts.run import Case, Run, Values
 
 _CALLS = 4  # the last of them replays a graph that was captured before
-_REQUESTS = (1, 8)
+REQUESTS = (1, 8)
 
 
 def cases(run: Run) -> Iterator[Case]:
     """Compare graphs with launched forward passes: time, capture, bits."""
     model = cache(lambda: random_llama(run))
-    for context, requests in itertools.product(run.sizes.contexts, _REQUESTS):
+    for context, requests in itertools.product(run.sizes.contexts, REQUESTS):
         for rows in run.sizes.graph_rows:
-            name = f"context {context}, {requests} requests, {rows} rows each"
-            yield Case(name, partial(_compare, run, model, (requests, context), rows))
+            yield Case(
+                case_name(context, requests, rows),
+                partial(_compare, run, model, (requests, context), rows),
+            )
+
+
+def case_name(context: int, requests: int, rows: int) -> str:
+    """Return the name of a forward pass in the results."""
+    return f"context {context}, {requests} requests, {rows} rows each"
 
 
 def _compare(run: Run, model: Any, sizes: tuple[int, int], rows: int) -> Values:

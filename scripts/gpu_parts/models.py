@@ -23,7 +23,7 @@ from paceline.model.loading import load_draft, load_model
 from paceline.model.tokenizer_loading import load_tokenizer
 
 _NEXT, _TOKEN_IDS = 1, 500  # a token of every model, and the number of ids that texts use
-_LLAMA_8B = {
+LLAMA_8B = {
     "vocab_size": 128256,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -109,7 +109,7 @@ def prefill(model: PreTrainedModel, tokens: int, chunk: int) -> None:
 
 def random_llama(run: Run) -> PreTrainedModel:
     """Return a model with the shapes of Llama-3.1-8B and random weights, made on the device."""
-    shapes: dict[str, Any] = _LLAMA_8B if run.on_cuda else _TINY
+    shapes: dict[str, Any] = LLAMA_8B if run.on_cuda else _TINY
     config = LlamaConfig(**shapes, num_hidden_layers=run.sizes.layers)
     return _on_device(config, run).eval()
 
