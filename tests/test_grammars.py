@@ -86,6 +86,21 @@ def params(llm: LLM, **options: Any) -> SamplingParams:
     return SamplingParams(**{"max_new_tokens": LONGEST, "logits_processors": [grammar], **options})
 
 
+def mixed(llm: LLM, temperature: float) -> list[SamplingParams]:
+    """Parameters with the grammar, and for one request without."""
+    constrained = params(llm, temperature=temperature, seed=5)
+    return [constrained, constrained, SamplingParams(24, temperature, seed=5), constrained]
+
+
+@pytest.fixture(scope="module")
+def plain_answers(plain: LLM) -> dict[float, list[Completion]]:
+    """Answers without drafts, by temperature."""
+    return {
+        temperature: plain.generate(PROMPTS, mixed(plain, temperature))
+        for temperature in (0.0, 1.0)
+    }
+
+
 def same(mine: Sequence[Completion], plain: Sequence[Completion]) -> None:
     assert [(out.token_ids, out.finish_reason) for out in mine] == [
         (out.token_ids, out.finish_reason) for out in plain
@@ -93,14 +108,14 @@ def same(mine: Sequence[Completion], plain: Sequence[Completion]) -> None:
 
 
 @pytest.mark.parametrize("spec", GUESSES)
-def test_answers_are_valid_and_those_without_drafts(spec: str, plain: LLM) -> None:
+def test_answers_are_valid_and_those_without_drafts(
+    spec: str, plain: LLM, plain_answers: dict[float, list[Completion]]
+) -> None:
     """In batches with requests that have no grammar; greedy and by seed."""
     llm = engine(spec, max_batch=3)
     for temperature in (0.0, 1.0):
-        one = params(plain, temperature=temperature, seed=5)
-        asked = [one, one, SamplingParams(24, temperature, seed=5), one]
-        outs = llm.generate(PROMPTS, asked)
-        same(outs, plain.generate(PROMPTS, asked))
+        outs = llm.generate(PROMPTS, mixed(plain, temperature))
+        same(outs, plain_answers[temperature])
         for place in (0, 1, 3):
             check(outs[place].text)
             assert outs[place].finish_reason == "stop"

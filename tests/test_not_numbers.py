@@ -197,11 +197,20 @@ def bad_drafts(pair: Pair) -> list[Any]:
     return [broken(pair.draft), broken(pair.draft, first[-1]), broken(pair.draft, first[3], INF)]
 
 
+WITH_DRAFTS = ("draft_model", "specdec_pp", "ouroboros", "auto")
+
+
 @pytest.mark.parametrize(
-    "spec",
-    [spec for spec in SPECS if spec.startswith(("draft_model", "specdec_pp", "ouroboros", "auto"))],
+    ("spec", "index"),
+    [
+        pytest.param(
+            spec, index, marks=() if spec in WITH_DRAFTS or not index else pytest.mark.slow
+        )
+        for spec in SPECS
+        if spec.startswith(WITH_DRAFTS)
+        for index in range(len(OPTIONS))
+    ],
 )
-@pytest.mark.parametrize("index", range(len(OPTIONS)))
 def test_a_bad_draft_model_costs_time_only(
     pair: Pair,
     plain_answers: list[list[list[int]]],

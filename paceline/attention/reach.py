@@ -69,23 +69,16 @@ def visible_in_trees(rows: PackedRows, reach: Reach = UNLIMITED) -> VisibleRange
         rows: Rows of the batch.
         reach: How far back the layers attend.
     """
-    runs, begin = _runs(*rows, reach.window or 0, reach.chunk or 0)
+    runs, begin = _runs(tuple(rows), reach.window or 0, reach.chunk or 0)
     return VisibleRanges(runs, begin, rows.starts, int(np.diff(rows.starts).max()), packed=True)
 
 
 @compiled
 def _runs(
-    starts: IntArray,
-    cached: IntArray,
-    pending: IntArray,
-    parents: IntArray,
-    depths: IntArray,
-    ranks: IntArray,
-    nodes: IntArray,
-    window: int,
-    chunk: int,
+    packed: tuple[IntArray, ...], window: int, chunk: int
 ) -> tuple[NDArray[np.void], IntArray]:
     """Return all runs, and the index of each query's first run (`VisibleRanges`)."""
+    starts, cached, pending, parents, depths, ranks, nodes = packed
     rows = len(cached)
     begin = np.zeros(starts[rows] + 1, dtype=np.int64)
     max_runs = 0  # at most one run of text per query, and one run per node on its path

@@ -47,9 +47,9 @@ class CpuBackend(TorchBackend):
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias."""
-        if isinstance(weight, PackedWeight):
+        if type(weight) is PackedWeight:
             return packed_product(rows, weight, bias)
-        if rows.numel() <= self.max_int8_rows * rows.shape[-1]:
+        if self.max_int8_rows and rows.numel() <= self.max_int8_rows * rows.shape[-1]:
             stored = self._int8_weights.get(id(weight))
             if stored is None:
                 rounded = Int8Weight.of(weight, bias) if suits(weight) else None

@@ -13,25 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from paceline.attention import why_not_by_position
 from paceline.backend.products import Products, plain_products
 from paceline.core.settings import BatchInvariant
 from paceline.errors import ConfigError
+from paceline.invariance.obstacles import dependent_layers, why_no_kernels, why_not_probed
 from paceline.invariance.probe_report import ProbeReport
 from paceline.invariance.probing import load_report, worst_conditions
 from paceline.invariance.settings import FIXED_ROWS, FIXED_ROWS_ON_CUDA, MAX_COST
 from paceline.model.architecture import Architecture
-from paceline.model.layer_kinds import states_of
-from paceline.model.mixers.recurrence import recurrence_mixer
-from paceline.model.mixers.seam import mixers_of
-from paceline.model.per_layer import layer_values
-from paceline.model.quantisation import foreign_weights
 from paceline.util.stopwatch import Conditions
 
 if TYPE_CHECKING:
     from paceline.cpu.product_choice import Trial
-
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +105,7 @@ def resolve_batch_invariance(
         return Invariance(False, "it is switched off", None, threads)
     Architecture.from_model(model)  # raises if the model cannot be decoded at all
     report, products = None, Products()
-    obstacle = recurrent_layers_of(model) or why_not_by_position(model)
-    obstacle = obstacle or _why_not_tried(model, setting)
+    obstacle = why_not_probed(model, setting)
     if not obstacle:
         report, products, obstacle = _probe(model, setting, max_batch)
     if obstacle:
@@ -170,17 +162,6 @@ def _findings(report: ProbeReport) -> str:
     return findings
 
 
-def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model that supports attention by position is not probed, or None."""
-    if setting == "auto" and model.device.type == "cuda":
-        return "not tried on CUDA unless batch_invariant=True"
-    foreign = foreign_weights(model)
-    return foreign and (
-        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be tried"
-        " alone; expected plain weights in nn.Linear or Conv1D"
-    )
-
-
 def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
     if model.device.type != "cuda":
         return FIXED_ROWS
@@ -196,9 +177,9 @@ def _cheapest(
     of rows.
     """
     kernels = _kernel_products(model, with_kernels)
-    description = _mixture(model) or _recurrent(model)
+    description = dependent_layers(model)
     if description and kernels is None:
-        reason = _why_no_kernels(model, description)
+        reason = why_no_kernels(model, description)
         return ProbeReport(0, 0, 1.0, reason, (), seconds=0.0), Products()
     if kernels is not None and (
         description or kernels[1].cost_everywhere <= allowed(kernels[1].conditions)
@@ -248,53 +229,4 @@ def _with_trial(report: ProbeReport, timing: Trial) -> ProbeReport:
         report,
         cost=timing.cost_everywhere,
         conditions=worst_conditions(report.conditions, timing.conditions),
-    )
-
-
-def recurrent_layers_of(model: PreTrainedModel) -> str | None:
-    """Return why recurrent layers prevent batch invariance, or None."""
-    states = states_of(model)
-    mixers = mixers_of(model, states)
-    if not states or (
-        model.device.type == "cpu"
-        and len(mixers) == len(states)
-        and all(recurrence_mixer(mixer) is not None for mixer in mixers.values())
-    ):
-        return None
-    return (
-        f"{len(states)} of its layers are recurrent, and paceline does not compute them token by"
-        f" token on {model.device.type}; expected recurrences that it knows, on a CPU"
-    )
-
-
-def _mixture(model: PreTrainedModel) -> str:
-    """Return a clause describing a mixture of experts; "" for other models."""
-    config = model.config.get_text_config(decoder=True)
-    for name in _EXPERTS:
-        count = max(
-            (value for value in layer_values(config, name) if isinstance(value, int)), default=0
-        )
-        if count > 1:
-            return f"{model.__class__.__name__} is a mixture of {count} experts ({name})"
-    return ""
-
-
-def _recurrent(model: PreTrainedModel) -> str:
-    """Return a clause describing recurrent layers; "" for other models."""
-    count = len(states_of(model))
-    return f"{model.__class__.__name__} has {count} recurrent layers" if count else ""
-
-
-def _why_no_kernels(model: PreTrainedModel, description: str) -> str:
-    """Explain why paceline's products are not tried for a model that needs them."""
-    if model.device.type != "cpu":
-        return f"{description}, and only the products for CPUs compute such a model"
-    from paceline.cpu.product_choice import everywhere  # imports the kernels
-
-    if everywhere(model) is not None:
-        return f"{description}, and 'auto' tries paceline's products for large models only"
-    return (
-        f"{description}, whose products paceline cannot compute one expert or token at a time;"
-        " expected weights of shape [outputs, inputs] or [experts, outputs, inputs] with sizes that"
-        " are multiples of 8"
     )

@@ -184,11 +184,11 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(
 @pytest.mark.parametrize(
     "spec",
     [
-        "draft_model:stop_rule=confidence",
+        pytest.param("draft_model:stop_rule=confidence", marks=pytest.mark.slow),
         "draft_model:stop_rule=entropy",
         "draft_model:stop_rule=heuristic",
         "draft_model:max_draft_tokens=8,stop_threshold=0.3",
-        "specdec_pp",
+        pytest.param("specdec_pp", marks=pytest.mark.slow),
         "specdec_pp:use_prompt_lookup=true,min_draft_tokens=1",
     ],
 )

@@ -54,7 +54,7 @@ def answers(llm: LLM, pair: Pair, **params: Any) -> list[Completion]:
 
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_greedy_answers_are_plain_decodings(
     pair: Pair, options: dict[str, Any], batch: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_the_contract_is_kept(pair: Pair, options: dict[str, Any], temperature: float) -> None:
     drafter = Watched(Ouroboros(OuroborosOptions(**options), CachedLM(pair.draft)), 256)

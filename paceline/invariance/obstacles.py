@@ -1,0 +1,90 @@
+"""Explain why a model cannot be decoded batch-invariantly, before it is probed."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from paceline.attention import why_not_by_position
+from paceline.core.settings import BatchInvariant
+from paceline.model.layer_kinds import states_of
+from paceline.model.mixers.recurrence import recurrence_mixer
+from paceline.model.mixers.seam import mixers_of
+from paceline.model.per_layer import layer_values
+from paceline.model.quantisation import foreign_weights
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def why_not_probed(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
+    """Return why a model is not probed, or None.
+
+    Args:
+        model: Loaded model.
+        setting: True or "auto", as in `resolve_batch_invariance`.
+    """
+    return _why_not_recurrent(model) or why_not_by_position(model) or _why_not_tried(model, setting)
+
+
+def dependent_layers(model: PreTrainedModel) -> str:
+    """Return a clause describing experts or recurrent layers; "" for other models."""
+    return _mixture(model) or _recurrent(model)
+
+
+def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
+    """Return why a model that supports attention by position is not probed, or None."""
+    if setting == "auto" and model.device.type == "cuda":
+        return "not tried on CUDA unless batch_invariant=True"
+    foreign = foreign_weights(model)
+    return foreign and (
+        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be tried"
+        " alone; expected plain weights in nn.Linear or Conv1D"
+    )
+
+
+def _why_not_recurrent(model: PreTrainedModel) -> str | None:
+    """Return why recurrent layers prevent batch invariance, or None."""
+    states = states_of(model)
+    mixers = mixers_of(model, states)
+    if not states or (
+        model.device.type == "cpu"
+        and len(mixers) == len(states)
+        and all(recurrence_mixer(mixer) is not None for mixer in mixers.values())
+    ):
+        return None
+    return (
+        f"{len(states)} of its layers are recurrent, and paceline does not compute them token by"
+        f" token on {model.device.type}; expected recurrences that it knows, on a CPU"
+    )
+
+
+def _mixture(model: PreTrainedModel) -> str:
+    """Return a clause describing a mixture of experts; "" for other models."""
+    config = model.config.get_text_config(decoder=True)
+    for name in _EXPERTS:
+        count = max(
+            (value for value in layer_values(config, name) if isinstance(value, int)), default=0
+        )
+        if count > 1:
+            return f"{model.__class__.__name__} is a mixture of {count} experts ({name})"
+    return ""
+
+
+def _recurrent(model: PreTrainedModel) -> str:
+    """Return a clause describing recurrent layers; "" for other models."""
+    count = len(states_of(model))
+    return f"{model.__class__.__name__} has {count} recurrent layers" if count else ""
+
+
+def why_no_kernels(model: PreTrainedModel, description: str) -> str:
+    """Explain why paceline's products are not tried for a model that needs them."""
+    if model.device.type != "cpu":
+        return f"{description}, and only the products for CPUs compute such a model"
+    from paceline.cpu.product_choice import everywhere  # imports the kernels
+
+    if everywhere(model) is not None:
+        return f"{description}, and 'auto' tries paceline's products for large models only"
+    return (
+        f"{description}, whose products paceline cannot compute one expert or token at a time;"
+        " expected weights of shape [outputs, inputs] or [experts, outputs, inputs] with sizes that"
+        " are multiples of 8"
+    )
