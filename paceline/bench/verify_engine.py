@@ -79,7 +79,7 @@ class VerifyEngine:
         return self._probe.drawn
 
     def use(self, drafter: Drafter) -> None:
-        """Use another drafter for the following answers."""
+        """Use a different drafter for the following answers."""
         self.engine.change_drafter(drafter)
         self._probe.drawn = False
 

@@ -32,7 +32,7 @@ class DraftHeads:
         """Check that a drafter's draft head can be used.
 
         Raises:
-            ConfigError: The file cannot be read, or belongs to another model.
+            ConfigError: The file cannot be read, or belongs to a different model.
         """
         if drafter.draft_head is not None:
             self._find(drafter.draft_head)

@@ -96,7 +96,7 @@ def resolve_batch_invariance(
     Raises:
         UnsupportedModelError: The model cannot be verified losslessly.
         ConfigError: The setting is True, but the model cannot be batch-invariant; or the setting
-            has another value.
+            is invalid.
     """
     if setting not in (True, False, "auto"):
         raise ConfigError(f"batch_invariant: got {setting!r}; expected True, False or 'auto'.")

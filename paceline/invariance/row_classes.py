@@ -37,8 +37,8 @@ class RowClass:
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
     """Return the first row count of each range that agrees, in ascending order.
 
-    A large count is tested on rows from the middle, a small count on the first and last rows. Rows
-    at the edge of a small count are inner rows of the largest count.
+    Large counts are tested with rows from the middle of `rows`, and small counts with the first
+    and the last rows.
 
     Args:
         function: Function of rows.

@@ -53,7 +53,7 @@ class RegionCache(SlotCache):
         self._reserved = 0  # length of new regions, from `reserve`
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Allocate at least `slots` slots, and positions for `capacity` tokens in each."""
+        """Allocate at least `slots` slots, each with room for `capacity` tokens."""
         self._reserved = max(self._reserved, capacity)
         new_slots = max(slots, self.slots)
         self.resize(new_slots, max(self.capacity, new_slots * capacity))

@@ -44,7 +44,7 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
     Returns:
         A part with its `type`, and the content under the type's name.
     Raises:
-        ConfigError: The part has another type, or its content cannot be used.
+        ConfigError: The part has the wrong type, or its content cannot be used.
     """
     kind = part.get("type")
     if kind == "image_url":
@@ -88,7 +88,7 @@ def checked_array(content: Any, where: str) -> Any:
     """Check that a video or audio clip is an array, a tensor or a list, and return it.
 
     Raises:
-        ConfigError: The clip has another type, or is empty.
+        ConfigError: The clip has the wrong type, or is empty.
     """
     if isinstance(content, str | bytes) or not hasattr(content, "__len__") or not len(content):
         raise ConfigError(

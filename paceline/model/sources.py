@@ -27,7 +27,7 @@ def missing_source(source: str | Path) -> str:
 
 
 def packed_source(source: str | Path | PreTrainedModel) -> Path | None:
-    """Return the GGUF file of a model; None if the model has another format."""
+    """Return the GGUF file of a model; None if the model has a different format."""
     path = demo.target_of(source) if isinstance(source, str) else source
     return Path(path) if isinstance(path, str | Path) and gguf.is_gguf(path) else None
 

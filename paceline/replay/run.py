@@ -79,7 +79,7 @@ def replay(
     """Run recorded answers through a drafter.
 
     Args:
-        drafter: Drafter that needs neither a model nor the target's predictions after wrong
+        drafter: Drafter that needs neither a model nor the target's predictions after rejected
             drafts.
         traces: (prompt ids, output ids) of each answer; answers without output are skipped.
         max_nodes: Maximum number of nodes in a draft tree.

@@ -235,7 +235,7 @@ def _parts_of(text: str) -> list[dict[str, str]]:
 
 
 def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
-    """Return whether the template writes a content's text, without Python syntax."""
+    """Return whether the template renders content as text, without Python syntax."""
     try:
         text = str(tokenizer.apply_chat_template([_question(content)], tokenize=False))
     except Exception:  # a template is an arbitrary program, and may fail in any way
@@ -244,7 +244,7 @@ def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
 
 
 def _reads_tools(template: Any) -> bool:
-    """Return whether a template writes tool definitions."""
+    """Return whether a template renders tool definitions."""
     function = {"name": _MARK, "description": _MARK, "parameters": _NO_PARAMETERS}
     tool = {"type": "function", "function": function}
     try:

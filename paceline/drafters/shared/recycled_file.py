@@ -151,7 +151,7 @@ def read_table(path: Path) -> tuple[Head, Arrays]:
     """Read the header and the arrays in a file.
 
     Raises:
-        ConfigError: The file is unreadable, damaged, or of another kind or version.
+        ConfigError: The file is unreadable, damaged, or of a different kind or version.
     """
     head, arrays = _KIND.read(path)
     rows = len(arrays["keys"])

@@ -130,7 +130,7 @@ class FileKind:
         """Read the header and the arrays in a file.
 
         Raises:
-            ConfigError: The file is unreadable, damaged, or of another kind or version.
+            ConfigError: The file is unreadable, damaged, or of a different kind or version.
         """
         head, arrays = self._open(path)
         if head.get("kind") != self.name:

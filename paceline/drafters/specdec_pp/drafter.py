@@ -46,7 +46,7 @@ class CostClock:
         self._proposed: float | None = None
 
     def drafted(self, seconds: float, forwards: int) -> None:
-        """Record the drafting time; the target's forward pass starts now."""
+        """Record the drafting time, and start timing the target's forward pass."""
         if forwards:
             self._draft.append(seconds / forwards)
             self._proposed = time.perf_counter()

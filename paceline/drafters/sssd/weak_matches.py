@@ -45,7 +45,7 @@ def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
         pool: Pointers of the tree.
         begin: First pointer of the root.
         end: End of the pointers of the root.
-        expected: Position if nothing was inserted or omitted.
+        expected: Position at which the copy continues if nothing was inserted or omitted.
     """
     longest = 0
     for index in range(begin, end):
@@ -160,7 +160,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return the distance at which a pointer's token had occurred before, or 0."""
+    """Return how many tokens earlier a pointer's token last occurred, or 0."""
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1
     tail, end = query.ids, query.end
