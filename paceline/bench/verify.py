@@ -37,10 +37,10 @@ def run_verify(
     Args:
         config: Models, drafters, prompts, sampling and `max_nodes` of the run.
         finished: Function called with each verdict.
-        batches: Values for the maximum number of prompts answered together; every drafter runs
-            with each value.
-        prefill_chunks: Values for the maximum number of prompt tokens per forward pass; every
-            drafter runs with each value.
+        batches: Maximum numbers of prompts answered together; every drafter runs with each of
+            them.
+        prefill_chunks: Maximum numbers of prompt tokens per forward pass; every drafter runs with
+            each of them.
         progress: Whether to show a progress bar on standard error, if it is a terminal.
     Raises:
         ConfigError: Models, prompts or drafters cannot be used, or required batch invariance is

@@ -64,7 +64,7 @@ def rows_of(
         requests: Open requests.
         trees: Their draft trees.
         prefill_chunk: Maximum number of pending tokens per request.
-        spare: First sequence that may be used for leaves; larger ones follow.
+        spare: First sequence that may be used for leaves, followed by all larger ones.
     """
     result = []
     for request, tree in zip(requests, trees, strict=True):

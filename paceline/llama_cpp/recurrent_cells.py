@@ -21,8 +21,8 @@ class RecurrentCells(SequenceCells):
 
     Args:
         model, threads, rows_per_pass, flash_attention: As in `SequenceCells`.
-        reversible: Whether forward passes may be dropped without a commit, which then takes a copy
-            of the sequence before each. Otherwise, dropping one drops the sequence.
+        reversible: Whether a forward pass can be dropped without losing the sequence. This
+            requires a copy of the sequence before each pass.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
         limit: Maximum number of answers. An unfinished file with at least this many answers is
             accepted.
     Raises:
-        ConfigError: The file is of a different kind, is unfinished, or has a damaged line; the message
-            names the line.
+        ConfigError: The file is of a different kind, is unfinished, or has a damaged line; the
+            message names the line.
     """
     settings = read_settings(path)
     if settings is None:
