@@ -12,7 +12,7 @@ from paceline.engine.completion import Completion
 from paceline.parsing.answer_format import AnswerFormat, AnswerPlan
 from paceline.parsing.answer_grammar import AnswerShape
 from paceline.parsing.events import AssistantMessage
-from paceline.parsing.reader import TokenText
+from paceline.parsing.reader import AnswerToken
 from paceline.parsing.tools import tool_use
 from paceline.sampling.stream_writer import StreamWriter
 from paceline.text.stop_strings import StopStrings
@@ -75,14 +75,16 @@ class ChatPlan:
 
     def _written(
         self, completion: Completion, params: SamplingParams, skip_special_tokens: bool
-    ) -> list[TokenText]:
+    ) -> list[AnswerToken]:
         """Return the texts of an answer's tokens."""
         arguments = (self.tokenizer, self.prompt_ids, skip_special_tokens)
         stop = StopStrings(params.stop, *arguments) if params.stop else None
         writer = StreamWriter(self.tokenizer, self.prompt_ids, stop, skip_special_tokens)
         ids = completion.token_ids
         written = writer.write(ids, [Origin.TARGET] * len(ids), last=True)
-        return [TokenText(text, ids[mark.token_index], mark.token_index) for text, mark in written]
+        return [
+            AnswerToken(text, ids[mark.token_index], mark.token_index) for text, mark in written
+        ]
 
 
 def planned_params(params: SamplingParams, plan: AnswerPlan) -> SamplingParams:

@@ -9,7 +9,7 @@ from paceline.parsing.events import AnswerEvent, AssistantMessage, joined
 from paceline.parsing.parser import AnswerParser
 
 
-class TokenText(NamedTuple):
+class AnswerToken(NamedTuple):
     """Text of one token of an answer.
 
     Attributes:
@@ -40,7 +40,7 @@ class AnswerReader:
         self.reasoning_tokens = 0
         self._num_tokens = 0
 
-    def read(self, pieces: Iterable[TokenText], last: bool) -> list[AnswerEvent]:
+    def read(self, pieces: Iterable[AnswerToken], last: bool) -> list[AnswerEvent]:
         """Add text, and return the events that are now certain.
 
         Args:

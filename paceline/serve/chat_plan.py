@@ -11,7 +11,7 @@ from paceline.errors import ConfigError
 from paceline.llm import Chunk
 from paceline.parsing.answer_grammar import AnswerShape
 from paceline.parsing.events import AnswerEvent, AssistantMessage, ContentText
-from paceline.parsing.reader import AnswerReader, TokenText
+from paceline.parsing.reader import AnswerReader, AnswerToken
 from paceline.parsing.tools import ToolUse, tool_use
 from paceline.serve.answers import AnswerRequest
 from paceline.serve.requests import ChatRequest
@@ -34,7 +34,7 @@ class AnswerEvents:
     def __init__(self, reader: AnswerReader | None) -> None:
         self._reader = reader
         self.message = AssistantMessage() if reader is None else reader.message
-        self._steps: dict[int, _Step] = {}  # steps whose text was held back
+        self._steps: dict[int, _ShownStep] = {}  # steps whose text was held back
         self._num_tokens = 0
 
     @property
@@ -48,20 +48,20 @@ class AnswerEvents:
             events: list[AnswerEvent] = [ContentText(chunk.text)] if chunk.text else []
             self.message.add(events)
             return events
-        self._steps[chunk.step] = _Step(self._num_tokens, chunk.token_ids)
+        self._steps[chunk.step] = _ShownStep(self._num_tokens, chunk.token_ids)
         self._num_tokens += len(chunk.token_ids)
         pieces = []
         for (text, _), mark in zip(chunk.pieces, chunk.marks, strict=True):
             step = self._steps[mark.step]
             token = step.token_ids[mark.token_index] if step.token_ids else -1
-            pieces.append(TokenText(text, token, step.first_index + mark.token_index))
+            pieces.append(AnswerToken(text, token, step.first_index + mark.token_index))
         if chunk.marks:
             first = chunk.marks[-1].step
             self._steps = {number: step for number, step in self._steps.items() if number >= first}
         return self._reader.read(pieces, last=chunk.completion is not None)
 
 
-class _Step(NamedTuple):
+class _ShownStep(NamedTuple):
     first_index: int
     token_ids: list[int]
 

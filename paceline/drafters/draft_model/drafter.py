@@ -42,7 +42,7 @@ __all__ = ["DraftModel", "DraftModelOptions"]
 
 
 @dataclass(slots=True)
-class _Record:
+class _DraftedRequest:
     """The calibration and the newest tree of one request.
 
     Attributes:
@@ -85,7 +85,7 @@ class DraftModel(ChainDrafter):
         self.budget = rule is None and options.has_budget
         if rule is None and options.adapts_length:
             self.node_rule = NodeRule(MAX_NODES, batch_nodes=MAX_NODES, min_nodes=MIN_BATCH_NODES)
-        self._records: dict[int, _Record] = {}
+        self._records: dict[int, _DraftedRequest] = {}
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> DraftModel:
@@ -95,7 +95,7 @@ class DraftModel(ChainDrafter):
     def start(self, request: Request) -> None:
         """Open the draft model's copy of the request, with an empty calibration."""
         super().start(request)
-        self._records[request.id] = _Record()
+        self._records[request.id] = _DraftedRequest()
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
         """Seed the next draft with the nodes of another tree for the same request.

@@ -38,7 +38,7 @@ __all__ = ["StateHeadDrafter", "StateHeadOptions"]
 
 
 @dataclass(slots=True)
-class _Record:
+class _HeadRequest:
     """A request's text in the head's cache, its calibration, and its newest tree.
 
     Attributes:
@@ -72,7 +72,7 @@ class StateHeadDrafter(Drafter):
         self._options, self._head = options, head
         self.budget = options.budget
         self._is_attached = False
-        self._records: dict[int, _Record] = {}  # by request
+        self._records: dict[int, _HeadRequest] = {}  # by request
 
     @classmethod
     def build(cls, options: StateHeadOptions) -> StateHeadDrafter:
@@ -108,7 +108,9 @@ class StateHeadDrafter(Drafter):
         """Open the request in the head's cache, and start recording the target's states."""
         if self._is_attached:
             request.states = HiddenStateLog(self._head.layers)
-            self._records[request.id] = _Record(self._head.open(request.max_length + MAX_NODES))
+            self._records[request.id] = _HeadRequest(
+                self._head.open(request.max_length + MAX_NODES)
+            )
 
     def stop(self, request: Request) -> None:
         """Close the request in the head's cache."""
