@@ -28,6 +28,7 @@ from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
 from docs_command_line import command_line, overview
+from docs_llama_cpp import llama_cpp_answers, llama_cpp_costs
 from docs_models import (
     hybrid_speed,
     recurrence_times,
@@ -80,6 +81,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "model-survey-refused": survey_refused,
     "recurrence-times": recurrence_times,
     "hybrid-speed": hybrid_speed,
+    "llama-cpp-answers": llama_cpp_answers,
+    "llama-cpp-costs": llama_cpp_costs,
     "gpu-cards": gpu.cards,
     "gpu-speed": gpu.speed,
     "gpu-exactness": gpu.exactness,
