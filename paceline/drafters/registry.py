@@ -151,7 +151,7 @@ _OWN = (
     ),
     _own(
         "draft_model",
-        ".drafter:DraftModel",
+        ".other_tokenizer:OtherTokenizerDrafter",
         ".options:DraftModelOptions",
         "a small model drafts a tree, or a chain of a fixed length",
         "draft_model",

@@ -148,6 +148,11 @@ class CachedLM(ForwardPasses):
         self.kept_ids = None if reduced is None else vocabulary.reduced(reduced)
 
     @property
+    def shared_rate(self) -> float:
+        """Return the share of the target's tokens that this draft model has, from 0 to 1."""
+        return 1.0 if self._vocabulary is None else self._vocabulary.shared_rate
+
+    @property
     def stale(self) -> bool:
         """Return True if modules were replaced since a request was last opened."""
         return self._runner.view.stale

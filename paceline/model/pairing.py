@@ -12,6 +12,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import attach, uses_target_states
 from paceline.model.token_map import TokenMap, map_tokens
 from paceline.model.vocabulary import SharedVocabulary
+from paceline.text.retokenizer import Retokenizer
 from paceline.text.token_ids import TokenIds, difference, is_padded, size, token_ids_of
 
 _HELP = (
@@ -52,6 +53,17 @@ def _token_map(draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any) 
     """Return the map between the tokenizers of a draft model and its target."""
     embedding: Any = draft.get_input_embeddings()
     return map_tokens(
+        _tokenizer_of(target) if tokenizer is None else tokenizer,
+        _tokenizer_of(draft),
+        vocabulary_size(target),
+        min(vocabulary_size(draft), getattr(embedding, "num_embeddings", vocabulary_size(draft))),
+    )
+
+
+def retokenizer_of(draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any) -> Retokenizer:
+    """Return the converter between the tokenizers of a draft model and its target."""
+    embedding: Any = draft.get_input_embeddings()
+    return Retokenizer(
         _tokenizer_of(target) if tokenizer is None else tokenizer,
         _tokenizer_of(draft),
         vocabulary_size(target),

@@ -40,6 +40,11 @@ class TokenMap:
     read_as: _Ids
     _columns: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
+    @property
+    def shared_rate(self) -> float:
+        """Return the share of the target's rows that are shared, from 0 to 1."""
+        return len(self.target_ids) / self.target_rows
+
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
         """Return the draft model's logits by target id; unshared ids get probability 0.
 

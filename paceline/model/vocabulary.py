@@ -33,6 +33,11 @@ class SharedVocabulary:
     target_rows: int
     draft_rows: int
 
+    @property
+    def shared_rate(self) -> float:
+        """Return the share of the target's rows that are shared, from 0 to 1."""
+        return self.common / self.target_rows
+
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
         """Return the draft model's logits by target id; unshared ids get probability 0.
 

@@ -13,3 +13,8 @@ MAX_OPEN_TOKENS = 8 * WINDOW_TOKENS
 # tokens.
 MAX_PADDING_ROWS = 1024
 TOKENS_PER_PADDING_ROW = 32
+
+# Newest characters of a text that are tokenised again for a draft model with another tokenizer.
+# Beyond the maximum, all but about the minimum become final; tokens rarely span that many.
+MAX_TAIL_CHARACTERS = 400
+MIN_TAIL_CHARACTERS = 100

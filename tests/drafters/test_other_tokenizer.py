@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, demo
+from paceline.drafters.draft_model import other_tokenizer
 from paceline.errors import ConfigError
+from paceline.model.loading import load_model
 from paceline.model.token_map import TokenMap, map_tokens
+from paceline.text.retokenizer import RetokenizedText, Retokenizer
+from paceline.text.settings import MAX_TAIL_CHARACTERS
 from tests.support.models import byte_tokenizer
 from tests.support.shared import COUNT, Pair, without_budget
 
+TEXTS = ["def add(a, b):", "def fib(n):", "Tom has 3 boxes of 12 eggs.", "Write a poem."]
 SPECIAL = 3  # pad, bos and eos come first, in both tokenizers
 
 
@@ -78,6 +84,87 @@ def test_greedy_answers_are_the_targets(
     ).generate(pair.prompts, SamplingParams(COUNT))
     found, expected = (sum(out.stats.accepted_tokens for out in each) for each in (outs, same))
     assert found > 0.9 * expected > 20
+
+
+@pytest.fixture(scope="module")
+def reversed_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in draft model, with its tokens in reverse order after the special tokens."""
+    folder = tmp_path_factory.mktemp("reversed")
+    model, tokenizer = load_model(demo.DRAFT, "float32"), AutoTokenizer.from_pretrained(demo.DRAFT)
+    special, size = len(tokenizer.added_tokens_decoder), model.config.vocab_size
+    order = [*range(special), *reversed(range(special, size))]
+    embedding = model.get_input_embeddings()
+    embedding.weight = torch.nn.Parameter(embedding.weight.detach()[order].clone())
+    model.tie_weights()
+    model.save_pretrained(folder)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend["model"]["vocab"] = {
+        token: order[number] for token, number in backend["model"]["vocab"].items()
+    }
+    tokenizer.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(json.dumps(backend), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("spec", ["draft_model:max_draft_tokens=3,", "auto:"])
+def test_drafts_of_text(reversed_draft: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    """Text is drafted even though the tokenizers share all tokens; the batch is mixed."""
+    monkeypatch.setattr(other_tokenizer, "MIN_SHARED_RATE", 2.0)
+    spec = without_budget(spec)
+    other = spec + ",other_tokenizer=true"
+    params = [SamplingParams(24, temperature, seed=1) for temperature in (0.0, 1.0, 0.0, 1.0)]
+    if spec.startswith("draft"):
+        spec, other = spec + ",verification=follow", other + ",verification=follow"
+    plain, same, outs = (
+        LLM(demo.TARGET, each, model, dtype="float32", max_batch=3).generate(TEXTS, params)
+        for each, model in (("none", None), (spec, demo.DRAFT), (other, reversed_draft))
+    )
+    assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
+    found, expected = (sum(out.stats.accepted_tokens for out in each[::2]) for each in (outs, same))
+    assert found > 0.7 * expected > 10
+
+
+@pytest.mark.parametrize("spec", ["draft_model:max_draft_tokens=4,", "auto:budget=false,"])
+def test_few_shared_tokens(pair: Pair, tokenizer: Any, spec: str) -> None:
+    """A target of bytes and a draft model of words: the vocabularies differ in most tokens."""
+    llm = LLM(pair.target, spec + "other_tokenizer=true", demo.DRAFT, tokenizer, max_batch=3)
+    outs = llm.generate(pair.prompts[:6], SamplingParams(COUNT))
+    assert [out.token_ids for out in outs] == pair.answers[:6]
+    assert sum(out.stats.draft_forwards for out in outs) > 0
+
+
+def test_a_growing_text_in_other_tokens() -> None:
+    """Older text is final, and an unfinished character waits."""
+    target, draft = byte_tokenizer(), AutoTokenizer.from_pretrained(demo.DRAFT)
+    text = RetokenizedText(Retokenizer(target, draft, len(target), len(draft)))
+    words = "ab cdé " * MAX_TAIL_CHARACTERS
+    token_ids = target(words)["input_ids"]
+    assert text.update(token_ids[:5]) == draft("ab cd")["input_ids"]
+    text.update(token_ids[:6])
+    assert not text.complete
+    assert text.update(token_ids[:7]) == draft("ab cdé")["input_ids"]
+    assert text.complete
+    for end in (*range(8, len(token_ids), 50), len(token_ids)):
+        ids = text.update(token_ids[:end])
+    assert ids == draft(words)["input_ids"]
+    assert text.final > len(ids) / 2
+
+
+def test_drafted_text_in_the_targets_tokens() -> None:
+    target, draft = byte_tokenizer(), pieces(["\u2581", *map(chr, range(0x21, 0x7F)), "<0xC3>"])
+    converter = Retokenizer(target, draft, len(target), len(draft))
+    ids = draft.get_vocab()
+    drafted = [ids["a"], ids["\u2581"], ids["b"]]
+    assert converter.target_ids(drafted) == target("a b")["input_ids"]
+    assert converter.target_ids([ids["\u2581"], *drafted]) == target(" a b")["input_ids"]
+    assert converter.target_ids([*drafted, ids["<0xC3>"]]) == target("a b")["input_ids"]
+    assert converter.target_ids([ids["a"], ids["</s>"], ids["b"]]) == [
+        *target("a")["input_ids"],
+        target.eos_token_id,
+    ]
+    assert converter.target_ids([ids["<s>"], ids["a"]]) == []
+    limited = Retokenizer(target, draft, target("b")["input_ids"][0], len(draft))
+    assert limited.target_ids([ids["a"], ids["b"], ids["a"]]) == target("a")["input_ids"]
 
 
 @pytest.mark.parametrize("verification", ["follow", "reject", "traverse"])

@@ -11,6 +11,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.drafters.auto.settings import ModelSourceSettings
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
+from paceline.drafters.draft_model.other_tokenizer import OtherTokenizerDrafter
 from paceline.model.cached_lm import CachedLM
 
 _SETTINGS = ModelSourceSettings()
@@ -39,14 +40,13 @@ class ModelSource(TreeSource):
     """
 
     def __init__(self, draft: CachedLM, brief: bool, other_tokenizer: bool = False) -> None:
-        self._drafter = DraftModel(
-            DraftModelOptions(
-                stop_threshold=_SETTINGS.stop_threshold if brief else None,
-                verification="follow",
-                other_tokenizer=other_tokenizer,
-            ),
-            draft,
+        options = DraftModelOptions(
+            stop_threshold=_SETTINGS.stop_threshold if brief else None,
+            verification="follow",
+            other_tokenizer=other_tokenizer,
         )
+        drafter_type = OtherTokenizerDrafter if other_tokenizer else DraftModel
+        self._drafter = drafter_type(options, draft)
         super().__init__(self._drafter)
 
     def seed_trees(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:

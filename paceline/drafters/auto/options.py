@@ -38,8 +38,8 @@ class AutoOptions:
             it saves time.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default, nothing is saved.
-        other_tokenizer: Accept a draft model with a different tokenizer. It then proposes only
-            tokens in both vocabularies. Default false.
+        other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
+            as text, or consist of tokens in both vocabularies. Default false.
     """
 
     datastore: str | None = None

@@ -92,6 +92,11 @@ class DraftModel(ChainDrafter):
         """Build the drafter from its options and the draft model."""
         return cls(options, draft)
 
+    @property
+    def shared_rate(self) -> float:
+        """Return the share of the target's tokens that the draft model has."""
+        return self._draft.shared_rate
+
     def start(self, request: Request) -> None:
         """Open the draft model's copy of the request, with an empty calibration."""
         super().start(request)

@@ -49,8 +49,8 @@ class DraftModelOptions:
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same noise as the target. Default "reject".
-        other_tokenizer: Accept a draft model with a different tokenizer. It then proposes only
-            tokens in both vocabularies. Default false.
+        other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
+            as text, or consist of tokens in both vocabularies. Default false.
     """
 
     max_draft_tokens: int | None = None

@@ -1,0 +1,92 @@
+"""Draft with a model that has another tokenizer, by shared tokens or by text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from paceline.core.drafter import Drafter, Outcome
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.drafters.draft_model.drafter import DraftModel
+from paceline.drafters.draft_model.options import DraftModelOptions
+from paceline.drafters.draft_model.settings import MIN_SHARED_RATE
+from paceline.drafters.draft_model.text_chains import TextChains
+from paceline.model.cached_lm import CachedLM
+
+
+class OtherTokenizerDrafter(Drafter):
+    """Routes each request to the drafter that suits the two tokenizers.
+
+    Sampled drafts need the draft model's distribution over the target's tokens: they use shared
+    tokens (`model.token_map`). Other drafts use shared tokens if the draft model has nearly all
+    tokens of the target, otherwise text (`text_chains`).
+
+    Args:
+        options: Options of the drafter.
+        draft: Draft model to use.
+    """
+
+    name = "draft_model"
+    keeps_tokens = True
+    needs_draft_model = True
+    Options = DraftModelOptions
+
+    def __init__(self, options: DraftModelOptions, draft: CachedLM) -> None:
+        self._by_token = DraftModel(options, draft)
+        self._by_text = TextChains(options, draft)
+        self._prefers_text = False
+        self.node_rule, self.budget = self._by_token.node_rule, self._by_token.budget
+
+    @classmethod
+    def build(cls, options: DraftModelOptions, draft: CachedLM) -> Drafter:
+        """Build the drafter; without the option `other_tokenizer`, a plain `DraftModel`."""
+        return cls(options, draft) if options.other_tokenizer else DraftModel(options, draft)
+
+    @property
+    def forward_seconds(self) -> float:
+        """Seconds spent in the draft model."""
+        return self._by_token.forward_seconds + self._by_text.forward_seconds
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Pair the draft model with its target, and compare the vocabularies."""
+        self._by_token.attach(target, tokenizer)
+        self._by_text.attach(target, tokenizer)
+        self._prefers_text = self._by_token.shared_rate < MIN_SHARED_RATE
+
+    def start(self, request: Request) -> None:
+        """Open the draft model's copy of the request."""
+        self._drafter_of(request).start(request)
+
+    def stop(self, request: Request) -> None:
+        """Close the draft model's copy of the request."""
+        self._drafter_of(request).stop(request)
+
+    def seed_trees(self, request: Request, tree: DraftTree) -> None:
+        """Seed the next draft with another tree; a draft of text does not use it."""
+        if self._drafter_of(request) is self._by_token:
+            self._by_token.seed_trees(request, tree)
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft for each group of requests in shared draft forward passes."""
+        trees = [EMPTY_TREE] * len(requests)
+        for drafter in (self._by_token, self._by_text):
+            rows = [n for n, each in enumerate(requests) if self._drafter_of(each) is drafter]
+            drafts = drafter.propose([requests[n] for n in rows], [max_nodes[n] for n in rows])
+            for row, tree in zip(rows, drafts, strict=True):
+                trees[row] = tree
+        return trees
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Report the outcomes to the drafter of each request."""
+        for drafter in (self._by_token, self._by_text):
+            drafter.observe(
+                [each for each in outcomes if self._drafter_of(each.request) is drafter]
+            )
+
+    def _drafter_of(self, request: Request) -> DraftModel | TextChains:
+        if self._prefers_text and not self._by_token.draws(request):
+            return self._by_text
+        return self._by_token

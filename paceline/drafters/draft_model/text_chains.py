@@ -1,0 +1,127 @@
+"""Draft chains with a model that has another tokenizer (SLEM, Timor et al. 2025).
+
+The draft model reads the text of a request in its own tokens and continues it greedily. The drafted
+text, in the target's tokens, is the draft (string-level exact match). The target verifies it like
+any other guess, so the conversion between tokenizers needs no guarantee.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from paceline.core.origin import Origin
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import DraftTree
+from paceline.drafters.draft_model.options import DraftModelOptions
+from paceline.drafters.draft_model.settings import DRAFT_TOKENS_PER_TOKEN, MAX_NODES
+from paceline.drafters.shared.chain import Chain
+from paceline.drafters.shared.chains import ChainDrafter, ChainSequence
+from paceline.drafters.shared.draft_sequence import DraftSequence
+from paceline.drafters.shared.ngram_index import NgramIndex
+from paceline.drafters.shared.settings import ChainSettings
+from paceline.model.cached_lm import CachedLM
+from paceline.model.pairing import retokenizer_of
+from paceline.model.vocabulary import SharedVocabulary
+from paceline.text.retokenizer import RetokenizedText, Retokenizer
+
+_SETTINGS = ChainSettings()
+
+
+class TextChains(ChainDrafter):
+    """Drafts a chain of text per request, for deterministic drafts.
+
+    Args:
+        options: Options of the drafter.
+        draft: Draft model to use; it gets a separate KV cache.
+    """
+
+    keeps_tokens = True
+
+    def __init__(self, options: DraftModelOptions, draft: CachedLM) -> None:
+        spare = max(options.draft_limit, MAX_NODES)
+        super().__init__(draft.apart(), options.length_rule(), "follow", False, spare)
+        self._retokenizer: Retokenizer | None = None
+        self._texts: dict[int, RetokenizedText] = {}
+
+    def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Prepare the conversion between the two tokenizers."""
+        rows = self._draft.architecture.vocab_size
+        self._draft.share(SharedVocabulary(rows, rows, rows))
+        self._retokenizer = retokenizer_of(self._draft.model, target, tokenizer)
+
+    def start(self, request: Request) -> None:
+        """Open the draft model's copy of the text, unless it exceeds the model's context."""
+        assert self._retokenizer is not None, "the engine attaches the target first"
+        text = RetokenizedText(self._retokenizer)
+        ids = text.update(request.token_ids)
+        capacity = min(
+            self._draft.context_length, DRAFT_TOKENS_PER_TOKEN * request.max_length + self._spare
+        )
+        if not 0 < len(ids) < capacity or not self._retokenizer.readable(ids):
+            return
+        end = self._retokenizer.draft_end
+        self._draft.reserve(0, capacity)
+        shadow = Request(
+            ids,
+            SamplingParams(max_new_tokens=capacity - len(ids)),
+            eos_token_ids=() if end is None else (end,),
+        )
+        DraftSequence.open_for(request, shadow, self._draft)
+        self._texts[request.id] = text
+        index = NgramIndex(_SETTINGS.min_lookup_ngram, _SETTINGS.max_lookup_ngram)
+        self._shadows[request.id] = ChainSequence(shadow, 0, index, self._rule.length)
+
+    def stop(self, request: Request) -> None:
+        """Close the draft model's copy of the text."""
+        super().stop(request)
+        self._texts.pop(request.id, None)
+
+    def draws(self, request: Request) -> bool:
+        """Return False: texts are drafted greedily."""
+        return False
+
+    def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
+        """Draft for all requests together, in shared draft forward passes."""
+        for request in requests:
+            self._read(request)
+        return super().propose(requests, max_nodes)
+
+    def _read(self, request: Request) -> None:
+        """Add the target's newest tokens to the text and to the draft model's copy."""
+        sequence, text = self._shadows.get(request.id), self._texts.get(request.id)
+        if sequence is None or text is None:
+            return
+        common, ids = text.final, text.update(request.token_ids)
+        copy = sequence.request
+        readable = self._retokenizer is not None and self._retokenizer.readable(ids)
+        if not readable or len(ids) >= copy.max_length:
+            self.stop(request)
+            return
+        while common < min(len(copy), len(ids)) and copy.token_ids[common] == ids[common]:
+            common += 1
+        self._draft.rewind(copy, min(common, len(ids) - 1))
+        copy.token_ids[common:] = ids[common:]
+
+    def _catch_up(self, request: Request) -> None:
+        """Do nothing: `propose` has added the newest tokens."""
+
+    def _limit(self, request: Request, limit: int) -> int:
+        """Return the maximum number of tokens to draft; 0 within a character."""
+        sequence = self._shadows[request.id]
+        if not self._texts[request.id].complete:
+            return 0
+        room = sequence.request.max_length - len(sequence.request)
+        return min(sequence.length, limit, request.remaining - 1, room)
+
+    def _new_chain(self, request: Request, shadow: ChainSequence, limit: int) -> Chain:
+        return Chain(shadow.request, limit, limit > 0, False, shadow.request.eos_token_ids)
+
+    def _as_tree(self, chain: Chain) -> DraftTree:
+        """Return the drafted text as a chain of the target's tokens."""
+        assert self._retokenizer is not None, "the engine attaches the target first"
+        tokens = self._retokenizer.target_ids(chain.tokens)[: chain.limit]
+        return DraftTree.chain(tokens, origins=[Origin.MODEL] * len(tokens))
