@@ -131,7 +131,7 @@ def lay_out(
     columns = front + width
     token_ids = _newest_tokens(requests, columns)
     # Cache position of each column, relative to `cached`.
-    offsets = np.tile(np.arange(columns), (rows, 1)) - (front - pending)[:, None]
+    offsets = np.arange(columns) - (front - pending)[:, None]
     depths = np.minimum(offsets, front)  # text position, relative to `cached`
     block = np.zeros((rows, columns, columns), dtype=np.bool_)
     block[:, :front, :front] = np.tri(front, dtype=np.bool_)
@@ -163,8 +163,9 @@ def _newest_tokens(requests: Sequence[Request], columns: int) -> IntArray:
 
     The states of another token, such as 0, may be NaN, which attention cannot mask.
     """
-    newest = np.array([[request.token_ids[-1]] for request in requests], dtype=np.int64)
-    return np.tile(newest, (1, columns))
+    token_ids = np.empty((len(requests), columns), dtype=np.int64)
+    token_ids[:] = [[request.token_ids[-1]] for request in requests]
+    return token_ids
 
 
 def _fill_row(
