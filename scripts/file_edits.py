@@ -2,13 +2,12 @@
 
     python scripts/file_edits.py smollm2 --json docs/results/file-edits.json
 
-Each case of scripts/data/file_edits is a file, an instruction and the edited file. A model that
-follows instructions answers with the edited file. SmolLM2 often does not, so the model is forced
-to: a logits processor gives the recorded answer, token by token, and the model still computes every
-forward pass. The processor does not report forced tokens to drafters. `--free` lets the model
-answer instead, up to the same length. The drafters answer each case in turn, so that all of them
-meet the same load of the machine. With `--plain-every`, plain decoding answers only some cases, and
-the speeds are those of these cases.
+Each case of scripts/data/file_edits is a file, an instruction and the edited file. The model is
+forced to answer with the edited file: a logits processor gives the recorded answer, token by token,
+and the model still computes every forward pass. The processor does not report forced tokens to
+drafters. `--free` lets the model answer instead, up to the same length. The drafters answer each
+case in turn, so that all of them meet the same load of the machine. With `--plain-every`, plain
+decoding answers only some cases, and the speeds are those of these cases.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import benchmark_agents as agents
 import benchmark_gpu as gpu
 import benchmark_models as models
 import benchmark_serving as serving
@@ -73,6 +74,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "random-text-under-load": serving.random_text_under_load,
     "under-load-avx2": serving.under_load_avx2,
     "server-notes": serving.server_notes,
+    "required-calls": agents.required_calls,
+    "file-edits": agents.file_edits,
     "command-line": command_line,
     "commands-overview": overview,
     "drafter-options": options_reference,

@@ -343,6 +343,25 @@ def test_the_server_takes_data_urls_only() -> None:
                 {"type": "input_audio", "input_audio": {}},
             )
         ]
+        data = url.partition(",")[2]
+        source = {"type": "base64", "media_type": "image/png", "data": data}
+        block = {"type": "image", "source": source}
+        message = server.post("/v1/messages", body(block)).json()
+        part = {"type": "input_image", "image_url": url}
+        fields = {"max_output_tokens": 6, "temperature": 0}
+        asked = {"type": "input_text", "text": text["text"]}
+        response = server.post(
+            "/v1/responses", {**fields, "input": [{"role": "user", "content": [part, asked]}]}
+        ).json()
+        unusable = [
+            server.post("/v1/messages", body({"type": "image", "source": bad}))
+            for bad in ({"type": "url", "url": url}, {**source, "data": "bm8="}, None)
+        ]
+        unusable += [
+            server.post("/v1/responses", {**fields, "input": [{"role": "user", "content": [bad]}]})
+            for bad in ({"type": "input_image", "file_id": "f"}, {**part, "image_url": "/etc"})
+        ]
+        assert [each.status_code for each in unusable] == [400] * 5
         assert server.left_over() == 0
     reference = LLAVA.chat(
         [{"role": "user", "content": [{"type": "image", "image": image(0)}, text]}],
@@ -351,6 +370,8 @@ def test_the_server_takes_data_urls_only() -> None:
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"] == reference.text
     assert answer.json()["usage"]["prompt_tokens"] > 12
+    assert message["content"] == [{"type": "text", "text": reference.text}]
+    assert response["output"][0]["content"][0]["text"] == reference.text
     for response in refused:
         message = response.json()["error"]["message"]
         assert (response.status_code, message.count("\n")) == (400, 0), message

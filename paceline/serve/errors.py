@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from paceline.errors import CapacityError, ConfigError, PacelineError
-from paceline.serve.protocol_settings import CLIENT_CLOSED
+from paceline.serve.protocol_settings import CLIENT_CLOSED, MESSAGES_PATH
 
 _TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -123,10 +123,15 @@ class ApiError(Exception):
             error=ErrorDetail(message=message, type=kind, param=self.param, code=self.code)
         )
 
-    def response(self) -> Response:
-        """Return the HTTP response."""
+    def response(self, path: str = "") -> Response:
+        """Return the HTTP response.
+
+        Args:
+            path: Path of the request; the Messages API adds a type to the body.
+        """
         headers = None if self.headers is None else dict(self.headers)
-        return JSONResponse(self.body.model_dump(), self.status, headers)
+        kind = {"type": "error"} if path == MESSAGES_PATH else {}
+        return JSONResponse({**kind, **self.body.model_dump()}, self.status, headers)
 
 
 def handle_errors(app: FastAPI) -> None:
@@ -134,7 +139,7 @@ def handle_errors(app: FastAPI) -> None:
 
     def respond_with(request: Request, error: ApiError) -> Response:
         request.state.error = error.message  # for the log
-        return error.response()
+        return error.response(request.url.path)
 
     async def package_error(request: Request, error: Exception) -> Response:
         return respond_with(request, ApiError.from_exception(error))

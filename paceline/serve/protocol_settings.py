@@ -8,3 +8,4 @@ NUM_SEEDS = 2**32  # Upper bound (exclusive) of random seeds for requests withou
 MIN_LOGPROB = -9999.0  # Represents minus infinity, which JSON lacks; as in vLLM.
 CLIENT_CLOSED = 499  # Status if the client disconnected; only in the log.
 BACKLOG = 2048  # Maximum number of connections waiting to be accepted.
+MESSAGES_PATH = "/v1/messages"  # of the API whose bodies of errors have a type

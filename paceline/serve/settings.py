@@ -156,7 +156,7 @@ class Settings:
     max_waiting: int = 1024
     max_answers: int = 128
     max_prompt: int | None = None
-    max_body: int = 2048
+    max_body: int = 20480  # several photos of a phone as data URLs, which add a third
     max_logprobs: int = 20
     timeout: float = 600.0
     allow_drafter: tuple[str, ...] = ()

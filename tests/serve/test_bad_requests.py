@@ -191,7 +191,7 @@ def test_unknown_models_paths_and_methods(server: Served) -> None:
 
 def test_bodies_that_are_too_large(server: Served) -> None:
     """By what they say they are, and by what comes where they do not."""
-    large = b'{"prompt": "' + b"x" * (3 << 20) + b'"}'
+    large = b'{"prompt": "' + b"x" * (21 << 20) + b'"}'
     headers = HEADERS
     check(server.post("/v1/completions", large, headers=headers), 413)
     pieces = (large[start : start + 65536] for start in range(0, len(large), 65536))

@@ -119,7 +119,14 @@ def test_messages(server: Served, text: str) -> None:
     messages = [{"role": "user", "content": [{"type": "video"}]}]
     bad = server.post("/v1/messages", {**body, "messages": messages}, headers=headers)
     assert bad.status_code == 400
+    assert bad.json()["type"] == "error"
     assert "expected text, image" in bad.json()["error"]["message"]
+    ends = {**body, "stop_sequences": ["zzz", text[1:3]]}
+    stopped = server.post("/v1/messages", ends, headers=headers).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", text[1:3])
+    begun = [*MESSAGES, {"role": "assistant", "content": "The answer"}]
+    continued = server.post("/v1/messages", {**body, "messages": begun}, headers=headers).json()
+    assert continued["usage"]["input_tokens"] < found["usage"]["input_tokens"] + 8
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from paceline.llm import Chunk, Completion
 from paceline.serve.chat_plan import PlannedChat, plan_chat
 from paceline.serve.errors import ApiError
+from paceline.serve.protocol_settings import MESSAGES_PATH
 from paceline.serve.protocols.messages_request import MessagesRequest, chat_of
 from paceline.serve.protocols.parts import Part, PartWriter, ServerEvent, event
 from paceline.serve.responding import EVENTS, respond
@@ -32,7 +33,7 @@ class MessageBody(BaseModel):
     model: str
     content: list[dict[str, Any]]
     stop_reason: str | None
-    stop_sequence: None = None
+    stop_sequence: str | None = None
     usage: dict[str, int]
 
 
@@ -41,7 +42,7 @@ def message_routes(serving: Serving) -> APIRouter:
     router = APIRouter()
 
     @router.post(
-        "/v1/messages",
+        MESSAGES_PATH,
         response_model=None,
         responses={200: {"model": MessageBody, **EVENTS}},
     )
@@ -50,7 +51,7 @@ def message_routes(serving: Serving) -> APIRouter:
         serving.check_model(body.model)
         chat = chat_of(body)
         plan = await plan_chat(serving, chat)
-        formatter = MessageFormatter(serving.names[0], request.state.id, plan)
+        formatter = MessageFormatter(serving, request.state.id, plan, body.stop_sequences or ())
         return await respond(serving, request, chat, [plan.prompt], plan.answer_requests, formatter)
 
     return router
@@ -60,17 +61,22 @@ class MessageFormatter(PartWriter):
     """Formats an answer as a message with content blocks.
 
     Args:
-        model: Name of the model.
+        serving: Served model.
         id: Request id.
         plan: Prompt, parameters and parser of the answer.
+        stop_sequences: Stop strings of the request.
     """
 
     names_events = True
 
-    def __init__(self, model: str, id: str, plan: PlannedChat) -> None:
+    def __init__(
+        self, serving: Serving, id: str, plan: PlannedChat, stop_sequences: Sequence[str]
+    ) -> None:
         super().__init__()
-        self._model, self._id, self._plan = model, id, plan
-        self._reason = "stop"
+        self._model, self._id, self._plan = serving.names[0], id, plan
+        self._tokenizer, self._stop_sequences = serving.llm.tokenizer, stop_sequences
+        self._reason: str | None = None
+        self._stop_sequence: str | None = None
 
     @property
     def reasoning_tokens(self) -> int:
@@ -80,14 +86,12 @@ class MessageFormatter(PartWriter):
     def full(self, completions: Sequence[Completion], usage: Usage) -> MessageBody:
         """Return the whole message."""
         self.finish()
-        reason = self._plan.finish_reason(0, completions[0].finish_reason)
-        return self._body(
-            [self._block(part, part.text) for part in self.parts], _REASONS[reason], usage
-        )
+        self._end(completions[0])
+        return self._body([self._block(part, part.text) for part in self.parts], usage)
 
     def first(self, index: int, chunk: Chunk) -> list[ServerEvent]:
         """Return the event that starts the message."""
-        body = self._body([], None, None)
+        body = self._body([], None)
         return [event("message_start", message=body.model_dump())]
 
     def read(self, index: int, chunk: Chunk) -> None:
@@ -99,12 +103,12 @@ class MessageFormatter(PartWriter):
         written = self.write(self._plan.answers[0].read(chunk))
         if chunk.completion is None:
             return written
-        self._reason = self._plan.finish_reason(0, chunk.completion.finish_reason)
+        self._end(chunk.completion)
         return written + self.finish()
 
     def last(self, usage: Usage) -> list[ServerEvent]:
         """Return the events that end the message."""
-        delta = {"stop_reason": _REASONS[self._reason], "stop_sequence": None}
+        delta = {"stop_reason": self._reason, "stop_sequence": self._stop_sequence}
         return [
             event("message_delta", delta=delta, usage=_usage(usage)),
             event("message_stop"),
@@ -145,14 +149,23 @@ class MessageFormatter(PartWriter):
             "input": _object(text),
         }
 
-    def _body(
-        self, content: list[dict[str, Any]], reason: str | None, usage: Usage | None
-    ) -> MessageBody:
+    def _end(self, completion: Completion) -> None:
+        """Set the reason why the answer ended, and the stop string that ended it."""
+        self._reason = _REASONS[self._plan.finish_reason(0, completion.finish_reason)]
+        if completion.finish_reason != "stop" or not self._stop_sequences:
+            return
+        text = self._tokenizer.decode(completion.token_ids, skip_special_tokens=False)
+        ends = {text.find(each): each for each in self._stop_sequences if each in text}
+        if ends:
+            self._reason, self._stop_sequence = "stop_sequence", ends[min(ends)]
+
+    def _body(self, content: list[dict[str, Any]], usage: Usage | None) -> MessageBody:
         return MessageBody(
             id=f"msg_{self._id}",
             model=self._model,
             content=content,
-            stop_reason=reason,
+            stop_reason=self._reason,
+            stop_sequence=self._stop_sequence,
             usage=_usage(usage, len(self._plan.prompt)),
         )
 

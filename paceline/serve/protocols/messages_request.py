@@ -44,10 +44,13 @@ def chat_of(body: MessagesRequest) -> ChatRequest:
     system = [] if body.system is None else [_system(body.system)]
     messages = [_messages(entry, f"messages.{at}") for at, entry in enumerate(body.messages)]
     choice, parallel = _choice(body.tool_choice)
+    last = messages[-1][-1]
+    continues = last["role"] == "assistant" and isinstance(last["content"], str)
     fields = {
         "model": body.model,
         "messages": [*system, *(message for several in messages for message in several)],
         "max_tokens": body.max_tokens,
+        "continue_final_message": continues or None,
         "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
         "tool_choice": choice,
         "parallel_tool_calls": parallel,

@@ -157,5 +157,7 @@ def _format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     if given.get("type") != "json_schema":
         return dict(given)
-    schema = {"name": given.get("name"), "schema": given.get("schema")}
+    if not isinstance(given.get("schema"), Mapping):
+        raise ConfigError("text: the format has no schema. Add a JSON schema as format.schema.")
+    schema = {"name": given.get("name"), "schema": given["schema"]}
     return {"type": "json_schema", "json_schema": schema}
