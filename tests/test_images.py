@@ -379,15 +379,16 @@ def test_the_server_takes_data_urls_only() -> None:
         assert "root" not in message
 
 
-def test_bits_with_images_depend_on_the_prompt_alone() -> None:
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", pytest.param("lfm2_vl", marks=pytest.mark.slow)])
+def test_bits_with_images_depend_on_the_prompt_alone(kind: str) -> None:
     """Batch invariance surveys the language model; drafts and neighbours change no bit."""
-    model = copy.deepcopy(multimodal.model("qwen2_5_vl")).to(torch.bfloat16)
+    model = copy.deepcopy(multimodal.model(kind)).to(torch.bfloat16)
     alone, beside = (
-        LLM(model, spec, processor=multimodal.processor("qwen2_5_vl"), batch_invariant=True)
+        LLM(model, spec, processor=multimodal.processor(kind), batch_invariant=True)
         for spec in ("none", "prompt_lookup")
     )
     params = SamplingParams(16, logprobs=3)
-    entry = prompt("qwen2_5_vl", 0)
+    entry = prompt(kind, 0)
     (first,) = alone.generate([entry], params)
-    last = beside.generate([prompt("qwen2_5_vl", 1), TEXT, entry], params)[-1]
+    last = beside.generate([prompt(kind, 1), TEXT, entry], params)[-1]
     assert (first.token_ids, first.logprobs) == (last.token_ids, last.logprobs)

@@ -136,8 +136,14 @@ def everywhere(model: PreTrainedModel) -> Products | None:
     }
     # Recurrences compute the convolution of each channel; see `paceline.recurrence`.
     computed |= {id(module.weight) for module in model.modules() if is_depthwise(module)}
+    # Text does not reach the encoders of images or audio.
+    reached = model.get_decoder(), model.get_output_embeddings()
     complete = all(
-        id(parameter) in computed for parameter in model.parameters() if is_matrix(parameter)
+        id(parameter) in computed
+        for module in reached
+        if module is not None
+        for parameter in module.parameters()
+        if is_matrix(parameter)
     )
     return products if products.modules and complete else None
 
