@@ -116,7 +116,7 @@ def _reason(row: dict[str, str]) -> str:
         ValueError: The message has no short form.
     """
     if row["outcome"] == "not built":
-        return "Not tested, because transformers builds no small model"
+        return "Not tested, because transformers cannot build a small model"
     for words, reason in _REASONS.items():
         if words in row["reason"]:
             return reason

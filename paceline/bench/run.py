@@ -57,8 +57,7 @@ class RunOptions:
         makers: Additional drafters: functions that build a drafter from the draft model, by name.
         loaded: Function called after the models have been loaded, before the first answer.
         ranks: Processes of a parallel run, if they have already joined.
-        budget: Whether the engine may cut trees to a draft budget. Without a budget, the engine
-            verifies all trees regardless of cost, as in the papers.
+        budget: Whether the engine may cut trees to a draft budget, unlike in the papers.
     """
 
     makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
@@ -87,7 +86,6 @@ def run_bench(
         options: Additional options.
     Raises:
         ConfigError, CapacityError, UnsupportedModelError: Part of the benchmark cannot be run.
-            Nothing has been timed.
     """
     options = options or RunOptions()
     with torch_threads(config.models.threads), contextlib.ExitStack() as at_the_end:
@@ -262,7 +260,6 @@ def _methods(
 def _makers(
     config: BenchConfig, draft: CachedLM | None, options: RunOptions
 ) -> dict[str, Callable[[], Drafter]]:
-    """Return functions that build the drafters, by name."""
     drafting = dict.fromkeys(config.with_draft(), draft)
     makers: dict[str, Callable[[], Drafter]] = {
         spec: partial(create, spec, draft_model=drafting.get(spec)) for spec in config.drafters
