@@ -193,8 +193,8 @@ def measure(options: argparse.Namespace, prompts: list[list[int]]) -> list[dict[
         ]
 
 
-def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the results for all numbers of threads and batch sizes."""
+def compare(options: argparse.Namespace) -> None:
+    """Print and store the results for all numbers of threads and batch sizes."""
     import torch
 
     from paceline import demo
@@ -208,22 +208,25 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         encode(prompt, tokenizer)
         for prompt in load_prompts(options.prompts, options.limit, options.every)
     ]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for threads in options.all_threads:
         for batch in options.batches:
             options.threads, options.batch = threads, batch
-            rows += measure(options, prompts)
-            for row in rows[-len(options.llama_methods) - len(options.drafters) :]:
+            measured = measure(options, prompts)
+            rows += measured
+            for row in measured:
                 print(_line(row), flush=True)
-    return {
-        "kind": KIND,
-        "file": Path(options.model).name,
-        "file_bytes": Path(options.model).stat().st_size,
-        "prompts": len(prompts),
-        "count": options.count,
-        "environment": asdict(look_around(torch.device("cpu"))),
-        "rows": rows,
-    }
+            result = {
+                "kind": KIND,
+                "file": Path(options.model).name,
+                "file_bytes": Path(options.model).stat().st_size,
+                "prompts": len(prompts),
+                "count": options.count,
+                "environment": asdict(look_around(torch.device("cpu"))),
+                "rows": rows,
+            }
+            if options.out:
+                options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -262,9 +265,7 @@ def main() -> None:
         return
     if options.draft:
         options.llama_methods.append("draft-simple")
-    result = compare(options)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    compare(options)
 
 
 if __name__ == "__main__":
