@@ -66,7 +66,7 @@ def with_tools(
         ConfigError: The messages have parts other than text, and the template does not support
             tools.
     """
-    if not tools and not any(has_calls(message) for message in messages):
+    if not tools and (_reads_calls(template) or not any(map(has_calls, messages))):
         return messages, dict(options)
     if _reads_tools(template):
         return messages, {**options, **({"tools": list(tools)} if tools else {})}
@@ -241,6 +241,10 @@ def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
     except Exception:  # a template is an arbitrary program, and may fail in any way
         return False
     return _MARK in text and "'type'" not in text
+
+
+def _reads_calls(template: Any) -> bool:
+    return "tool_calls" in str(getattr(template, "chat_template", ""))
 
 
 def _reads_tools(template: Any) -> bool:
