@@ -1,4 +1,4 @@
-"""Table of the GGUF guide, from `scripts/compare_packed.py`."""
+"""Tables of the GGUF guide: answers of packed models, and speed next to llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,4 +18,20 @@ def packed_answers() -> str:
         names = ", ".join(f"`{row['drafter']}`" for row in rows)
         answers, different = (sum(row[key] for row in rows) for key in ("answers", "different"))
         lines.append(f"| `{file}` | {names} | {batch} | {answers:,} | {different} |")
+    return "\n".join(lines)
+
+
+def packed_llama_cpp() -> str:
+    """Return speed and memory next to llama.cpp, from `scripts/compare_llama_cpp.py`."""
+    content = load("packed-llama-cpp")
+    lines = [
+        "| batch | library | drafts | tokens per CPU second | peak memory | equal answers |",
+        "|---:|---|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['batch']} | {row['side']} | {row['method']} |"
+        f" {row['tokens'] / row['processor_seconds']:.1f} | {row['peak_bytes'] / 1e6:.0f} MB |"
+        f" {row['equal_answers']} of {content['prompts']} |"
+        for row in content["rows"]
+    ]
     return "\n".join(lines)

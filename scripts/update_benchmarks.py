@@ -25,7 +25,7 @@ import benchmark_tables as bench
 from benchmark_data import RESULTS, used
 from benchmark_exactness import exact_float32, exactness
 from benchmark_overhead import step_overhead
-from benchmark_packed import packed_answers
+from benchmark_packed import packed_answers, packed_llama_cpp
 from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
@@ -88,6 +88,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "llama-cpp-answers": llama_cpp_answers,
     "llama-cpp-costs": llama_cpp_costs,
     "packed-answers": packed_answers,
+    "packed-llama-cpp": packed_llama_cpp,
     "gpu-cards": gpu.cards,
     "gpu-speed": gpu.speed,
     "gpu-exactness": gpu.exactness,
