@@ -18,7 +18,6 @@ from paceline.cli.loading import build_llm
 from paceline.cli.options import model_argument, only
 from paceline.cli.show import out, table_console
 from paceline.errors import ConfigError
-from paceline.model.cached_lm import CachedLM
 from paceline.util import cache
 from paceline.util.machine import instruction_flags, processor, usable_cores
 from paceline.util.options import ModelOptions
@@ -26,6 +25,7 @@ from paceline.util.options import ModelOptions
 if TYPE_CHECKING:
     from paceline.invariance.probe_report import ProbeReport
     from paceline.llm import LLM
+    from paceline.model.cached_lm import CachedLM
     from paceline.util.stopwatch import Conditions
 
 _COST_CURVE = "PACELINE_COST_CURVE"
@@ -151,6 +151,8 @@ def _extras() -> dict[str, str]:
 
 def _facts(model: str, llm: LLM) -> dict[str, str]:
     """Return information about a model and the features used with it."""
+    from paceline.model.cached_lm import CachedLM
+
     if not isinstance(llm.model, CachedLM):
         return _gguf_facts(model, llm)
     facts, loaded = llm.model.architecture, llm.model.model

@@ -9,6 +9,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.llama_cpp.cells import Branch
 from paceline.llama_cpp.context import BatchRows
+from paceline.llama_cpp.settings import BATCH_ROWS
 from paceline.llama_cpp.slots import sequence_of
 
 
@@ -117,3 +118,16 @@ def limit_leaves(tree: DraftTree, max_leaves: int) -> DraftTree:
         else:
             leaves += 1
     return tree
+
+
+def rows_per_call(parts: Sequence[RequestRows]) -> list[list[RequestRows]]:
+    """Group the rows of requests so that each group fits into one call of llama.cpp."""
+    groups: list[list[RequestRows]] = []
+    total = BATCH_ROWS
+    for part in parts:
+        if total + len(part) > BATCH_ROWS - 1:  # one row is left for padding
+            groups.append([])
+            total = 0
+        groups[-1].append(part)
+        total += len(part)
+    return groups

@@ -15,12 +15,11 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import CapacityError, UnsupportedModelError
 from paceline.llama_cpp.cells import SequenceCells
 from paceline.llama_cpp.context import BatchRows
-from paceline.llama_cpp.draft_rows import RequestRows, limit_leaves, rows_of
+from paceline.llama_cpp.draft_rows import RequestRows, limit_leaves, rows_of, rows_per_call
 from paceline.llama_cpp.gguf_model import GgufModel
 from paceline.llama_cpp.model_key import gguf_key
 from paceline.llama_cpp.recurrent_cells import RecurrentCells
 from paceline.llama_cpp.settings import (
-    BATCH_ROWS,
     DISCARDED_SHARE,
     EXACT_ROWS_PER_PASS,
     MAX_SEQUENCES,
@@ -212,12 +211,11 @@ class GgufTarget:
         """
         self._drop_last()
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
-        first_spare = MAX_SEQUENCES - self.slots.num_spare_sequences
-        parts = rows_of(requests, trees, chunk, first_spare)
+        parts = rows_of(requests, trees, chunk, MAX_SEQUENCES - self.slots.num_spare_sequences)
         start = time.perf_counter()
         self._cells.make_room(sum(map(len, parts)) + len(parts))
         self._last = parts
-        flat = torch.cat([self._decode(group) for group in _groups(parts)])
+        flat = torch.cat([self._decode(group) for group in rows_per_call(parts)])
         self.forward_seconds += time.perf_counter() - start
         for part in parts:
             counters = part.request.counters
@@ -295,25 +293,8 @@ class GgufTarget:
         """Do nothing, because llama.cpp never changes the rotary frequencies of a text."""
 
     def prefill_media(self, request: Request) -> None:
-        """Reject prompts with images, videos or audio.
-
-        Raises:
-            UnsupportedModelError: Always.
-        """
+        """Raise an error for prompts with images, videos or audio."""
         raise UnsupportedModelError(
             "llama.cpp: got a prompt with images, videos or audio; expected text. Use"
             " engine='transformers' for it."
         )
-
-
-def _groups(parts: Sequence[RequestRows]) -> list[list[RequestRows]]:
-    """Group the parts so that each group fits into one call of llama.cpp."""
-    groups: list[list[RequestRows]] = []
-    total = BATCH_ROWS
-    for part in parts:
-        if total + len(part) > BATCH_ROWS - 1:  # one row is left for padding
-            groups.append([])
-            total = 0
-        groups[-1].append(part)
-        total += len(part)
-    return groups
