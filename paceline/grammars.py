@@ -135,8 +135,8 @@ class Grammar:
     def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
         """Advance by new tokens, and return the tokens that must follow them.
 
-        The grammar determines the text that must follow; the tokenizer determines its tokens. Use
-        a copy either for this method or as a logits processor, not for both.
+        The grammar determines the text that must follow; the tokenizer determines its tokens. Do
+        not use the same copy both for this method and as a logits processor.
 
         Args:
             new_token_ids: Tokens added to the answer since the previous call.

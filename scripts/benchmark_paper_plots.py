@@ -13,7 +13,7 @@ from benchmark_drawing import bars, curves
 
 def lookahead() -> str:
     """Draw tokens per forward pass over the window, as figure 4 of the paper."""
-    section = _section("paper-lookahead", "Figure 4: S against W = G, measured (fitted), with")
+    section = _section("paper-lookahead", "Figure 4: S as a function of W = G")
     return curves(
         "Lookahead Decoding, figure 4: tokens per forward pass, built-in model",
         "window W = number of guesses G",

@@ -205,10 +205,12 @@ def _default(value: Any, text: str) -> str:
     if value is not None:
         shown = str(value).lower() if isinstance(value, bool) else f"{value}"
         return f"`{shown}`"
-    found = re.search(r"(?:By default|Default:?|default) ((?:[^.]|\.(?=\d))*)\.", text)
+    found = re.search(
+        r"(?:By default|[Dd]efaults to|Default:?|default) ((?:[^.]|\.(?=\d))*)\.", text
+    )
     if found is None or text.startswith(("Folder of a datastore", "File")):
         return "none"
-    words = re.sub(r'"(\w+)"', r"`\1`", found[1])
+    words = re.sub(r"\b(or|and|otherwise) to ", r"\1 ", re.sub(r'"(\w+)"', r"`\1`", found[1]))
     if len(words.split()) > MAX_CELL_WORDS:
         words = re.split(r"[;,]", words)[0]
     return words

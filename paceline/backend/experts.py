@@ -25,9 +25,9 @@ _MATRICES = ("gate_up_proj", "up_proj", "down_proj")
 
 
 class ExpertsOverride(ForwardOverride):
-    """Multiplies each expert's rows with the backend's matrix product.
+    """Computes each expert's matrix products with the backend.
 
-    The results are weighted and summed in the order of each row's experts.
+    For each row, the experts' outputs are weighted and summed in the order of `top_k_index`.
     """
 
     __slots__ = ()

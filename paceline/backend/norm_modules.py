@@ -27,7 +27,7 @@ def find_rms_norms(
 
     Args:
         model: Model whose modules are tried.
-        norm: Function that computes norms of rows, given a weight and eps.
+        norm: Function that normalises rows, given a weight and eps.
         takes_weight: Function that returns whether `norm` supports a weight [size].
         tolerances: Largest accepted difference, relative to the result, for each dtype.
     """

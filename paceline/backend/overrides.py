@@ -128,7 +128,7 @@ class NormOverride(ForwardOverride):
         return NormOverride(module, self.products, self._eps)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the norms of rows [..., size]."""
+        """Return the normalised rows [..., size]."""
         weight = self._attributes["_parameters"].get("weight")
         if (
             type(weight) in PLAIN

@@ -127,7 +127,7 @@ class Products:
         )
 
     def override(self, module: nn.Module) -> ForwardOverride | None:
-        """Return the override of a module's `forward` in a model view, or None."""
+        """Return the override for a module's `forward` in a model view, or None."""
         kind = self._overrides.get(id(module))
         return None if kind is None or not is_free(module) else kind(module, self)
 

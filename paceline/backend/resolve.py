@@ -31,7 +31,7 @@ def torch_backend() -> Backend:
 
 @cache
 def cuda_backend() -> Backend:
-    """Return the backend for CUDA devices; without Triton, torch's."""
+    """Return the backend for CUDA devices; without Triton, the torch backend."""
     if not has_triton():
         return torch_backend()
     backend: Backend = import_module("paceline.cuda.backend").CUDA
@@ -54,15 +54,15 @@ def backend_of(device: torch.device) -> Backend:
 
 
 def argmax_tokens(logits: Tensor) -> Tensor:
-    """Run `Backend.argmax` of the backend for the logits' device."""
+    """Run `Backend.argmax` on the logits' device."""
     return backend_of(logits.device).argmax(logits)
 
 
 def topk_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Run `Backend.topk` of the backend for the logits' device."""
+    """Run `Backend.topk` on the logits' device."""
     return backend_of(logits.device).topk(logits, count)
 
 
 def logit_entropies(logits: Tensor) -> Tensor:
-    """Run `Backend.entropies` of the backend for the logits' device."""
+    """Run `Backend.entropies` on the logits' device."""
     return backend_of(logits.device).entropies(logits)

@@ -1,4 +1,4 @@
-"""Constants for choosing between torch's matrix products and paceline's."""
+"""Define constants for choosing between torch's and paceline's matrix products."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TorchBackend:
-    """torch's operations on any device; see `Backend`."""
+    """Runs torch's operations on any device; see `Backend`."""
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias."""

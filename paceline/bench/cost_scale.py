@@ -1,10 +1,9 @@
 """Enlarge a small trained model so that it costs as much as a large one.
 
-The quality of a drafter depends on the predictions of the models, and its cost on their size. A
-small trained pair yields realistic answers at unrealistic costs. `enlarge` pads the residual
-stream with dimensions that stay zero, and adds heads, neurons and layers with zero output weights.
-The enlarged model computes every matrix product, but its answers do not change. Reports label such
-models.
+A drafter's quality depends on the models' predictions, and its cost on their size. A small trained
+pair yields realistic answers at unrealistic costs. `enlarge` pads the residual stream with
+dimensions that stay zero, and adds heads, neurons and layers with zero output weights. The enlarged
+model computes every matrix product, but its answers do not change. Reports label such models.
 """
 
 from __future__ import annotations

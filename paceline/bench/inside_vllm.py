@@ -46,7 +46,7 @@ class VllmRun:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps after prefill, each with one token besides drafts."""
+        """Return the number of steps after prefill; each adds one token to the drafts."""
         return self.tokens - self.prompts - self.accepted
 
     @property

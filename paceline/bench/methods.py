@@ -40,7 +40,7 @@ class Method(Protocol):
     name: str
 
     def reset(self) -> None:
-        """Discard everything learned from earlier prompts."""
+        """Discard all state learned from earlier prompts."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Prepare the input, and return the call to be timed."""
@@ -53,7 +53,7 @@ class Method(Protocol):
 
 
 class Paceline:
-    """`LLM.generate` with one drafter."""
+    """Calls `LLM.generate` with one drafter."""
 
     def __init__(
         self, name: str, llm: LLM, make: Callable[[], Drafter], params: SamplingParams
@@ -64,7 +64,7 @@ class Paceline:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Return whether its answers match plain decoding bit for bit, and why."""
+        """Return whether answers match plain decoding bit for bit, and why."""
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
@@ -93,7 +93,7 @@ class Paceline:
 
 
 class Transformers:
-    """`model.generate`: plain, with prompt lookup, or with an assistant model."""
+    """Calls `model.generate`: plain, with prompt lookup, or with an assistant model."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Transformers:
 
 
 class Continuous(Transformers):
-    """`model.generate_batch`: continuous batching, with a new paged cache per call."""
+    """Calls `model.generate_batch` (continuous batching), with a new cache each time."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Size the cache, and return a call of `generate_batch`."""

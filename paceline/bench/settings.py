@@ -38,7 +38,7 @@ class CostScale:
         """Read "WIDTHxLAYERS", for example "1024x12".
 
         Raises:
-            ConfigError: The text has a different form.
+            ConfigError: The text does not have this format.
         """
         match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
         if match is None:
@@ -207,7 +207,7 @@ def lookup_tokens(baseline: str) -> int:
     """Return `prompt_lookup_num_tokens` for a baseline; 0 for other baselines.
 
     Raises:
-        ConfigError: There is no such baseline, or the length is not a positive integer.
+        ConfigError: The baseline is unknown, or the length is not a positive integer.
     """
     if baseline in (PLAIN, ASSISTANT, CONTINUOUS):
         return 0

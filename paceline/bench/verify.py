@@ -1,4 +1,4 @@
-"""Compare drafted with plain decoding, down to the bits of the first difference."""
+"""Compare drafted and plain decoding, down to the bits of the first difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the result of comparing drafted with plain decoding."""
+"""Define the result of a comparison of drafted and plain decoding."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ flattened("With --serve")(LoadOptions)
 @flattened("Quantity")
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Set what a benchmark measures. Default: the speed of individual runs.
+    """Set what a benchmark measures; by default, the speed of individual runs.
 
     Attributes:
         memory: Measure peak memory instead of time, running each method in its own process.

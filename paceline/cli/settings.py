@@ -1,4 +1,4 @@
-"""Define the constants of the commands and the settings of the demo."""
+"""Define constants for the commands, and settings for the demo."""
 
 from __future__ import annotations
 

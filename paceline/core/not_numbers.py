@@ -1,4 +1,4 @@
-"""Handle logits that are not numbers: NaN in a row, or an infinite maximum.
+"""Handle invalid logits: NaN in a row, or an infinite maximum.
 
 Functions that choose tokens mark such a row with `NO_TOKEN`, so the check does not wait for the
 device. An individual logit of -inf is valid: it marks vocabulary padding and banned tokens.
@@ -28,7 +28,7 @@ _OTHERWISE = (
 
 
 def marked_argmax(scores: Tensor) -> Tensor:
-    """Return `scores.argmax(-1)`, with NO_TOKEN for rows that are not numbers.
+    """Return `scores.argmax(-1)`, with NO_TOKEN for rows with invalid logits.
 
     Args:
         scores: Logits, [..., vocab].
@@ -38,7 +38,7 @@ def marked_argmax(scores: Tensor) -> Tensor:
 
 
 def logits_error(dtype: torch.dtype) -> LogitsError:
-    """Return the error that ends a request whose logits are not numbers.
+    """Return the error that ends a request whose logits are NaN or infinite.
 
     Args:
         dtype: Data type of the logits.

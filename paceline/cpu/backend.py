@@ -1,4 +1,4 @@
-"""Compute on CPUs with compiled kernels, or with torch where they do not apply."""
+"""Compute on CPUs with compiled kernels, or with torch if none applies."""
 
 from __future__ import annotations
 

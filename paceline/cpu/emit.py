@@ -19,7 +19,7 @@ _FLOAT = ir.FloatType()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
-    """Return a function for compiled code, made of instructions that `emit` writes.
+    """Return a function for compiled code with the instructions that `emit` emits.
 
     Args:
         result: Numba type of the result.
@@ -161,9 +161,9 @@ def widen(builder: Any, halves: Any) -> Any:
 
 
 def bfloat16_bits(builder: Any, numbers: Any) -> Any:
-    """Emit the rounding of float32 to bfloat16 bits, in lanes of 32 bits.
+    """Emit the rounding of float32 to bfloat16 bits, in 32-bit lanes.
 
-    It rounds to the nearest, ties to even. NaN stays NaN.
+    Rounding is to nearest, ties to even. NaN stays NaN.
     """
     count = numbers.type.count
     bits = builder.bitcast(numbers, ir.VectorType(ir.IntType(32), count))
@@ -174,7 +174,7 @@ def bfloat16_bits(builder: Any, numbers: Any) -> Any:
 
 
 def narrow(builder: Any, numbers: Any) -> Any:
-    """Emit the rounding of `bfloat16_bits`, in lanes of 16 bits."""
+    """Emit the rounding of `bfloat16_bits`, in 16-bit lanes."""
     kind = ir.VectorType(ir.IntType(16), numbers.type.count)
     return builder.trunc(bfloat16_bits(builder, numbers), kind)
 

@@ -177,7 +177,8 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of a store.
 
     Raises:
-        DatastoreError: There is no store, or the manifest is damaged or has a different version.
+        DatastoreError: The store does not exist, or its manifest is damaged or has a different
+            version.
     """
     try:
         content = parse_json((path / MANIFEST).read_bytes())

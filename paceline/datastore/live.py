@@ -41,7 +41,7 @@ def open_store(
             different tokenizer is rejected. Default: any store is accepted.
         updates: Limits on appended outputs; default `UpdateOptions()`.
     Raises:
-        DatastoreError: There is no store, it is damaged, or it was built with a different
+        DatastoreError: The store does not exist, is damaged, or was built with a different
             tokenizer.
     """
     return Datastore(store_folder(path), tokenizer, updates or UpdateOptions())

@@ -78,7 +78,7 @@ def info(path: str | Path) -> Info:
     Args:
         path: Folder of the store; "demo" is the built-in store.
     Raises:
-        DatastoreError: There is no store, or its manifest is damaged.
+        DatastoreError: The store does not exist, or its manifest is damaged.
     """
     path = store_folder(path)
     manifest = read_manifest(path)
@@ -101,7 +101,7 @@ def verify(path: str | Path) -> list[Damage]:
     Args:
         path: Folder of the store; "demo" is the built-in store.
     Raises:
-        DatastoreError: There is no store.
+        DatastoreError: The store does not exist.
     """
     path = store_folder(path)
     try:

@@ -121,7 +121,7 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
         path: Folder of the store.
         known: Shards that are already open and are reused, by name.
     Raises:
-        DatastoreError: There is no store, or it is damaged.
+        DatastoreError: The store does not exist or is damaged.
     """
     for _ in range(OPEN_ATTEMPTS):
         manifest = read_manifest(path)

@@ -99,8 +99,8 @@ def add(
         progress: Function called with the phase ("read", "sort" or "merge"), the number of tokens
             processed, and the total or None.
     Raises:
-        DatastoreError: There is no store or no document, an id is out of range, the disk is full,
-            another writer holds the store, or the tokenizer differs.
+        DatastoreError: The store does not exist, there are no documents, an id is out of range, the
+            disk is full, another writer holds the store, or the tokenizer differs.
         ConfigError: An argument is out of range.
     """
     options = BuildOptions(shard_tokens, memory, workers, progress)
@@ -173,7 +173,8 @@ class _Writer:
         """Write shards of documents, each as large as the options allow.
 
         Raises:
-            DatastoreError: There is no token, an id is out of range, or a shard cannot be written.
+            DatastoreError: There are no tokens, an id is out of range, or a shard cannot be
+                written.
         """
         shards: list[ShardInfo] = []
         gathering, max_size = self._gathering, self._options.max_text_size

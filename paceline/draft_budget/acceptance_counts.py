@@ -31,7 +31,7 @@ class AcceptanceCounts:
         """Return a token's estimated acceptance rate.
 
         Args:
-            prior: Acceptance rate assumed before any counts.
+            prior: Acceptance rate assumed before any outcomes are counted.
             prob: Probability of the token according to its source; from 0 to 1.
             group: Index of the source.
         """

@@ -78,7 +78,7 @@ class _Timer:
         """Repeat interleaved forward passes until the shortest times agree.
 
         Args:
-            repeats: Seconds of the repeats so far; extended by this call.
+            repeats: Durations of the repeats so far, in seconds. This call appends to them.
             end: Time after which no new round starts.
         """
         for _ in range(TIMING.max_rounds):

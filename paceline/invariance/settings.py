@@ -1,4 +1,4 @@
-"""Define the constants of the batch-invariance checks, with units and reasons."""
+"""Define constants for the batch-invariance checks, with units and reasons."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def position_bytes(self) -> int:
-        """Return the bytes per cache position, over all layers; 0 before the first pass."""
+        """Return the size of a cache position in all layers, in bytes; initially 0."""
         return sum(
             len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
             for stores in self.blocks

@@ -28,7 +28,7 @@ class ContextOptions:
         rows_per_pass: Maximum number of rows that llama.cpp computes at once.
         sequences: Number of sequence ids.
         threads: Number of CPU threads.
-        rollback: Maximum number of tokens by which a recurrent sequence can go back.
+        rollback: Maximum number of tokens by which a recurrent sequence can be rolled back.
         flash_attention: Whether attention uses one fused operation; None lets llama.cpp choose.
     """
 
@@ -141,7 +141,7 @@ class Context:
 
     @property
     def rollback(self) -> int:
-        """Return the number of tokens by which recurrent states can go back."""
+        """Return the number of tokens by which recurrent states can be rolled back."""
         return self._library.max_rollback(self._handle)
 
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:

@@ -98,7 +98,7 @@ class GgufModel:
 
     @cached_property
     def max_rollback(self) -> int:
-        """Return the number of tokens by which recurrent states can go back."""
+        """Return the number of tokens by which recurrent states can be rolled back."""
         options = ContextOptions(CELL_STEP, CELL_STEP, CELL_STEP, 1, 1, MAX_ROLLBACK)
         context = self.new_context(options)
         rollback = context.rollback
@@ -107,20 +107,20 @@ class GgufModel:
 
     @property
     def token_bytes(self) -> int:
-        """Return the bytes of one token's keys and values in the cache."""
+        """Return the cache size of one token's keys and values, in bytes."""
         first, second = self._sequence_bytes
         return second - first
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of a sequence's recurrent states, with those it can go back to."""
+        """Return the size of a sequence's recurrent states and their copies, in bytes."""
         if not self.is_recurrent:
             return 0
         return (self._sequence_bytes[0] - self.token_bytes) * (1 + self.max_rollback)
 
     @cached_property
     def _sequence_bytes(self) -> tuple[int, int]:
-        """Return the bytes of a sequence with one token, and with two."""
+        """Return the sizes in bytes of a sequence with one token and with two tokens."""
         context = self.new_context(ContextOptions(CELL_STEP, CELL_STEP, CELL_STEP, 1, 1))
         sizes = []
         for position in range(2):

@@ -1,8 +1,8 @@
 """Hold the sequences of requests for models with recurrent layers.
 
 A recurrent state represents one text length. llama.cpp keeps copies of the last few states of a
-sequence, so that a sequence can go back by as many tokens. Such models therefore verify short
-chains, and rejected tokens leave the cache at once.
+sequence, so that the sequence can be rolled back by as many tokens. Such models therefore verify
+short chains, and rejected tokens leave the cache at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RecurrentCells(SequenceCells):
         """Discard the tokens of a sequence from a position onwards.
 
         Returns:
-            The new length; 0 if the states cannot go back so far.
+            The new length; 0 if the states cannot be rolled back that far.
         """
         if self._context is not None and length < self.lengths[sequence]:
             if length and not self._context.remove(sequence, length):
@@ -71,7 +71,7 @@ class RecurrentCells(SequenceCells):
         """Continue a sequence after its first accepted tokens, and discard the others.
 
         Returns:
-            The new length; 0 if a forward pass is dropped and the states cannot go back.
+            The new length; 0 if a forward pass is dropped and the states cannot be rolled back.
         """
         assert self._context is not None, "a forward pass came before"
         context, sequence = self._context, branch.sequence

@@ -1,4 +1,4 @@
-"""Set the constants of the llama.cpp engine."""
+"""Define constants for the llama.cpp engine."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CELL_STEP = 256
 # tokens in use are copied to the front of the cache.
 DISCARDED_SHARE = 0.5
 
-# Maximum number of draft tokens after which a recurrent model can go back to an earlier token. Each
-# takes memory for one copy of the states per sequence.
+# Maximum number of draft tokens by which a recurrent model can be rolled back. Each takes memory
+# for one copy of the states per sequence.
 MAX_ROLLBACK = 8
 
 # Tokens of the text with which a model is checked at load, and the row counts that must agree.

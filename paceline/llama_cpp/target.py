@@ -101,12 +101,12 @@ class GgufTarget:
 
     @property
     def position_bytes(self) -> int:
-        """Return the bytes per cache position, including cells for discarded tokens."""
+        """Return the size of a cache position in bytes, with cells for discarded tokens."""
         return int(self.model.token_bytes * (1 + DISCARDED_SHARE))
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of one request's recurrent states."""
+        """Return the size of one request's recurrent states, in bytes."""
         return self.model.state_bytes
 
     @property

@@ -84,12 +84,12 @@ class CachedRequests:
 
     @property
     def position_bytes(self) -> int:
-        """Return the bytes per cache position (estimated until the first forward pass)."""
+        """Return the size of a cache position in bytes; estimated before the first pass."""
         return self._cache.position_bytes or self.architecture.position_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of one request's recurrent states; 0 before the first commit."""
+        """Return the size of a request's recurrent states in bytes; 0 before a commit."""
         return self._cache.state_bytes
 
     @property

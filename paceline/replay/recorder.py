@@ -115,7 +115,7 @@ def record_answers(
         options: Additional options.
         progress: Whether to show a progress bar on standard error.
     Raises:
-        ConfigError: There is no prompt, or the file has different settings, is damaged, is being
+        ConfigError: There are no prompts, or the file has different settings, is damaged, is being
             written by another process, or contains something else.
     """
     options = options or RecordOptions()

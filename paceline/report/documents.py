@@ -125,7 +125,7 @@ class _WrongTypeError(TypeError):
 
 
 def _exactly(value: Any, expected: type) -> Any:
-    """Return a value that has exactly this type; a string of digits is not a number."""
+    """Return a value of exactly this type; a string of digits is not a number."""
     allowed = (int, float) if expected is float else expected
     if not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool):
         raise _WrongTypeError(f"got {value!r}; expected {expected.__name__}")

@@ -1,4 +1,4 @@
-"""Define the constants of sampling, with units and reasons."""
+"""Define constants for sampling, with units and reasons."""
 
 from __future__ import annotations
 

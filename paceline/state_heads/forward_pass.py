@@ -39,7 +39,7 @@ class HeadRow:
     def of_text(
         text: HeadText, token_ids: Sequence[int], states: Tensor, window: int | None = None
     ) -> HeadRow:
-        """Return the row of a text's next tokens.
+        """Return the row with the next tokens of a text.
 
         Args:
             text: The text.

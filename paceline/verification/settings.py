@@ -1,4 +1,4 @@
-"""Define the constants of verification, with units and reasons."""
+"""Define constants for verification, with units and reasons."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
 
     form = ".2f" if law is None else "{:.2f} ({:.2f})"
     steps = (
-        "the steps of the paper's public code (reference_mode=true)"
+        "the steps in the paper's public code (reference_mode=true)"
         if published
         else "the steps of this implementation"
     )
@@ -87,7 +87,7 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
             " the pool, both of which this implementation adds."
         )
         notes += [result.figure.equality()] if result.figure else []
-    title = f"Figure 4: S against W = G, measured (fitted), with {steps}"
+    title = f"Figure 4: S as a function of W = G, measured (fitted), with {steps}"
     return Table.of(
         title, ["", *(Column(f"W = {window}", form) for window in windows)], rows, notes
     )

@@ -111,8 +111,8 @@ def table_2(result: SpecDecResult) -> Table:
         "Milliseconds per forward: T = t_draft N_draft + t_target N_target (Eq. 2.1) by least"
         " squares over the answers, including the forward passes over the prompts. R2: share of"
         " the variance in T that the fit explains. cpu: in processor time.",
-        "The paper's columns: Llama-2 7B and 70B on two A100 GPUs, means over the paper's data"
-        " sets; all R2 values are at least 0.98.",
+        "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
+        " GPUs. All R2 values in the paper are at least 0.98.",
     ]
     if result.pair_times is not None:
         draft, target = result.pair_times
@@ -194,9 +194,9 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         for comparison in picks.fronts(result.counts, result.config.head)
     ]
     notes = (
-        "in reach: points on the rival's front whose discard rate the head's front also covers,"
-        " with linear interpolation. below, above: points at which the head needs fewer or more"
-        " target forward passes.",
+        "in reach: points on the rival's front whose discard rate lies within the range of the"
+        " head's front, which is interpolated linearly. below, above: points at which the head"
+        " needs fewer or more target forward passes.",
         "forwards: mean ratio of head to rival at the same discard rate. discards: the same ratio"
         " for the same number of forward passes. latency gain: the rival's minimum latency"
         " divided by the head's, by Eq. 2.3, with the paper's ratio of target to draft"

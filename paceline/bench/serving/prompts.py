@@ -47,7 +47,7 @@ def grown(
     room: int,
     drop: int = 0,
 ) -> list[int]:
-    """Return the ids of a prompt preceded by other prompts, `tokens` ids in total.
+    """Return the ids of a prompt after other prompts, with a total of `tokens` ids.
 
     With `tokens=None`, return only the prompt.
 

@@ -157,8 +157,9 @@ def notes(result: ServingResult) -> list[str]:
         soak = result.soak
         sizes = [size / 1e6 for _, size in soak.resident]
         sentences.append(
-            f"Soak test of {soak.resident[-1][0] / 60:.1f} minutes: {soak.answers} answers,"
-            f" {soak.aborted} aborted by clients, {soak.left_open} open at the end. Memory use"
+            f"In a soak test of {soak.resident[-1][0] / 60:.1f} minutes, the server completed"
+            f" {soak.answers} answers, clients aborted {soak.aborted} others, and"
+            f" {soak.left_open} remained open at the end. Memory use"
             f" ranged from {min(sizes):.0f} to {max(sizes):.0f} MB; use in the last quarter of"
             f" the run was {soak.growth:.3f} times that in the second quarter."
         )

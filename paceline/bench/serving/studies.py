@@ -1,4 +1,4 @@
-"""Define the results of prefix reuse, of arriving prompts, and of a long load."""
+"""Define the results of the prefix-reuse, arriving-prompt and soak measurements."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SecondTurn:
 
     Attributes:
         before: Number of tokens before the text of the turn.
-        reused: Seconds with a cached first turn.
+        reused: Times with a cached first turn, in seconds.
         reused_tokens: Number of cached prompt tokens with a cached first turn.
-        recomputed: Seconds without prefix reuse.
+        recomputed: Times without prefix reuse, in seconds.
         recomputed_tokens: Number of cached prompt tokens without prefix reuse.
     """
 
@@ -29,7 +29,7 @@ class SecondTurn:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio of the medians: without prefix reuse to with prefix reuse."""
+        """Return the median time without prefix reuse, divided by that with reuse."""
         return percentile(self.recomputed, 0.5) / percentile(self.reused, 0.5)
 
 
@@ -51,7 +51,7 @@ class Intrusion:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio of the 99th percentiles: with to without arriving prompts."""
+        """Return the 99th percentile with arriving prompts, divided by that without."""
         return percentile(self.disturbed, 0.99) / percentile(self.alone, 0.99)
 
 

@@ -89,7 +89,7 @@ def nibble_bytes(builder: Any, block: Any, offset: int) -> Any:
 
 
 class Factor(NamedTuple):
-    """The location of one factor of several blocks.
+    """The location of one factor in several blocks.
 
     Attributes:
         vector: LLVM vector of float32 numbers.
@@ -134,7 +134,7 @@ class Factors(NamedTuple):
 
 
 class NibbleGroup(NamedTuple):
-    """The location of the integers of two half parts that share 16 bytes.
+    """The location of two half parts, whose integers share 16 bytes.
 
     Attributes:
         offset: Offset of the bytes in the block.
@@ -151,8 +151,8 @@ class Reader:
     """Emits the code that decodes one block format.
 
     Attributes:
-        codes: Decoded value of each stored integer, if integers have four bits; otherwise empty.
-        groups: Where the integers of four bits are.
+        codes: Decoded value of each stored integer if integers have four bits, otherwise empty.
+        groups: Locations of the four-bit integers.
     """
 
     codes: tuple[int, ...] = ()
@@ -212,7 +212,7 @@ def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
 
 
 class Q4_0(_Scaled):
-    """Decodes blocks with a scale and 32 integers of 4 bits, minus 8."""
+    """Decodes blocks with a scale and 32 four-bit integers, minus 8."""
 
     codes, groups = tuple(range(-8, 8)), (NibbleGroup(2, 0, 1),)
 
@@ -222,7 +222,7 @@ class Q4_0(_Scaled):
 
 
 class Q4_1(_Shifted):
-    """Decodes blocks with a scale, a minimum and 32 integers of 4 bits."""
+    """Decodes blocks with a scale, a minimum and 32 four-bit integers."""
 
     codes, groups = tuple(range(16)), (NibbleGroup(4, 0, 1),)
 
@@ -232,7 +232,7 @@ class Q4_1(_Shifted):
 
 
 class Q5_0(_Scaled):
-    """Decodes blocks with a scale, fifth bits and 32 integers of 4 bits, minus 16."""
+    """Decodes blocks with a scale, fifth bits and 32 four-bit integers, minus 16."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
         """Emit the decoded integers of a part as 32 signed bytes."""
@@ -240,7 +240,7 @@ class Q5_0(_Scaled):
 
 
 class Q5_1(_Shifted):
-    """Decodes blocks with a scale, a minimum, fifth bits and 32 integers of 4 bits."""
+    """Decodes blocks with a scale, a minimum, fifth bits and 32 four-bit integers."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
         """Emit the decoded integers of a part as 32 signed bytes."""
@@ -248,7 +248,7 @@ class Q5_1(_Shifted):
 
 
 class Q8_0(_Scaled):
-    """Decodes blocks with a scale and 32 integers of 8 bits."""
+    """Decodes blocks with a scale and 32 eight-bit integers."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
         """Emit the decoded integers of a part as 32 signed bytes."""

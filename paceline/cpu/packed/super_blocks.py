@@ -69,7 +69,7 @@ class _K4(Reader):
         return Factors(both[:_PARTS], both[_PARTS:], 2)
 
     def _factors(self, builder: Any, block: Any) -> Any:
-        """Emit the scales of the parts in lanes 0 to 7, their minimums in lanes 8 to 15."""
+        """Emit the parts' scales in lanes 0 to 7 and their minimums in lanes 8 to 15."""
         low, mid, high = (load(builder, block, offset, WORD) for offset in (4, 8, 12))
 
         def bits(value: Any, shift: int, mask: int) -> Any:
@@ -112,7 +112,7 @@ def _moved(builder: Any, stored: Any, distance: int) -> Any:
 
 
 class Q4_K(_K4):
-    """Decodes integers of 4 bits."""
+    """Decodes four-bit integers."""
 
     codes = tuple(range(16))
     groups = tuple(
@@ -128,7 +128,7 @@ class Q4_K(_K4):
 
 
 class Q5_K(_K4):
-    """Decodes integers of 5 bits, whose fifth bits are stored separately."""
+    """Decodes five-bit integers, whose fifth bits are stored separately."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
         """Emit the decoded integers of a part as 32 signed bytes."""
@@ -139,7 +139,7 @@ class Q5_K(_K4):
 
 
 class Q6_K(Reader):
-    """Decodes integers of 6 bits, minus 32, with one scale per 16 integers.
+    """Decodes six-bit integers, minus 32, with one scale per 16 integers.
 
     number = (scale * half part's scale) * value
     """
@@ -167,7 +167,7 @@ class Q6_K(Reader):
 
 
 class IQ4_XS(Reader):
-    """Decodes indices into `IQ4_CODES`, with a scale of 6 bits, minus 32, per part.
+    """Decodes indices into `IQ4_CODES`, with a six-bit scale, minus 32, per part.
 
     number = (scale * part's scale) * code
     """

@@ -85,7 +85,7 @@ def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
 
     Args:
         low, high: The numbers.
-        exact: Whether to keep subnormal numbers. The products of this processor's bfloat16
+        exact: Whether to preserve subnormal numbers. The products of this processor's bfloat16
             instructions treat them as zeros.
     """
     if available() and not exact:

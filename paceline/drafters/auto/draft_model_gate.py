@@ -79,7 +79,7 @@ class DraftModelGate:
         self._step_s.add(seconds)
 
     def record_cost(self, seconds: float) -> None:
-        """Record the seconds that the draft model took."""
+        """Record the time that the draft model took, in seconds."""
         self._log_cost.add(math.log(max(seconds, 1e-9)))
 
     def record_gain(self, tokens: int) -> None:

@@ -205,10 +205,10 @@ class Auto(RecyclingDrafter):
 
 
 def _model_source(options: AutoOptions, draft: CachedLM | None) -> TreeSource | None:
-    """Return the source that uses a draft model or a state head, if there is either.
+    """Return the source for the draft model or the state head, if either is given.
 
     Raises:
-        ConfigError: There are both, or the head cannot be read.
+        ConfigError: Both are given, or the head cannot be read.
     """
     if draft is not None and not options.use_draft_model:
         draft = None

@@ -15,9 +15,9 @@ class HeadSource(TreeSource):
 
     Args:
         head: Folder or hub id of the head.
-        brief: Stop early where the head is unsure, because its forward passes take time.
+        brief: Whether to stop early if the head is unsure, because its forward passes take time.
     Raises:
-        ConfigError: There is no such head.
+        ConfigError: The head does not exist.
     """
 
     def __init__(self, head: str, brief: bool) -> None:

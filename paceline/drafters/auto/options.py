@@ -18,28 +18,28 @@ class AutoOptions:
             default the drafter searches only the request and earlier answers.
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
             (Token Recycling). At least 1; default 3.
-        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Default 48 with the
-            draft budget. Without the budget, it is 16, or 48 for the whole batch in larger
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
+            draft budget. Without the budget, the default is 16, or 48 for the whole batch in larger
             batches.
         budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
             default 0.001.
         answer_cache_tokens: Number of tokens from recent answers to search in memory; 0 disables
-            the cache. Default 262144, or 0 with `update_datastore`.
+            the cache. Defaults to 262144, or to 0 with `update_datastore`.
         update_datastore: Append finished answers to the datastore; default false.
         use_draft_model: Use the draft model, if any, as an additional source. With the draft
-            budget, it runs only while it saves time. Default true.
+            budget, it runs only while it saves time. Defaults to true.
         use_grammar: Draft the tokens that a request's grammar forces; default true.
         draft_head: Predict the next tokens from the target's hidden state; false disables the
             head. To use a trained head, pass the path of a file written by `paceline draft-head
-            train`. Default true.
+            train`. Defaults to true.
         state_head: Folder or hub id of a published head. It replaces a draft model. "mtp" is the
             MTP layer in the target's checkpoint. With the draft budget, the head runs only while
             it saves time.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default, nothing is saved.
         other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
-            as text, or consist of tokens in both vocabularies. Default false.
+            as text, or consist of tokens in both vocabularies. Defaults to false.
     """
 
     datastore: str | None = None

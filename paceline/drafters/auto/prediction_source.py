@@ -1,4 +1,4 @@
-"""Draft from a text that the caller expects as the answer."""
+"""Draft from the answer that the caller predicts."""
 
 from __future__ import annotations
 

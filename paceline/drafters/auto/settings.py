@@ -67,8 +67,7 @@ class ModelSourceSettings:
             batch. Together with a root, they form a forward pass that costs little more than one
             over a single token.
         stop_threshold: Summed confidence of the newest nodes below which drafting stops.
-        chain_confidence: Confidence assigned to the nodes of a chain, which carries no
-            confidences.
+        chain_confidence: Confidence assigned to the nodes of a chain that has no confidences.
     """
 
     max_nodes: int = 256
@@ -84,7 +83,7 @@ class GrammarSourceSettings:
     Attributes:
         max_tokens: Maximum number of forced tokens in a step.
         confidence: Assumed probability that the target tokenises forced text as proposed, before
-            any counts.
+            any outcomes are counted.
     """
 
     max_tokens: int = 32
@@ -99,7 +98,8 @@ class PredictionSourceSettings:
         max_tokens: Maximum number of predicted tokens in a step.
         ngram_tokens: Number of matching tokens after which an answer is considered to follow the
             prediction again.
-        confidence: Assumed probability that a predicted token is correct, before any counts.
+        confidence: Assumed probability that a predicted token is correct, before any outcomes are
+            counted.
     """
 
     max_tokens: int = 32

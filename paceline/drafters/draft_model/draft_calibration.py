@@ -1,4 +1,4 @@
-"""Calibrate a draft model's first choices: acceptance rate by probability."""
+"""Estimate how often a draft model's first choices are accepted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DraftCalibration:
     """Counts how often the draft model's first choice is accepted, by probability.
 
     A first choice is accepted more often than its probability suggests, especially with a greedy
-    target. While there are few counts, the estimate is a power of the probability, which was
-    fitted to such model pairs.
+    target. While few outcomes have been counted, the estimate is a power of the probability, which
+    was fitted to such model pairs.
     """
 
     def __init__(self) -> None:

@@ -129,7 +129,7 @@ class GuessTree:
         look_up: Callable[[list[int], int], list[int]],
         likely: DraftTree,
     ) -> DraftForwardInput:
-        """Return the input with which to predict the tokens after the `newest` nodes.
+        """Return the input for predicting the tokens after the `newest` nodes.
 
         Args:
             newest: Nodes to extend.

@@ -94,7 +94,7 @@ class DraftModel(ChainDrafter):
 
     @property
     def shared_rate(self) -> float:
-        """Return the share of the target's tokens that the draft model has."""
+        """Return the share of the target's tokens in the draft model's vocabulary."""
         return self._draft.shared_rate
 
     def start(self, request: Request) -> None:
@@ -220,7 +220,7 @@ def greedy_answers(
 
     Args:
         logits: Logits after the root and each processed node, [batch, 1 + width, kept].
-        questions: For each request, the nodes after which to predict, or None.
+        questions: For each request, the nodes whose next tokens are needed, or None.
         kept_ids: Ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
     """
     rows = predicted_rows(logits, questions)
@@ -241,7 +241,7 @@ def adjusted_answers(
         logits: Logits after the root and each processed node, [batch, 1 + width, vocab].
         copies: The draft model's copies of the requests.
         inputs: Processed tree of each request.
-        questions: For each request, the nodes after which to predict, or None.
+        questions: For each request, the nodes whose next tokens are needed, or None.
     """
     _, drawn, (columns, probs) = sampler.draw_tokens(
         logits,
@@ -258,11 +258,11 @@ def adjusted_answers(
 
 
 def predicted_rows(scores: Tensor, questions: Sequence[DraftForwardInput | None]) -> Tensor:
-    """Return the scores at the nodes after which to predict, [nodes, vocab].
+    """Return the scores at the nodes whose next tokens are needed, [nodes, vocab].
 
     Args:
         scores: Scores, [batch, 1 + width, vocab].
-        questions: For each request, the nodes after which to predict, or None.
+        questions: For each request, the nodes whose next tokens are needed, or None.
     """
     width = scores.shape[1]
     rows = [
@@ -280,7 +280,7 @@ def _by_request(
     likeliest: Sequence[list[int]],
     probs: Sequence[list[float]],
 ) -> list[list[NodePrediction]]:
-    """Group predictions by request, given columns over all nodes of all requests."""
+    """Group predictions by request, given columns for the nodes of all requests."""
     predictions = map(NodePrediction, choices, likeliest, probs)
     return [
         list(islice(predictions, len(question.predicted) if question else 0))

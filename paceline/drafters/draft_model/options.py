@@ -33,24 +33,24 @@ class DraftModelOptions:
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
             probabilities, "confidence" uses the probability of the newest token, and "entropy"
             uses the entropy of its distribution. "heuristic" depends on whether the last draft was
-            fully accepted. Default "product".
+            fully accepted. Defaults to "product".
         stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to
-            1. With 0, drafting never stops early. Default: 0 with a length and the product rule;
-            otherwise 0.5 for trees, 0.1 for chains with the product rule, and 0.4 with the other
-            rules.
+            1. With 0, drafting never stops early. Defaults to 0 if a length is set and the rule is
+            "product". Otherwise, the default is 0.5 for trees, 0.1 for chains with the product
+            rule, and 0.4 with the other rules.
         branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
-            With 1, drafts are chains. Default 0.06, or 1 with a length. Sampled drafts ignore this
-            option.
-        use_prompt_lookup: Speed up the draft model itself with prompt lookup. Default true, or
-            false with a length or another rule.
+            With 1, drafts are chains. Defaults to 0.06, or to 1 if a length is set. Sampled drafts
+            ignore this option.
+        use_prompt_lookup: Speed up the draft model itself with prompt lookup. Defaults to true, or
+            to false if a length or another rule is set.
         budget: Verify only the nodes that are expected to save time. Drafting is skipped as long
             as it is slower than plain decoding. Sampled drafts are never shortened, because they
-            affect the text. Default true, or false with a length or another rule.
+            affect the text. Defaults to true, or to false if a length or another rule is set.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
-            "follow", the draft model uses the same noise as the target. Default "reject".
+            "follow", the draft model uses the same noise as the target. Defaults to "reject".
         other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
-            as text, or consist of tokens in both vocabularies. Default false.
+            as text, or consist of tokens in both vocabularies. Defaults to false.
     """
 
     max_draft_tokens: int | None = None

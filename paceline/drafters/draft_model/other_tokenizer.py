@@ -1,4 +1,4 @@
-"""Draft with a model that has another tokenizer, by shared tokens or by text."""
+"""Draft with a model that has another tokenizer, using shared tokens or text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class OtherTokenizerDrafter(Drafter):
         self._drafter_of(request).stop(request)
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Seed the next draft with another tree; a draft of text does not use it."""
+        """Seed the next draft with another tree; text drafts ignore it."""
         if self._drafter_of(request) is self._by_token:
             self._by_token.seed_trees(request, tree)
 

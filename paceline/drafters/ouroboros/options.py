@@ -26,14 +26,14 @@ class OuroborosOptions:
             draft; default 4. With 0, the tree is the paper's.
         inspiration: Rejected tokens whose continuations enter the phrase pool. "every" uses every
             node, "paper" the rule in the paper, "code" the rule in the authors' code, and "off"
-            none. Default "every".
+            none. Defaults to "every".
         refinement: Replace suffixes in the pool by the target's predictions; default true.
         budget: Verify only the nodes that are expected to save time; default true.
         shared_pool: Share one phrase pool among all requests of this drafter; default false.
         pool_file: File in which the shared pool is saved between runs. An existing file is loaded.
             Implies `shared_pool`. By default, the pool is not saved.
         on_invalid_file: Action if the pool file is damaged or invalid: "refuse" raises an error,
-            and "reset" starts an empty pool with a warning. Default "refuse".
+            and "reset" starts an empty pool with a warning. Defaults to "refuse".
     """
 
     gamma: int = 5

@@ -1,4 +1,4 @@
-"""Calibrate Ouroboros nodes: acceptance rates by source and probability."""
+"""Estimate the acceptance rates of Ouroboros nodes by source and probability."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Evidence(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """Assumed acceptance rate given the parent, before any counts."""
+        """Assumed acceptance rate given the parent, before any outcomes are counted."""
         if self.kind == NodeSource.CHAIN:
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)

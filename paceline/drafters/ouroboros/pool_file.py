@@ -22,7 +22,7 @@ _KIND = FileKind(
 
 
 class PoolFile(StateFile):
-    """The file of a phrase pool.
+    """Saves a phrase pool to a file, and loads it.
 
     Args:
         path: File of the pool.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 class Node:
-    """A token of a phrase.
+    """A token in a phrase.
 
     Attributes:
         inputs: Number of occurrences of the path in the prompt, by request, without zeros.
@@ -62,7 +62,7 @@ class TrieLimits:
 
 
 class PhraseTries:
-    """The phrase tries of all first tokens.
+    """The phrase tries, one for each first token.
 
     Args:
         depth: Number of tokens in a phrase after its first one.

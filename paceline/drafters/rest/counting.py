@@ -39,7 +39,7 @@ TRIE_NODE = record_dtype(TrieNode)
 
 
 class Queries(NamedTuple):
-    """The queries of a batch.
+    """The queries in a batch.
 
     Attributes:
         ids: Tokens of all queries, [total]; query b is ids[offsets[b]:offsets[b + 1]].
@@ -69,7 +69,7 @@ class SuffixSearch(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """The trees of a batch, as arrays that `draft` fills.
+    """The trees for a batch, as arrays that `draft` fills.
 
     Attributes:
         tokens: Token ids, [batch, nodes].

@@ -56,7 +56,7 @@ class ChainSequence(DraftSequence):
 
 
 class ChainDrafter(Drafter):
-    """Drafts one chain per request with a draft model, which has request copies.
+    """Drafts one chain per request, using the draft model's copy of the request.
 
     Args:
         draft: Draft model to use.

@@ -34,7 +34,8 @@ class DraftSource:
     Attributes:
         name: Name in messages and reports.
         calibration_table: Index of the source's table in the pool file, or PAIRED.
-        prior: Assumed acceptance probability before any counts; None for the paired source.
+        prior: Assumed acceptance probability before any outcomes are counted; None for the paired
+            source.
     """
 
     name: str

@@ -11,7 +11,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Options of `none`: there are none."""
+    """Options of `none`, which has no options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PromptLookupOptions:
         max_matches: Maximum number of different continuations, each a branch of the draft tree; at
             least 1, default 8. With 1, the draft is a chain.
         max_frequent_tokens: Maximum number of the text's most frequent tokens in the tree; 0 adds
-            none. Default 16 with the budget, otherwise 0.
+            none. Defaults to 16 with the budget, and to 0 without it.
         budget: Verify only the nodes that are expected to save time; default true.
     """
 
@@ -62,8 +62,8 @@ class JacobiOptions:
     """Options of `jacobi`.
 
     Attributes:
-        block: B, number of tokens that are solved together; at least 1. By default, the entire
-            rest of the answer.
+        block: B, number of tokens that are solved together; at least 1. By default, the block is
+            the entire rest of the answer.
     """
 
     block: int | None = None

@@ -61,7 +61,7 @@ def grow_trees(
     trees: Any,
     ends: IntArray,
 ) -> None:
-    """Grow a tree for each request of a batch, best first.
+    """Grow a tree for each request in a batch, best first.
 
     Args:
         table: Cached distributions.

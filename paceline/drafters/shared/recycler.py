@@ -161,7 +161,7 @@ class Recycler:
 
 
 class RecyclingDrafter(Drafter):
-    """Base class of drafters that draft from the cache and save it to a pool file."""
+    """Base class for drafters that draft from the cache and save it to a pool file."""
 
     top_k = TOP
     _recycler: Recycler

@@ -74,7 +74,7 @@ class RecyclingSettings:
 
 @dataclass(frozen=True, slots=True)
 class LengthRuleSettings:
-    """Constants of length rules.
+    """Constants for length rules.
 
     Attributes:
         max_tokens: Maximum number of tokens in a draft if the rule sets no limit.

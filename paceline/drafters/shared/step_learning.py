@@ -26,7 +26,7 @@ _HEAD = 5  # integers before the tokens of a record
 def record_of(
     newest: Sequence[int], tree: DraftTree, new_tokens: Sequence[int], begin: int, end: int
 ) -> list[int]:
-    """Return the record of one verified tree.
+    """Return the record for one verified tree.
 
     Args:
         newest: Up to LONGEST_KEY newest tokens, ending with the root.

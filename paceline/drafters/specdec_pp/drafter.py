@@ -119,7 +119,7 @@ class SpecDecPP(ChainDrafter):
         """Build the drafter from its options and the draft model.
 
         Raises:
-            ConfigError: There is no head, or it does not fit the draft model.
+            ConfigError: The head is missing, or does not fit the draft model.
         """
         if options.head is not None:
             return cls(options, draft, AcceptanceHead.load(options.head, draft.model))

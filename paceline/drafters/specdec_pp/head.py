@@ -88,8 +88,7 @@ class AcceptanceHead:
         accepted. It does not name its draft model, so only the hidden size is checked.
 
         Raises:
-            ConfigError: There is no head, the head is damaged, or it belongs to a different draft
-                model.
+            ConfigError: The head is missing or damaged, or belongs to a different draft model.
         """
         folder = Path(path)
         where, width = str(path), _width(draft)
@@ -114,7 +113,7 @@ class AcceptanceHead:
 
     @staticmethod
     def shipped(draft: PreTrainedModel) -> AcceptanceHead:
-        """Return the head for this draft model that is part of the package.
+        """Return the packaged head for this draft model.
 
         Raises:
             ConfigError: The package has no head for this draft model.

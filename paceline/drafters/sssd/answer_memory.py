@@ -1,4 +1,4 @@
-"""Cache recent answers of an engine in memory, searchable like a datastore.
+"""Cache an engine's recent answers in memory, searchable like a datastore.
 
 One shard holds finished answers. Another shard holds unfinished answers, and those that finished
 after the first shard was sorted. Each shard is sorted again once it has grown by a quarter. A

@@ -18,7 +18,7 @@ from paceline.util.compiled import Records, compiled, record_dtype, take_number
 
 
 class DraftJob:
-    """A request of a batch.
+    """A request in a batch.
 
     Attributes:
         address: Address of the request's `RequestState`, which must have room for the new tokens.
@@ -51,7 +51,7 @@ def draft_batch(
     taken: NDArray[np.int64],
     top_tokens: NDArray[np.int64],
 ) -> int:
-    """Append the new tokens to each request of a batch, and draft its tree.
+    """Append the new tokens to each request in a batch, and draft its tree.
 
     If an argument is None, the code that needs it is removed at compile time.
 

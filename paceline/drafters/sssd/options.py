@@ -20,12 +20,13 @@ class SssdOptions:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
             default, the drafter searches only the request and earlier answers.
         fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, "paper" uses
-            the paper's fixed weights. Default "calibrated".
-        max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Default 48 with the
-            draft budget. Without the budget, it is 7, or 24 for the whole batch in larger batches.
+            the paper's fixed weights. Defaults to "calibrated".
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Defaults to 48 with the
+            draft budget. Without the budget, the default is 7, or 24 for the whole batch in larger
+            batches.
         budget: Verify only the nodes that are expected to save time; default true.
         answer_cache_tokens: Number of tokens from recent and unfinished answers to search in
-            memory. From 0 (disabled) to 1048576. Default 262144; 0 with `fusion=paper` or
+            memory. From 0 (disabled) to 1048576. Defaults to 262144, or to 0 with `fusion=paper` or
             `update_datastore`.
         last_logits: Also propose other top tokens of the target's last logits. They often follow
             one token later (LogitSpec). Only with `fusion=calibrated`; default false.

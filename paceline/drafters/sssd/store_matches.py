@@ -93,7 +93,7 @@ def point_into_store(
 
 @kernel
 def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) -> tuple[int, int]:
-    """Bisect for the longest suffix of the request that occurs.
+    """Find the longest suffix of the request in the datastore, by bisection.
 
     Returns:
         The index of the suffix size, or -1; and the index of a damaged shard, or -1.

@@ -20,12 +20,12 @@ class TokenRecyclingOptions:
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions.
             At least 1; default 3. The paper uses 1.
         tree: Shape of the draft tree: "best" uses the most likely nodes, "paper" uses the paper's
-            fixed tree. Default "best".
-        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Default 48 with the
-            draft budget. Without the budget, it is 16, or 48 for the whole batch in larger
+            fixed tree. Defaults to "best".
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
+            draft budget. Without the budget, the default is 16, or 48 for the whole batch in larger
             batches. With tree=paper, it is 80.
         budget: Verify only the nodes that are expected to save time. The paper's tree is always
-            verified as a whole. Default true.
+            verified as a whole. Defaults to true.
         min_path_probability: Path probability below which a node is not proposed, for tree=best.
             From 0 to 1; default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each

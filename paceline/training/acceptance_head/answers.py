@@ -103,7 +103,7 @@ def _encoded_prompts(
 def _recorded(
     config: RecordConfig, path: Path, target: PreTrainedModel, draft: PreTrainedModel
 ) -> TargetAnswers:
-    """Return the answers in a file, which the target must have generated."""
+    """Return the answers in a file, all of which the target must have generated."""
     settings, answers = read_own_answers(path, model_identity(target)[0])
     selection, skip_every = config.selection, config.skip_every
     if selection.prompts:

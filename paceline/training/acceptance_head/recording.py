@@ -120,7 +120,7 @@ def read_recording(path: str | Path) -> Recording:
     """Read the recording in a folder.
 
     Raises:
-        ConfigError: There is no recording, the recording is incomplete, or a file is damaged.
+        ConfigError: The recording is missing or incomplete, or a file is damaged.
     """
     folder = Path(path)
     settings = _settings(folder)

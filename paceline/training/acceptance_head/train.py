@@ -51,7 +51,7 @@ def train(
         config: Training settings; if omitted, the defaults are used.
         progress: Whether to show a progress bar.
     Raises:
-        ConfigError: There is no recording, the recordings come from different draft models, there
+        ConfigError: There are no recordings, the recordings come from different draft models, there
             are too few prompts to split, or the learning rate makes training diverge.
     """
     config = config or TrainConfig()

@@ -1,4 +1,4 @@
-"""Evaluate a draft model: accepted tokens per chain, and forward-pass costs."""
+"""Evaluate a draft model by accepted tokens per chain and forward-pass costs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def agreements(
         model: Independent draft model.
         chunks: Answers with their prompts.
         token_ids: Token ids of the reduced draft vocabulary, in ascending order. None means the LM
-            head's.
+            head's vocabulary.
         shared: Vocabulary that the draft model shares with the target. None means the whole
             vocabulary.
     """

@@ -32,7 +32,7 @@ class States:
         token_ids: Token ids, [n].
         positions: Indices of the tokens followed by at least `TRAINED_LEVELS` tokens in their
             chunk.
-        answers: Those `positions` that are within answers.
+        answers: The `positions` within answers.
     """
 
     states: Tensor
