@@ -59,8 +59,11 @@ def test_states_are_those_the_logits_are_made_of(pair: Pair) -> None:
     assert torch.equal(second, found.states[found.starts[1] :][:1])
 
 
-def test_a_linear_model_is_predicted_exactly(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_model_is_predicted_exactly(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Where the next state is a linear map of state and embedding, that map is found."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))  # other tests have cached their fits
     model = CachedLM(pair.target)
     embedding, head = (
         pair.target.get_input_embeddings().weight,
