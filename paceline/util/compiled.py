@@ -69,8 +69,9 @@ def compiled(function: F) -> F:
 
     The code runs without the interpreter lock.
 
-    Numba detects changes only in the function's own module. After changing a function that other
-    modules call, `touch` the callers' modules.
+    Stored code is outdated if the content of the function's own module or of a settings module
+    changes. After changing a function or record that compiled code in other modules uses, delete
+    the stored code: `find paceline -name '*.nb[ci]' -delete`.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
