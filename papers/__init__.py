@@ -1,6 +1,6 @@
 """Measure the tables and figures of published papers again.
 
-This package is evidence about paceline, not part of it: import it from the root of the repository.
+The package is not part of paceline, so import it from the root of the repository.
 
 print_paper(run_paper(configure("lookahead", threads=1)))
 """

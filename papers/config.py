@@ -1,4 +1,4 @@
-"""Configure the measurement of a paper, and limit its time."""
+"""Configure the reproduction of a paper, and limit its time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PaperPrompts(PromptOptions):
 
 @dataclass(frozen=True, slots=True)
 class PaperConfig:
-    """Configuration of a paper's measurement. It is greedy, with one prompt at a time.
+    """Configuration of a paper's measurement: greedy, with one prompt at a time.
 
     The paper defines the methods and their settings. A paper's own configuration is derived from
     this class and adds further options.
@@ -75,10 +75,10 @@ class PaperConfig:
         self.run_of(("none",))
 
     def run_of(self, drafters: Sequence[str], **changes: Any) -> BenchConfig:
-        """Return the bench run of these drafters and of transformers, with `changes`.
+        """Return the benchmark of these drafters and transformers, with `changes`.
 
-        In 16-bit data types, transformers is left out. Its sums round differently there, so answers
-        are compared with those of plain decoding instead.
+        In 16-bit data types, transformers is omitted, because its sums round differently. Answers
+        are compared with plain decoding instead.
         """
         known = flat(BenchConfig())
         own = {name: value for name, value in flat(self).items() if name in known}
@@ -89,7 +89,7 @@ class PaperConfig:
         )
 
     def command(self) -> str:
-        """Return the `paceline paper` command line of this run, without default options."""
+        """Return the `paceline paper` command line for this run, without default options."""
         values = flat(self)
         model = values.pop("model")
         words = command_words(values, flat(type(self)()))
@@ -97,22 +97,22 @@ class PaperConfig:
 
 
 class TimeLimit:
-    """A time limit in seconds from now on; 0 sets no limit."""
+    """A time limit in seconds, starting now; 0 sets no limit."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._start = seconds, time.perf_counter()
 
     def left(self, share: float = 1.0) -> float:
-        """Return the seconds left of a share of the limit; 0 means no limit.
+        """Return the time left in a share of the limit, in seconds; 0 means no limit.
 
-        The result is tiny but positive after the time is up.
+        After the limit, the result is tiny but positive.
         """
         return max(_MIN_SECONDS, self._seconds * share - self._used) if self._seconds else 0.0
 
     def within(
         self, items: Iterable[T], title: str = "", progress: bool = False, share: float = 1.0
     ) -> Iterator[T]:
-        """Yield items until this share of the time is up, and at least the first item.
+        """Yield items until this share of the time is used up, but at least the first.
 
         Args:
             items: The items.

@@ -1,4 +1,4 @@
-"""Settings of the orders of prompts (Zhao et al. 2024, section 3.3)."""
+"""Define settings for the order of prompts (Zhao et al. 2024, section 3.3)."""
 
 from __future__ import annotations
 

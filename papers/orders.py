@@ -23,7 +23,7 @@ class Order:
     """A measured order of prompts.
 
     Attributes:
-        consecutive: Consecutive prompts of a task; None if the order was random.
+        consecutive: Number of consecutive prompts from a task; None if the order was random.
         part: Cold and warm drafters over all prompts in this order.
     """
 
@@ -58,12 +58,12 @@ def shuffled(tasks: Sequence[Sequence[Prompt]], seed: int) -> list[Prompt]:
 
 
 def scaled(consecutive: int, size: int) -> int:
-    """Scale a consecutive number from the paper's task size of 20 to `size`."""
+    """Scale a number of consecutive prompts from the paper's task size (20) to `size`."""
     return math.ceil(size * consecutive / TASK_SIZE)
 
 
 def prompts_in_sets(selection: PromptOptions) -> list[Prompt]:
-    """Return prompts, one of each set in rotation.
+    """Return prompts, taking one from each set in rotation.
 
     The sets are the files if there are several, otherwise the categories. Of the built-in prompts,
     the first `limit` of each category are used.

@@ -1,4 +1,4 @@
-"""Common parts of papers: runs, and tables with the published numbers."""
+"""Define what all papers share: runs, and tables with the published numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU_TIME = (
 )
 CONVENTION = (
     "S, the step compression, is the number of tokens per forward pass: (new tokens - 1) /"
-    " (target forwards - prefill forwards), so S is exactly 1 for plain decoding."
+    " (target forward passes - prefill forward passes), so S is exactly 1 for plain decoding."
 )
 PICTURE = "The paper shows these values only in a figure, so they are not listed."
 _MEASURES = {
@@ -43,7 +43,7 @@ class BenchPart:
 
     Attributes:
         label: Name of the run.
-        setting: Phrases about the setting.
+        setting: Phrases that describe the setup.
         environment: The machine and the versions.
         complete: Whether the run was not interrupted.
         reference: Method whose answers the others must equal.
@@ -102,17 +102,17 @@ class BenchPart:
 
 
 class PaperResult(Protocol):
-    """The measurement of a paper: a frozen dataclass of runs."""
+    """The results for a paper: a frozen dataclass of runs."""
 
     title: ClassVar[str]  # title of the paper, with authors and year
 
     @property
     def config(self) -> PaperConfig:
-        """Return the configuration of the measurement."""
+        """Return the configuration for the measurement."""
 
     @property
     def complete(self) -> bool:
-        """Return whether all was measured, without an interruption."""
+        """Return whether everything was measured, without interruption."""
 
     @property
     def parts(self) -> list[BenchPart]:
@@ -120,7 +120,7 @@ class PaperResult(Protocol):
 
 
 def setting(result: PaperResult) -> list[str]:
-    """Return phrases about the setting: those of all parts, then the differences."""
+    """Return phrases about the setup, first those that all parts share."""
     settings = [part.setting for part in result.parts]
     shared = [phrase for phrase in settings[0] if all(phrase in setting for setting in settings)]
     own = {
@@ -140,7 +140,7 @@ class TableLine:
 
     Attributes:
         label: Label of the row.
-        method: Drafter that is measured for it; None if there is none.
+        method: Drafter measured for this row; None if there is none.
         paper: The published numbers, in the order of the paper's columns.
     """
 
@@ -157,10 +157,10 @@ def figures_of(part: BenchPart | None, method: str | None) -> MethodFigures | No
 def ratio(
     part: BenchPart | None, method: str | None, base: str = PLAIN, field: str = "tokens_per_second"
 ) -> float | None:
-    """Return a method's tokens/s over those of `base`; None unless both were timed.
+    """Return a method's tokens/s relative to `base`; None unless both were timed.
 
     Args:
-        part: The run with both.
+        part: Run that includes both.
         method: Name of the method.
         base: Name of the other method.
         field: Field of `MethodFigures` to compare; "cpu_speedup" compares processor time.
@@ -175,7 +175,7 @@ def ratio(
 def cells(
     part: BenchPart | None, method: str | None, headings: Sequence[str], base: str = PLAIN
 ) -> list[Cell]:
-    """Return the figures of a method as cells under `headings`.
+    """Return the figures for a method as cells, one for each of `headings`.
 
     Args:
         part: The run.

@@ -30,7 +30,7 @@ def paper_part(name: str, part: str) -> Any:
     """Return a module of a paper's package: options, result, run, tables or plot.
 
     Raises:
-        ConfigError: There is no such paper; the message names the closest match.
+        ConfigError: The paper is unknown; the message names the closest match.
     """
     if name not in PAPERS:
         raise ConfigError(f"got paper {name!r}.{did_you_mean(name, PAPERS)}")
@@ -43,7 +43,7 @@ def config_class(name: str) -> type[PaperConfig]:
 
 
 def result_class(name: str) -> Any:
-    """Return the class of a paper's measurement."""
+    """Return the class of a paper's results."""
     return getattr(paper_part(name, "result"), f"{PAPERS[name]}Result")
 
 
@@ -53,7 +53,7 @@ def configure(name: str, **options: Any) -> PaperConfig:
     Example: `configure("sssd", threads=1, limit=4)`.
 
     Raises:
-        ConfigError: There is no such paper, it has no such option, or a value is out of range.
+        ConfigError: The paper or an option is unknown, or a value is out of range.
     """
     default = config_class(name)()
     for option in options:
@@ -67,20 +67,20 @@ def configure(name: str, **options: Any) -> PaperConfig:
 
 
 def run_paper(config: PaperConfig, **loaded: Any) -> PaperResult:
-    """Measure a paper. Ctrl-C ends it, and the result has what was measured.
+    """Reproduce a paper; after Ctrl-C, return the measurements so far.
 
     Args:
-        config: Configuration of the paper's class, see `configure`.
+        config: Configuration for the paper; see `configure`.
         loaded: `target`, `draft`, `tokenizer` and `progress`, as in `run_bench`.
     Raises:
-        ConfigError, CapacityError, UnsupportedModelError: Something cannot be run.
-        KeyboardInterrupt: Ctrl-C came before anything was measured.
+        ConfigError, CapacityError, UnsupportedModelError: Part of the reproduction cannot be run.
+        KeyboardInterrupt: Ctrl-C was pressed before anything was measured.
     """
     return paper_part(config.paper, "run").run(config, **loaded)  # type: ignore[no-any-return]
 
 
 def draw_paper(result: PaperResult, path: Path) -> None:
-    """Draw the figures of a paper into a PNG file.
+    """Plot a paper's figures as a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

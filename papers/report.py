@@ -1,4 +1,4 @@
-"""Report a paper's measurement as tables, as Markdown and as JSON."""
+"""Report a paper's results as tables, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def paper_markdown(result: PaperResult, picture: str | None = None) -> str:
 
 
 def write_paper_json(result: PaperResult, path: str | Path) -> None:
-    """Write the measurement and its tables as JSON, atomically.
+    """Write the results and their tables as JSON, atomically.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -58,16 +58,16 @@ def write_paper_json(result: PaperResult, path: str | Path) -> None:
 
 
 def read_paper_json(path: str | Path) -> PaperResult:
-    """Read a result of `write_paper_json`.
+    """Read results written by `write_paper_json`.
 
     Raises:
-        ConfigError: The file does not exist, is damaged, or has another schema.
+        ConfigError: The file does not exist, is damaged, or has a different schema.
     """
     return read_document(path, *map(kind, PAPERS))  # type: ignore[no-any-return]
 
 
 def kind(paper: str) -> DocumentKind[Any]:
-    """Return the document kind of a paper's measurement."""
+    """Return the document kind for a paper's results."""
     return DocumentKind(f"paceline paper {paper}", _SCHEMA, result_class(paper))
 
 

@@ -1,4 +1,4 @@
-"""Constants of the Triton kernels, which determine the order of summation."""
+"""Define constants for Triton kernels, which determine the order of summation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep finished outputs in memory until they are written to disk."""
+"""Hold finished outputs in memory until they are written to disk."""
 
 from __future__ import annotations
 

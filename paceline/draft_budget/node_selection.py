@@ -174,7 +174,7 @@ class RaggedSelector(NodeSelector):
         return best_count(self._tokens, seconds[: len(self._tokens)])
 
     def cut(self, seconds: Floats) -> int:
-        """Keep the most likely nodes in the batch, which come first in every tree."""
+        """Retain the most likely nodes in the batch, which come first in every tree."""
         count = best_count(self._tokens, seconds[self._whole_units :])
         lengths = iter(nodes_per_tree(self._trees, self._order[:count], self._num_cut_trees))
         for drafts in self._drafts:

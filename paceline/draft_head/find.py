@@ -16,7 +16,7 @@ from paceline.model.settings import MIN_SKETCH_COSINE
 
 
 class DraftHeads:
-    """The draft heads of one engine.
+    """Draft heads for one engine.
 
     A head is loaded or fitted when a drafter first needs it.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class KVCacheManager:
-    """Assigns KV-cache slots, and keeps finished requests for later prompts.
+    """Assigns KV-cache slots, and retains finished requests for later prompts.
 
     Args:
         model: Target model.

@@ -1,4 +1,4 @@
-"""Constants of the engine. They affect speed and memory, never the answers."""
+"""Define constants for the engine; they affect speed and memory, not answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants of the KV cache."""
+"""Define constants for the KV cache."""
 
 SPARE_POSITIONS = 64
 """Cache positions that a slot gets beyond the needed ones when a forward pass outgrows the cache.

@@ -75,7 +75,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def state_bytes(self) -> int:
-        """Return the size of one slot's recurrent states; 0 before the first commit."""
+        """Return the size of a slot's recurrent states in bytes; 0 before a commit."""
         return sum(layer.slot_bytes for layer in self.state_layers.values())
 
     def reserve(self, slots: int, capacity: int) -> None:

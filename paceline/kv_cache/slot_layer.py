@@ -141,5 +141,5 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 
     def get_max_length(self) -> int:
-        """Return the number of positions of a slot."""
+        """Return the number of positions in a slot."""
         return self._owner.capacity

@@ -76,7 +76,7 @@ class GgufTarget:
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers keep recurrent states, which represent one text length."""
+        """Return True if layers store recurrent states, which represent one text length."""
         return self.model.is_recurrent
 
     @property
@@ -261,7 +261,7 @@ class GgufTarget:
         return logits
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Keep the pending tokens and the accepted nodes of the last forward pass."""
+        """Commit the pending tokens and the accepted nodes from the last forward pass."""
         for part, path in zip(self._last, accepted, strict=True):
             end = part.branch.start + len(path)
             leaf = part.leaf_of[path[-1]] if path else part.branch.sequence

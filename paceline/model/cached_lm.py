@@ -149,7 +149,7 @@ class CachedLM(ForwardPasses):
 
     @property
     def shared_rate(self) -> float:
-        """Return the share of the target's tokens that this draft model has, from 0 to 1."""
+        """Return the share of the target's tokens in this draft model's vocabulary."""
         return 1.0 if self._vocabulary is None else self._vocabulary.shared_rate
 
     @property

@@ -94,7 +94,7 @@ class CachedRequests:
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers keep recurrent states, each valid for one text length."""
+        """Return True if layers store recurrent states, each valid for one text length."""
         return bool(self.architecture.states)
 
     def check_length(self, request: Request) -> None:
@@ -153,7 +153,7 @@ class CachedRequests:
         return same_rotary_frequencies(request, other, self.architecture.switch_lengths)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Keep the pending tokens and the accepted nodes of the last forward pass.
+        """Commit the pending tokens and the accepted nodes from the last forward pass.
 
         Args:
             accepted: Accepted nodes, in order, for each request in that pass.

@@ -69,7 +69,7 @@ def keeps_states(config: PretrainedConfig) -> bool:
 
 
 def states_of(model: PreTrainedModel) -> dict[int, StateKind]:
-    """Return the layers of a model that keep recurrent states, by index."""
+    """Return a model's layers that store recurrent states, by index."""
     config = model.config.get_text_config(decoder=True)
     return _states(config) if known_kinds(config) and keeps_states(config) else {}
 

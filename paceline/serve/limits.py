@@ -17,7 +17,7 @@ _RETRY = RetrySettings()
 
 
 class BodyLimitMiddleware:
-    """Middleware that rejects requests with too large a body.
+    """Middleware that rejects requests whose body is too large.
 
     Args:
         app: Application to wrap.

@@ -1,4 +1,4 @@
-"""Settings of the HTTP API that are not exposed as command-line options."""
+"""Define HTTP API settings that are not exposed as command-line options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the constants for text, with units and reasons."""
+"""Define constants for text, with units and reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the fit of the scaling law."""
+"""Define settings for fitting the scaling law."""
 
 from __future__ import annotations
 

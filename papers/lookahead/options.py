@@ -1,4 +1,4 @@
-"""Configuration of the lookahead paper."""
+"""Define the configuration for the lookahead paper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIN_NGRAM, _MIN_WINDOW = 2, 1  # smallest values that the drafter accepts
 
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig(PaperConfig):
-    """Configuration of the lookahead paper.
+    """Configuration for the lookahead paper.
 
     Attributes:
         ngrams: n-gram sizes N in figure 4; each at least 2. Fewer sizes take less time.

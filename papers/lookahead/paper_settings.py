@@ -1,4 +1,4 @@
-"""Settings and published numbers of the lookahead paper (Fu et al. 2024)."""
+"""Define settings and published numbers from the lookahead paper (Fu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PAPER_LAW = ScalingLaw(alpha=0.425, f=3.106)  # In the caption of the figure.
 def spec_of(
     ngram: int, window: int, guesses: int, prompt_pool: bool = False, published: bool = False
 ) -> str:
-    """Return the drafter of a setting (N, W, G).
+    """Return the drafter spec for a setting (N, W, G).
 
     Args:
         ngram, window, guesses: N, W and G.
-        prompt_pool: Put the n-grams of the prompt into the pool.
-        published: Use exactly the steps of the paper's public code.
+        prompt_pool: Whether to add the prompt's n-grams to the pool.
+        published: Whether to use exactly the steps in the paper's public code.
     """
     pool = str(prompt_pool).lower()
     spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},prompt_pool={pool}"

@@ -1,4 +1,4 @@
-"""Draw the measurement of the lookahead paper."""
+"""Plot the results for the lookahead paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold the measurement of the lookahead paper."""
+"""Store the results for the lookahead paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from papers.part import BenchPart
 
 @dataclass(frozen=True, slots=True)
 class LookaheadResult:
-    """The measured figure 4 and tables; None for a part after an interruption."""
+    """The measured figure 4 and tables; None for parts that an interruption omitted."""
 
     title: ClassVar[str] = "Lookahead Decoding (Fu et al., ICML 2024)"
 
@@ -26,5 +26,5 @@ class LookaheadResult:
 
     @property
     def complete(self) -> bool:
-        """Return whether all was measured, without an interruption."""
+        """Return whether everything was measured, without interruption."""
         return len(self.parts) == 2 and all(part.complete for part in self.parts)

@@ -23,12 +23,12 @@ _GOLDEN = (math.sqrt(5) - 1) / 2  # Golden section.
 
 @dataclass(frozen=True, slots=True)
 class CompressionPoint:
-    """A measurement of the tokens per forward for one setting.
+    """The measured tokens per forward pass for one setting.
 
     Attributes:
-        ngram: Tokens of an n-gram, N.
-        window: Columns of the window and number of guesses, W = G.
-        compression: Tokens per forward, S.
+        ngram: Number of tokens in an n-gram, N.
+        window: Number of columns in the window and of guesses, W = G.
+        compression: Tokens per forward pass, S.
     """
 
     ngram: int
@@ -41,8 +41,8 @@ class ScalingLaw:
     """Equations 5 to 7 with their parameters.
 
     Attributes:
-        alpha: Acceptance rate of a draft token, 0 to 1.
-        f: Steps per step with a good draft, at least 1.
+        alpha: Acceptance rate of a draft token, from 0 to 1.
+        f: Number of steps for each step with a good draft; at least 1.
     """
 
     alpha: float
@@ -66,7 +66,7 @@ class ScalingLaw:
 
 
 def expected_tokens(alpha: float, length: int, sequences: float) -> float:
-    """Return E(#tokens) of a step with drafts of `length` tokens (equation 5).
+    """Return E(#tokens) for a step with drafts of `length` tokens (equation 5).
 
     With `sequences` = 1 this is equation 4, (1 - alpha^(length + 1)) / (1 - alpha).
     """
@@ -76,8 +76,8 @@ def expected_tokens(alpha: float, length: int, sequences: float) -> float:
 def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
     """Return the least-squares law for `points`; None if they do not determine it.
 
-    S - 1 = (E - 1) / f is linear in 1 / f. The best f of any alpha is therefore known (at least 1),
-    and only alpha is searched: first on a grid, then by golden-section search.
+    S - 1 = (E - 1) / f is linear in 1 / f. The best f (at least 1) for any alpha therefore follows
+    directly. Only alpha is searched, first on a grid, then by golden-section search.
     """
     if len({(point.ngram, point.window) for point in points}) < 2 or all(
         point.compression <= 1 for point in points
@@ -97,7 +97,7 @@ def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
 
 
 def _best_of(alpha: float, points: Sequence[CompressionPoint]) -> ScalingLaw | None:
-    """Return the law of this alpha with the least-squares 1 / f; None if 1 / f <= 0."""
+    """Return the law for an alpha with the least-squares 1 / f; None if 1 / f <= 0."""
     gains = [
         (expected_tokens(alpha, point.ngram - 1, point.window) - 1, point.compression - 1)
         for point in points

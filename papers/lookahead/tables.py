@@ -32,7 +32,8 @@ def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
 
     Args:
         result: The measurement.
-        published: Use the steps of the paper's public code, otherwise those of this implementation.
+        published: Whether to use the steps in the paper's public code instead of this
+            implementation's.
     """
     measured = (
         (
@@ -50,7 +51,7 @@ def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
 
 
 def figure_4(result: LookaheadResult, published: bool) -> Table:
-    """Return S by N and W, with the value of the fitted law in brackets."""
+    """Return S by N and W, with the fitted value in parentheses."""
     measured = points(result, published)
     law, known = (
         fit(measured),

@@ -21,7 +21,7 @@ from papers.ouroboros.result import Matches, MatchStudy
 
 
 def own_tokens(outcome: Outcome) -> tuple[bool, ...]:
-    """Return for each token of a draft chain whether it is the target's prediction.
+    """Return, for each token in a draft chain, whether the target predicts it.
 
     The target predicts each token after the draft tokens before it.
     """

@@ -1,4 +1,4 @@
-"""Configuration of the Ouroboros paper."""
+"""Define the configuration for the Ouroboros paper."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from papers.config import PaperConfig
 
 @dataclass(frozen=True, slots=True)
 class OuroborosConfig(PaperConfig):
-    """Configuration of the Ouroboros paper, without further options."""
+    """Configuration for the Ouroboros paper, without further options."""
 
     paper: ClassVar[str] = "ouroboros"

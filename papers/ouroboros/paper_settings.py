@@ -1,4 +1,4 @@
-"""Settings and published numbers of the Ouroboros paper (Zhao et al. 2024)."""
+"""Define settings and numbers from the Ouroboros paper (Zhao et al. 2024)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ COLD, WARM = "ouroboros", "ouroboros:shared_pool=true"
 def spec_of(
     suffixes: int = 3, inspiration: str = "paper", refinement: bool = True, warm: bool = False
 ) -> str:
-    """Return the drafter of table 3 and figure 5 (appendix B): gamma 12, W 20, N 8.
+    """Return the drafter for table 3 and figure 5 (appendix B): gamma 12, W 20, N 8.
 
-    Its tree has the draft and its suffixes only.
+    Its tree contains only the draft and its suffixes.
     """
     flags = f"refinement={str(refinement).lower()},shared_pool={str(warm).lower()}"
     tree = f"suffixes={suffixes},max_branches=0,inspiration={inspiration}"
@@ -22,11 +22,11 @@ def spec_of(
 
 
 def figure_5_spec(suffixes: int, published: bool) -> str:
-    """Return the drafter of a point of figure 5; K = 0 refines nothing.
+    """Return the drafter for a point in figure 5; K = 0 refines nothing.
 
     Args:
         suffixes: K.
-        published: Use the paper's settings, otherwise the defaults.
+        published: Whether to use the paper's settings instead of the defaults.
     """
     if published:
         return spec_of(suffixes, refinement=suffixes > 0)

@@ -1,4 +1,4 @@
-"""Draw the measurement of the Ouroboros paper."""
+"""Plot the results for the Ouroboros paper."""
 
 from __future__ import annotations
 

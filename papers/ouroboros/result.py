@@ -1,4 +1,4 @@
-"""Hold the measurement of the Ouroboros paper (Zhao et al. 2024)."""
+"""Store the results for the Ouroboros paper (Zhao et al. 2024)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 8  # maximum length of the counted substrings
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Sums over the verifications of drafts of one length, of one task.
+    """Sums over the verified drafts of one length in one task.
 
     Attributes:
         task: Name of the task.
@@ -86,7 +86,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class MatchStudy:
-    """The counts of each task; tasks without a draft of full length are left out."""
+    """Counts for each task; tasks without a full-length draft are omitted."""
 
     gamma: int
     prompts: int
@@ -96,7 +96,7 @@ class MatchStudy:
 
 @dataclass(frozen=True, slots=True)
 class OuroborosResult:
-    """The measurement of the paper; fields after an interruption are empty.
+    """Results for the paper; fields that an interruption omitted are empty.
 
     Attributes:
         config: Its configuration.
@@ -121,14 +121,14 @@ class OuroborosResult:
 
     @property
     def complete(self) -> bool:
-        """Return whether all was measured, without an interruption."""
+        """Return whether everything was measured, without interruption."""
         counted = self.matches is not None and self.matches.complete
         return self.methods.complete and counted and len(self.orders) == len(orders_of(self.size))
 
     def order(self, consecutive: int | None) -> BenchPart | None:
-        """Return the run that stands for a consecutive number of the paper.
+        """Return the run for one of the paper's numbers of consecutive prompts.
 
-        None stands for the random order.
+        None means the random order.
         """
         number = None if consecutive is None else scaled(consecutive, self.size)
         return next((order.part for order in self.orders if order.consecutive == number), None)

@@ -35,7 +35,7 @@ def run(config: OuroborosConfig, **loaded: Any) -> OuroborosResult:
     not apply to them. See `papers.registry.run_paper`.
 
     Raises:
-        ConfigError: There is no draft model.
+        ConfigError: No draft model was given.
     """
     time = TimeLimit(config.max_seconds)
     # each run enlarges the models itself
@@ -83,9 +83,9 @@ def run(config: OuroborosConfig, **loaded: Any) -> OuroborosResult:
 
 
 def _size(result: OuroborosResult, tasks: int, most: int, left: float) -> int:
-    """Return the prompts per task that the seconds left allow.
+    """Return the number of prompts per task that the remaining time allows.
 
-    All orders use the same prompts, so that they can be compared.
+    All orders use the same prompts, so that their results are comparable.
     """
     cold = result.methods.method(COLD)
     if not left or cold is None or not cold.seconds:
@@ -102,7 +102,7 @@ def _orders(
 ) -> Iterator[Order]:
     """Yield measured orders until one is interrupted.
 
-    An interrupted order has too few prompts to be compared.
+    An interrupted order has too few prompts for a comparison.
     """
     timed = config.run_of(_DRAFTERS, baselines=(), max_seconds=0.0)
     for consecutive in orders_of(size):

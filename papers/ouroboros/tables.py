@@ -47,7 +47,7 @@ def sections(result: OuroborosResult) -> list[Table]:
 
 
 def tasks_of(study: MatchStudy | None) -> list[Matches]:
-    """Return the matches of each task, and the sums if there are several tasks."""
+    """Return the matches for each task, and the sums if there are several tasks."""
     tasks = list(study.tasks) if study is not None else []
     return [*tasks, Matches.total(tasks)] if len(tasks) > 1 else tasks
 

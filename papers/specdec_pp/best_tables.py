@@ -1,4 +1,4 @@
-"""Tabulate the best settings and the heads of the SpecDec++ paper."""
+"""Tabulate the best settings and the heads for the SpecDec++ paper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from papers.specdec_pp.run_settings import (
 
 
 def table_1_expected(result: SpecDecResult) -> Table:
-    """Return table 1 by equation 2.3; only the published rows until times are known."""
+    """Return table 1 by equation 2.3; without times, only the published rows."""
     expected = []
     if result.pair_times is not None:
         alone = next((row.wall for row in result.times if row.setting == TARGET_ALONE), None)
@@ -69,8 +69,9 @@ def heads_table(result: SpecDecResult) -> Table:
             rows.append(_head_row(head, point))
     notes = [
         "ECE: expected calibration error over 15 bins, after calibration; ROC: area under the"
-        " curve; both on prompts held out of training. best h: of least latency (Eq. 2.3, in draft"
-        f" forwards per new token, target forward {PAPER_RATIO:.1f} draft forwards)."
+        " curve; both on prompts held out of training. best h: threshold with the lowest latency"
+        " (Eq. 2.3, in draft forward passes per new token; one target forward pass costs"
+        f" {PAPER_RATIO:.1f} draft forward passes)."
     ]
     if result.grid is None:
         notes.append(
@@ -104,7 +105,7 @@ def heads_table(result: SpecDecResult) -> Table:
 
 
 def _head_row(head: HeadRow, point: RulePoint | None) -> tuple[Cell, ...]:
-    """Return the figures of a head and, with a point, of its best threshold."""
+    """Return the figures for a head and, if given a point, for its best threshold."""
     card = (head.label, head.depth, head.reject_weight, head.calibration_error, head.roc_area)
     if point is None:
         return (*card, *(None,) * 4)

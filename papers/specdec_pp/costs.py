@@ -18,7 +18,7 @@ from papers.specdec_pp.result import ForwardTimes, RulePoint, SettingTimes
 
 @dataclass(frozen=True, slots=True)
 class AnswerCost:
-    """The cost of an answer: forwards of both models, prefills included, and its time."""
+    """The cost of an answer: its time, and both models' forward passes, with prefill."""
 
     draft_forwards: int
     target_forwards: int
@@ -26,7 +26,7 @@ class AnswerCost:
 
 
 def fit_times(works: Sequence[AnswerCost]) -> ForwardTimes | None:
-    """Return the least-squares fit of equation 2.1; None if it is not determined.
+    """Return the least-squares fit of equation 2.1; None if it is underdetermined.
 
     The equation is T = t_draft N_draft + t_target N_target.
     """
@@ -50,7 +50,7 @@ def fit_times(works: Sequence[AnswerCost]) -> ForwardTimes | None:
 def setting_times(
     setting: str, result: BenchResult, methods: Iterable[str], drafting: bool = False
 ) -> SettingTimes:
-    """Fit the times of the answers of some methods (section 4.2).
+    """Fit the forward-pass times to some methods' answers (section 4.2).
 
     The result has wall-clock and processor times.
 
@@ -58,7 +58,8 @@ def setting_times(
         setting: Name of the setting.
         result: The run.
         methods: Names of the methods.
-        drafting: The run is of the draft model alone, so that its forwards are draft forwards.
+        drafting: Whether the draft model ran alone, so that its forward passes are draft forward
+            passes.
     """
     selected, fits = set(methods), []
     calls = [call for call in result.calls if call.method in selected and len(call.rows) == 1]
@@ -78,7 +79,7 @@ def setting_times(
 
 
 def cheapest(points: Iterable[RulePoint], draft: float, target: float) -> RulePoint | None:
-    """Return the point of minimum latency; None if there are no points."""
+    """Return the point with the minimum latency; None if there are no points."""
     return min(points, key=lambda point: latency(draft, target, point), default=None)
 
 
@@ -94,7 +95,8 @@ def pareto_front(points: Iterable[RulePoint]) -> list[RulePoint]:
 def verification_at(front: Sequence[RulePoint], discard_rate: float) -> float | None:
     """Return the verification rate of a front at a discard rate; None outside it.
 
-    The front is interpolated linearly: a random choice between two rules gives the points between.
+    The front is interpolated linearly, because a random choice between two rules gives the points
+    between them.
     """
     return _between(
         [(point.discard_rate, point.verification_rate) for point in front], discard_rate

@@ -1,4 +1,4 @@
-"""Compare acceptance heads: given ones, and a grid trained on recordings.
+"""Compare the given acceptance heads, and a grid of heads trained on recordings.
 
 The grid is that of Huang et al. 2024, appendix C.3.
 """
@@ -35,10 +35,10 @@ from papers.specdec_pp.run_settings import (
 
 
 def heads_of(config_heads: Sequence[str], draft: PreTrainedModel) -> list[AcceptanceHead]:
-    """Return the heads to measure: the given ones, or the built-in one.
+    """Return the heads to measure: the given heads, or the built-in head.
 
     Raises:
-        ConfigError: A head cannot be read, or is for another draft model.
+        ConfigError: A head cannot be read, or belongs to a different draft model.
     """
     if config_heads:
         return [AcceptanceHead.load(folder, draft) for folder in config_heads]
@@ -52,10 +52,10 @@ def heads_of(config_heads: Sequence[str], draft: PreTrainedModel) -> list[Accept
 
 
 def check_recordings(folders: Sequence[str], draft: PreTrainedModel) -> None:
-    """Raise if a recording is of another draft model, before anything is measured.
+    """Check, before any measurement, that all recordings use this draft model.
 
     Raises:
-        ConfigError: A recording is of another draft model, or cannot be read.
+        ConfigError: A recording uses a different draft model, or cannot be read.
     """
     fingerprint, _ = model_identity(draft)
     for folder in folders:
@@ -69,7 +69,7 @@ def check_recordings(folders: Sequence[str], draft: PreTrainedModel) -> None:
 
 
 def rows_of(folders: Sequence[str], heads: Sequence[AcceptanceHead]) -> list[HeadRow]:
-    """Return a row for each given head, with the methods of figure 4 that measured it."""
+    """Return a row for each given head, with the methods in figure 4 that use it."""
     rows = []
     for index, head in enumerate(heads):
         methods = {
@@ -112,7 +112,7 @@ def train_grid(
 def grid_makers(
     heads: Sequence[tuple[str, AcceptanceHead]],
 ) -> tuple[list[HeadRow], dict[str, Maker]]:
-    """Return the rows of trained heads, and factories of their drafters."""
+    """Return the rows for trained heads, and factories for their drafters."""
     rows: list[HeadRow] = []
     makers: dict[str, Maker] = {}
     for label, head in heads:

@@ -1,4 +1,4 @@
-"""Configuration of the SpecDec++ paper."""
+"""Define the configuration for the SpecDec++ paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle of the SpecDec++ paper: drafts end where the models disagree.
+"""Implement the SpecDec++ paper's oracle: drafts end where the models disagree.
 
 See Huang et al. 2024, section 2.1.
 """
@@ -88,7 +88,7 @@ class TargetAnswerCache(Mapping[tuple[int, ...], list[int]]):
 
 
 def oracle(answers: Mapping[tuple[int, ...], Sequence[int]]) -> dict[str, Maker]:
-    """Return a factory of the drafter that knows the target's answers."""
+    """Return a factory for the oracle's drafter."""
     return {
         ORACLE: lambda draft: DraftModel(
             DraftModelOptions(use_prompt_lookup=False), draft, OracleRule(answers)

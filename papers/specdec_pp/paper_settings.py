@@ -1,4 +1,4 @@
-"""Published numbers of the SpecDec++ paper (Huang et al. 2024)."""
+"""Define numbers published in the SpecDec++ paper (Huang et al. 2024)."""
 
 from __future__ import annotations
 

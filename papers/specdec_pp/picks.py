@@ -60,16 +60,16 @@ class Pick:
     cpu_gain: float | None = None
 
     def gain(self, choice: Choice | None) -> float | None:
-        """Return the speed of a choice over that of the best fixed K."""
+        """Return the speed of a choice relative to the best fixed K."""
         return choice.rate / self.fixed.rate if choice and self.fixed else None
 
     def speedup(self, choice: Choice | None) -> float | None:
-        """Return the speed of a choice over that of plain decoding."""
+        """Return the speed of a choice relative to plain decoding."""
         return choice.rate / self.plain if choice and self.plain else None
 
 
 def measured_picks(sweep: Sweep, heads: Sequence[str]) -> list[Pick]:
-    """Return table 1 by measured speed, for each set of prompts and for all."""
+    """Return table 1 by measured speed, for each set of prompts and for all sets."""
     picks = []
     for name in (*sweep.sets, None):
         part = sweep.of_set(name)
@@ -94,8 +94,8 @@ def expected_picks(
     Args:
         sweep: The rates of all rules.
         heads: Folders of the heads.
-        draft, target: Seconds of a forward of each model.
-        plain: Seconds of a forward of the target alone.
+        draft, target: Duration of each model's forward pass, in seconds.
+        plain: Duration of the target's forward pass in plain decoding, in seconds.
     """
     picks = []
     for name in (*sweep.sets, None):
@@ -122,15 +122,15 @@ def fastest(part: BenchPart, methods: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """The front of the head compared with another front.
+    """The comparison of the head's front with another front.
 
     Attributes:
         rival: Name of the other rule.
         name: Name of the set of prompts.
         points: Points of the other front.
-        within: Points at whose discard rate the head's front exists.
-        below: Of these, points where the head needs fewer target forwards.
-        above: Of these, points where the head needs more target forwards.
+        within: Points whose discard rate lies within the range of the head's front.
+        below: Of these, points at which the head needs fewer target forward passes.
+        above: Of these, points at which the head needs more target forward passes.
         forwards: Mean ratio, head over rival, of target forwards at equal discard rates.
         discards: Mean ratio, head over rival, of discarded tokens at equal target forwards.
         gain: Minimum latency of the rival over that of the head, for the paper's pair.

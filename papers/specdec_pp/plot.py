@@ -1,4 +1,4 @@
-"""Draw the measurement of the SpecDec++ paper."""
+"""Plot the results for the SpecDec++ paper."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _annotate(axes: Any, texts: dict[str, str], points: Sequence[RulePoint], und
 
 
 def _draw_gains(axes: Any, result: SpecDecResult) -> None:
-    """Draw minimum latencies over that of the best fixed K, by the target's cost."""
+    """Draw minimum latencies, relative to the best fixed K, by the target's cost."""
     points = {
         rule: result.counts.points(methods.values())
         for rule, methods in families(result.config.head).items()
@@ -239,7 +239,7 @@ def _square(values: Any) -> Any:
 
 
 def _min_latency(points: Sequence[RulePoint], target: float) -> float:
-    """Return the minimum latency, in draft forwards per token."""
+    """Return the minimum latency, in draft forward passes per token."""
     best = cheapest(points, 1.0, target)
     assert best is not None
     return latency(1.0, target, best)

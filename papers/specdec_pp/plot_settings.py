@@ -1,4 +1,4 @@
-"""Settings of the picture of the SpecDec++ paper. Lengths are in inches."""
+"""Define settings for the SpecDec++ paper's plot. Lengths are in inches."""
 
 from __future__ import annotations
 

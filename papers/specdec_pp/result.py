@@ -1,4 +1,4 @@
-"""Hold the measurement of the SpecDec++ paper (Huang, Guo, Wang 2024)."""
+"""Store the results for the SpecDec++ paper (Huang, Guo, Wang 2024)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TARGET_ALONE, DRAFT_ALONE = "target alone", "draft alone"
 
 @dataclass(frozen=True, slots=True)
 class RulePoint:
-    """The rates of a rule for the length of drafts, both per new token.
+    """The rates of a length rule, both per new token.
 
     Attributes:
         method: Name of the method.
         discard_rate: Rejected draft tokens per new token.
-        verification_rate: Target forwards per new token.
+        verification_rate: Target forward passes per new token.
     """
 
     method: str
@@ -40,12 +40,12 @@ class RulePoint:
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes:
-    """Seconds of a forward, fitted to answers; None for a model that did not run.
+    """Forward-pass times in seconds, fitted to answers; None if a model did not run.
 
     Attributes:
-        draft, target: Seconds of a forward.
-        r_squared: Share of the variance that the fit explains; None if all answers took equally
-            many forwards.
+        draft, target: Duration of a forward pass, in seconds.
+        r_squared: Share of the variance that the fit explains; None if all answers took the same
+            number of forward passes.
         answers: Number of answers.
     """
 
@@ -61,7 +61,7 @@ class SettingTimes:
 
     Attributes:
         setting: Name of the setting.
-        wall: Times by the wall clock.
+        wall: Wall-clock times.
         processor: Processor times, which other jobs on the machine disturb less.
     """
 
@@ -93,7 +93,7 @@ class Sweep:
         )
 
     def points(self, methods: Iterable[str], name: str | None = None) -> list[RulePoint]:
-        """Return the rates of the methods that were measured, in their order."""
+        """Return the rates of the measured methods, in order."""
         part = self.of_set(name)
         return [point for method in methods if (point := RulePoint.of(part, method)) is not None]
 
@@ -121,7 +121,7 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class SpecDecResult:
-    """The measurement of the paper; fields after an interruption are None or empty.
+    """Results for the paper; fields that an interruption omitted are None or empty.
 
     Attributes:
         config: Its configuration.
@@ -157,7 +157,7 @@ class SpecDecResult:
 
     @property
     def complete(self) -> bool:
-        """Return whether all was measured, without an interruption."""
+        """Return whether everything was measured, without interruption."""
         alone = self.alone is not None or not self.stands_alone
         return (
             self.timed is not None
@@ -178,7 +178,7 @@ class SpecDecResult:
 
     @property
     def pair_times(self) -> tuple[float, float] | None:
-        """Return the seconds of a draft and a target forward, fitted to both settings."""
+        """Return the draft and target forward-pass times, fitted to both settings."""
         both = next((row.wall for row in self.times if row.setting == IN_BOTH), None)
         if (
             both is None

@@ -1,4 +1,4 @@
-"""Name the rules for the length of drafts that the SpecDec++ paper compares.
+"""Name the length rules that the SpecDec++ paper compares.
 
 See Huang et al. 2024, sections 2.1 and 4.
 """
@@ -37,7 +37,7 @@ def head_spec(heads: Sequence[str], threshold: float | str) -> str:
 
 
 def families(heads: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the rules of figure 4: for each name the methods by label.
+    """Return the rules in figure 4: for each name, the methods by label.
 
     The rules are fixed lengths, the draft model's probabilities, and heads. The first head appears
     with its default rule, with the rule as published (which ignores the newest token), and with a
@@ -65,7 +65,7 @@ def families(heads: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def methods_of(heads: Sequence[str]) -> dict[str, str]:
-    """Return the label of each method in tables."""
+    """Return each method's label in tables."""
     named = {
         method: label for methods in families(heads).values() for label, method in methods.items()
     }
@@ -73,7 +73,7 @@ def methods_of(heads: Sequence[str]) -> dict[str, str]:
 
 
 def head_label(folder: str) -> str:
-    """Return the name of a further head."""
+    """Return the name of an additional head."""
     return f"head {folder}"
 
 

@@ -49,10 +49,10 @@ def run(config: SpecDecConfig, **loaded: Any) -> SpecDecResult:
 
     The sets of prompts are the files if there are several, otherwise the categories. Of the
     built-in prompts, the first `limit` of each category are used. Timed runs use the prompts that
-    figure 4 had time for. See `papers.registry.run_paper`.
+    were completed for figure 4. See `papers.registry.run_paper`.
 
     Raises:
-        ConfigError: There is no draft model, or no head for it.
+        ConfigError: There is no draft model, or it has no head.
     """
     measuring = _SpecDecMeasurement(config, loaded)
     result = measuring.count()

@@ -1,4 +1,4 @@
-"""Settings of the rules, the heads and the run for the SpecDec++ paper.
+"""Define settings for the rules, the heads and the run for the SpecDec++ paper.
 
 The paper is Huang, Guo, Wang 2024.
 """

@@ -87,7 +87,7 @@ def section_2_1(result: SpecDecResult) -> Table:
 
 
 def table_2(result: SpecDecResult) -> Table:
-    """Return table 2: the time of a forward, by regression."""
+    """Return table 2: forward-pass times, by regression."""
     measured = {setting.setting: setting for setting in result.times}
     rows = []
     for name, published in TABLE_2.items():
@@ -108,9 +108,9 @@ def table_2(result: SpecDecResult) -> Table:
             )
         )
     notes = [
-        "Milliseconds per forward: T = t_draft N_draft + t_target N_target (Eq. 2.1) by least"
+        "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1) by least"
         " squares over the answers, including the forward passes over the prompts. R2: share of"
-        " the variance in T that the fit explains. cpu: in processor time.",
+        " the variance in T that the fit explains. cpu: the same, in processor time.",
         "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
         " GPUs. All R2 values in the paper are at least 0.98.",
     ]
@@ -137,7 +137,7 @@ def table_2(result: SpecDecResult) -> Table:
 
 
 def figure_4(result: SpecDecResult) -> Table:
-    """Return figure 4: verification rate and discard rate of every rule."""
+    """Return figure 4: verification and discard rates of every rule."""
     counts, headings = result.counts, ("S", "draft/ token")
     shown = (None, *(counts.sets if len(counts.sets) <= MAX_TABLE_SETS else ()))
     rows: list[tuple[Cell, ...]] = []
@@ -166,11 +166,11 @@ def figure_4(result: SpecDecResult) -> Table:
                 )
     plain = counts.part.method(PLAIN)
     notes = (
-        "Each cell: N_disc/N, rejected draft tokens, and N_target/N, target forwards (prefill"
-        " included), per new token. *: on the Pareto front of this kind of rule. product,"
-        " confidence and entropy stop below the bound in the label (`paceline drafters`); like the"
-        " head they draft at most 20 tokens.",
-        "count_undecided=false: the rule as published, which does not judge the newest token"
+        "Each cell: rejected draft tokens (N_disc/N) and target forward passes (N_target/N,"
+        " including prefill), both per new token. *: on the Pareto front of this kind of rule."
+        " product, confidence and entropy stop below the bound in the label (`paceline drafters`);"
+        " like the head, they draft at most 20 tokens.",
+        "count_undecided=false: the rule as published, which ignores the newest token"
         " (option of specdec_pp).",
         f"The first head was trained or calibrated on {result.seen} of the"
         f" {plain.answers if plain else 0} prompts.",
@@ -184,7 +184,7 @@ def figure_4(result: SpecDecResult) -> Table:
 
 
 def figure_4_fronts(result: SpecDecResult) -> Table:
-    """Return the comparison of the head's front with the others."""
+    """Return a comparison of the head's front with the others."""
     counted = [
         Column(heading)
         for heading in ("rival, prompts", "on its front", "in reach", "head below", "head above")

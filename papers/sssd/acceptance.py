@@ -1,4 +1,4 @@
-"""Build the figures of the SSSD paper about accepted tokens: 4 and 5, section 4.2."""
+"""Build the SSSD paper's figures about accepted tokens: 4, 5 and section 4.2."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def section_4_2(result: SssdResult) -> Table:
 
 
 def change_of_accepted(study: Study, method: str, size: int, name: str) -> float | None:
-    """Return the relative change of accepted tokens per step against greedy answers."""
+    """Return the change in accepted tokens per step, relative to greedy answers."""
     counts, greedy = study.result(method, size, name), study.result(method, size, GREEDY)
     if counts is None or greedy is None or not greedy.accepted_per_step:
         return None
@@ -158,8 +158,8 @@ def figure_5(result: SssdResult) -> Table:
             row.append(vocabularies.characters_per_step(study.fusions[0], size, name))
         rows.append(row)
     known = "; ".join(
-        f"{name}: {size:,} tokens, {vocabularies.characters_per_token(name):.2f} characters each,"
-        f" {vocabularies.store_tokens[name]:,} stored"
+        f"{name}: {size:,} tokens with {vocabularies.characters_per_token(name):.2f} characters"
+        f" each; the datastore has {vocabularies.store_tokens[name]:,} tokens"
         for name, size in vocabularies.sizes.items()
     )
     notes = (

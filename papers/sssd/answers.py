@@ -1,9 +1,9 @@
 """Record a model's answers once and replay them.
 
 The answers are greedy, sampled at several temperatures, or in another vocabulary. Drafts never
-change an answer, and a seed gives the same sample with any drafter. A replay therefore counts what
-decoding would have counted. There is one difference: a replay knows the end of an answer, and
-drafts nothing after it.
+change an answer, and a seed gives the same sample with any drafter. A replay therefore counts the
+same steps as decoding, with one difference: it ends with the recorded answer, and drafts nothing
+after it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ def answer(
     left: float = 0.0,
     progress: bool = True,
 ) -> dict[str, list[Trace]]:
-    """Return the answers of plain decoding by set, a few prompts at a time.
+    """Return answers from plain decoding by set, a few prompts at a time.
 
     Args:
         llm: The engine.
         prompts: Set and token ids of each prompt.
         params: Sampling parameters.
-        left: Seconds that may be used; 0 sets no limit. The first prompts are always answered.
+        left: Time that may be used, in seconds; 0 sets no limit. The first prompts are always
+            answered.
         progress: Show a progress bar.
     """
     answers = dict[str, list[Trace]]()
@@ -75,7 +76,7 @@ def sampled(
 
     Args:
         llm: The engine.
-        greedy: Greedy answers, which give the prompts.
+        greedy: Greedy answers to the same prompts.
         params: Their sampling parameters, with the first seed.
         options: The replays and their time. Every prompt is sampled at least once.
     Raises:
@@ -118,7 +119,7 @@ def in_vocabularies(
         traces: The answers.
         tokenizer: Tokenizer of the model.
         own: Name of the model's vocabulary.
-        vocab_size: Tokens of the model's vocabulary.
+        vocab_size: Size of the model's vocabulary.
         options: The replays and their time.
     Raises:
         KeyboardInterrupt: Ctrl-C came before the last vocabulary.

@@ -1,4 +1,4 @@
-"""Time forwards over draft trees on this machine, and their parts.
+"""Time forward passes over draft trees on this machine, and their parts.
 
 See Marzollo et al. 2024, figures 2 and 3.
 """
@@ -33,19 +33,19 @@ from papers.sssd.result import Case, CostStudy, StepCost
 
 
 class Taken(NamedTuple):
-    """Wall-clock seconds and processor seconds of one forward."""
+    """The wall-clock and processor time of one forward pass, in seconds."""
 
     seconds: float
     cpu_seconds: float
 
 
 def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> CostStudy:
-    """Time every kind of forward in rounds, then their matrix products and attention.
+    """Time every kind of forward pass, then its matrix products and attention.
 
     Args:
         model: The model.
         label: Name of the model.
-        left: Seconds that may be used; 0 sets no limit. There is at least one round.
+        left: Time that may be used, in seconds; 0 sets no limit. There is at least one round.
         progress: Show a progress bar.
     Raises:
         KeyboardInterrupt: Ctrl-C came before every kind was timed once.
@@ -82,7 +82,7 @@ def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> 
 
 
 class _Rig:
-    """A model with eight requests of each context.
+    """A model with eight requests for each context.
 
     The cached tokens are zeros, which take as long to read as others.
     """
@@ -113,7 +113,7 @@ class _Rig:
         ]
 
     def run(self, case: Case) -> Taken:
-        """Run one forward; nothing is committed."""
+        """Run one forward pass, without a commit."""
         lm, requests, tree = (
             self._lms[case.context],
             self._requests[case.context][: case.batch],
@@ -126,7 +126,7 @@ class _Rig:
         return Taken(time.perf_counter() - start, time.process_time() - cpu)
 
     def run_split(self, case: Case) -> dict[str, float]:
-        """Return the shares of "matmuls" and "attention" in one forward."""
+        """Return the shares of "matmuls" and "attention" in one forward pass."""
         with self._parts.timed() as seconds:
             total = self.run(case).seconds
         return {name: part / total for name, part in seconds.items()}
@@ -152,7 +152,7 @@ class _Parts:
 
     @contextmanager
     def timed(self) -> Iterator[dict[str, float]]:
-        """Add the seconds of "matmuls" and "attention" to the yielded dict while open."""
+        """Add the times of "matmuls" and "attention" to the yielded dict while open."""
         seconds = {"matmuls": 0.0, "attention": 0.0}
         begun: list[float] = []
 
@@ -188,9 +188,9 @@ def _step(
     computed: tuple[float, float],
     on_cpu: bool,
 ) -> StepCost:
-    """Return medians; the parts have their share of the separately timed forwards.
+    """Return median times; the parts' shares come from separately timed passes.
 
-    Timing the parts makes a forward slower, so only their shares are used.
+    Timing the parts makes a forward pass slower, so only their shares are used.
     """
     seconds, cpu_seconds = (statistics.median(column) for column in zip(*times, strict=True))
     parts = {

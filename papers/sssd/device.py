@@ -24,7 +24,7 @@ MATMULS = (nn.Linear, Conv1D)
 def measured_peak(device: torch.device, dtype: torch.dtype) -> Peak:
     """Measure a device's peak rates by a large matrix product and a large sum.
 
-    The method is that of the paper's public code: the best of several runs.
+    As in the paper's public code, the best of several runs counts.
     """
     size = GEMM_SIZE.get(device.type, GEMM_SIZE["cpu"])
     count = ADDED_BYTES.get(device.type, ADDED_BYTES["cpu"]) // dtype.itemsize

@@ -1,4 +1,4 @@
-"""Configuration of the SSSD paper."""
+"""Define the configuration for the SSSD paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings and published numbers of the SSSD paper (Marzollo et al. 2024).
+"""Define settings and numbers from the SSSD paper (Marzollo et al. 2024).
 
 s_q is the number of query tokens per request: the newest token and the nodes of the tree.
 """

@@ -1,4 +1,4 @@
-"""Draw the measurement of the SSSD paper."""
+"""Plot the results for the SSSD paper."""
 
 from __future__ import annotations
 

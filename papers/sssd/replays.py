@@ -33,15 +33,15 @@ from papers.sssd.result import BOTH, REQUEST, STORE, WINDOW, Study, published
 
 @dataclass(frozen=True, slots=True)
 class ReplayMethod:
-    """A drafter of figure 4.
+    """A drafter in figure 4.
 
     Attributes:
         name: Name in reports.
         drafter: Name of the drafter.
         options: Options of the drafter.
-        stored: Whether it reads the datastore.
-        warmed: Whether it learns the datastore's documents before.
-        window: Newest tokens that it may see; 0 shows all.
+        stored: Whether the drafter reads the datastore.
+        warmed: Whether the drafter learns the datastore's documents first.
+        window: Number of newest tokens that the drafter may see; 0 shows all.
     """
 
     name: str
@@ -70,8 +70,8 @@ METHODS = (
 class Windowed(Drafter):
     """A drafter that only sees the newest tokens of a request.
 
-    Each step presents them as a new request. A drafter of request and datastore then shows the
-    effect of the datastore almost alone.
+    Each step presents them as a new request. A drafter that reads the request and a datastore then
+    shows almost only the datastore's effect.
     """
 
     name = "windowed"
@@ -101,7 +101,7 @@ class ReplayOptions:
         store: Folder of the datastore; None skips the methods that read it.
         methods: Names of the `METHODS` to replay; none replays all.
         sizes: s_q to replay, in this order.
-        left: Seconds that may be used, without compilation; 0 sets no limit.
+        left: Time that may be used, without compilation, in seconds; 0 sets no limit.
         progress: Show a progress bar.
     """
 
@@ -115,7 +115,7 @@ class ReplayOptions:
 def replay_all(traces: Mapping[str, Sequence[Trace]], options: ReplayOptions) -> Study:
     """Replay answers with every method at every size, one size at a time.
 
-    At least one size is replayed. Ctrl-C keeps the sizes that are complete.
+    At least one size is replayed. After Ctrl-C, the complete sizes are returned.
 
     Args:
         traces: Answers by set.
@@ -158,7 +158,7 @@ class _Sources:
         self._store, self._texts = store, list[list[int]]()
 
     def drafter(self, method: ReplayMethod) -> Drafter:
-        """Return a new drafter; `pia` has learned documents of the datastore."""
+        """Return a new drafter; `pia` has learned the datastore's documents."""
         options = dict(method.options)
         if method.stored:
             options["datastore"] = self._store
@@ -171,7 +171,7 @@ class _Sources:
 
 
 def teach(drafter: Drafter, text: Sequence[int]) -> None:
-    """Show a text to a drafter as the output of a request that has ended."""
+    """Pass a text to a drafter as the output of a finished request."""
     request = Request(list(text[:1]), SamplingParams(len(text)))
     drafter.start(request)
     request.append(list(text[1:]))
@@ -179,13 +179,13 @@ def teach(drafter: Drafter, text: Sequence[int]) -> None:
 
 
 def documents(store: str, most: int) -> list[list[int]]:
-    """Return evenly spread documents of a datastore, with about `most` tokens in all.
+    """Return documents spread over a datastore, with about `most` tokens in total.
 
     Args:
         store: A folder, or "demo".
         most: Number of tokens.
     Raises:
-        DatastoreError: There is no datastore, or a shard is damaged.
+        DatastoreError: The datastore does not exist, or a shard is damaged.
     """
     path = store_folder(store)
     manifest = read_manifest(path)

@@ -1,4 +1,4 @@
-"""Hold the measurement of the SSSD paper (Marzollo et al. 2024)."""
+"""Store the results for the SSSD paper (Marzollo et al. 2024)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BOTH, REQUEST, STORE, WINDOW = ("both", "request", "datastore", "window")
 
 
 def published(source: str) -> str:
-    """Return the name of a source with the paper's fixed weights."""
+    """Return the name for a source with the paper's fixed weights."""
     return f"{source}, paper's"
 
 
 class Case(NamedTuple):
-    """A kind of forward: requests, cached tokens of each, query tokens of each."""
+    """A kind of forward pass: requests, and cached and query tokens per request."""
 
     batch: int
     context: int
@@ -34,12 +34,12 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The measured times of one kind of forward: medians in seconds.
+    """Measured times of one kind of forward pass: medians in seconds.
 
     Attributes:
         batch: Number of requests.
-        context: Cached tokens of each request.
-        size: Query tokens of each request, s_q.
+        context: Number of cached tokens per request.
+        size: Number of query tokens per request, s_q.
         seconds: Wall-clock time.
         cpu_seconds: Processor time, which other jobs disturb less; None on an accelerator.
         roofline: Times of matrix products and of attention by the roofline model.
@@ -92,11 +92,11 @@ class CostStudy:
         return sorted({step.context for step in self.steps})
 
     def relative(self, case: Case, processor: bool = False) -> float | None:
-        """Return the measured time over that of plain decoding.
+        """Return the measured time relative to plain decoding.
 
         Args:
             case: The kind of forward.
-            processor: Compare processor time, which is None on an accelerator.
+            processor: Whether to compare processor times, which are None on an accelerator.
         """
         steps = {Case(step.batch, step.context, step.size): step for step in self.steps}
         step, plain = steps[case], steps[case._replace(size=1)]
@@ -107,7 +107,7 @@ class CostStudy:
         )
 
     def split(self) -> list[StepCost]:
-        """Return the forwards of figure 3."""
+        """Return the forward passes in figure 3."""
         return [step for step in self.steps if step.batch == SPLIT_BATCH]
 
 
@@ -117,8 +117,8 @@ class Study:
 
     Attributes:
         complete: Whether the study was not interrupted.
-        answers: Number of answers of each set.
-        tokens: Number of tokens of each set.
+        answers: Number of answers in each set.
+        tokens: Number of tokens in each set.
         rows: The replays.
     """
 
@@ -144,7 +144,7 @@ class Study:
         return [main, published(main)]
 
     def result(self, method: str, size: int, name: str | None = None) -> ReplayResult | None:
-        """Return the counts of a method at s_q = `size`; None if it was not replayed.
+        """Return a method's counts at s_q = `size`; None if it was not replayed.
 
         Args:
             method: Name of the method.
@@ -166,7 +166,7 @@ class Study:
         return ReplayResult(size - 1, results[0].batch_size, *sums)
 
     def rate(self, method: str, size: int, name: str | None = None) -> float | None:
-        """Return the tokens per step of a method at s_q = `size`; plain decoding has 1."""
+        """Return a method's tokens per step at s_q = `size`; 1 for plain decoding."""
         if size == 1:
             return 1.0 if method in self.methods else None
         counts = self.result(method, size, name)
@@ -182,9 +182,9 @@ class VocabularyStudy:
 
     Attributes:
         study: The replays, with a set per vocabulary.
-        sizes: Tokens of each vocabulary.
-        characters: Characters of the answers.
-        store_tokens: Tokens of the datastore in each vocabulary; 0 without one.
+        sizes: Size of each vocabulary.
+        characters: Number of characters in the answers.
+        store_tokens: Number of tokens in the datastore, in each vocabulary; 0 without a datastore.
     """
 
     study: Study
@@ -198,23 +198,23 @@ class VocabularyStudy:
         return self.study.complete
 
     def characters_per_token(self, name: str) -> float:
-        """Return the mean characters per token of the answers in a vocabulary."""
+        """Return the answers' mean characters per token in a vocabulary."""
         return self.characters / max(1, self.study.tokens[name])
 
     def characters_per_step(self, method: str, size: int, name: str) -> float | None:
-        """Return the mean characters per step of a method in a vocabulary."""
+        """Return a method's mean characters per step in a vocabulary."""
         rate = self.study.rate(method, size, name)
         return None if rate is None else rate * self.characters_per_token(name)
 
 
 @dataclass(frozen=True, slots=True)
 class SssdResult:
-    """The measurement of the paper; fields after an interruption are None or empty.
+    """Results for the paper; fields that an interruption omitted are None or empty.
 
     Attributes:
         config: Its configuration.
-        store: The datastore; None if there was none.
-        store_tokens: Tokens of the datastore.
+        store: The datastore, or None.
+        store_tokens: Number of tokens in the datastore.
         timed: Timed runs of figure 2, one per batch size.
         replays: Replays of figures 2 and 4.
         costs: Forward times of figures 2 and 3 and of table 1.
@@ -240,12 +240,12 @@ class SssdResult:
 
     @property
     def complete(self) -> bool:
-        """Return whether all was measured, without an interruption."""
+        """Return whether everything was measured, without interruption."""
         measured = None not in (self.replays, self.costs, self.temperatures, self.vocabularies)
         return measured and len(self.timed) == len(BATCHES) and self.unbroken
 
     @property
     def unbroken(self) -> bool:
-        """Return whether nothing so far was interrupted."""
+        """Return whether nothing has been interrupted so far."""
         measured = (*self.timed, self.replays, self.costs, self.temperatures, self.vocabularies)
         return all(study.complete for study in measured if study is not None)

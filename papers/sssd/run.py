@@ -1,4 +1,4 @@
-"""Measure the SSSD paper: decoding, replays, forwards, samples and vocabularies."""
+"""Reproduce the SSSD paper: decoding, replays, costs, samples and vocabularies."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class _SssdMeasurement:
         return dataclasses.replace(result, replays=replay_all(self._greedy, options))
 
     def cost(self, result: SssdResult) -> SssdResult:
-        """Time forwards of the target at its cost scale."""
+        """Time the target's forward passes at its cost scale."""
         scaled = self._config.run_of((PLAIN,), draft_model=None, draft_cost_scale=None)
         models = load_models(scaled, self._models.target, None, self._models.tokenizer)
         costs = measure(models.target, models.target_label, self._left(COSTS_SHARE), self._progress)
@@ -161,7 +161,7 @@ class _SssdMeasurement:
         return dataclasses.replace(result, vocabularies=study)
 
     def _left(self, share: float) -> float:
-        """Return a share of the seconds left; 0 means no limit."""
+        """Return a share of the remaining time in seconds; 0 means no limit."""
         return share * self._time.left()
 
     def _traces(self) -> list[Trace]:

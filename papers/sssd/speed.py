@@ -1,4 +1,4 @@
-"""Compute the expected speed: accepted tokens over the cost of a step (figure 2).
+"""Compute the expected speed: accepted tokens divided by step cost (figure 2).
 
 The paper is Marzollo et al. 2024.
 """
@@ -28,9 +28,9 @@ class Speed:
 
     Attributes:
         size: Query tokens per request, s_q.
-        tokens: Tokens per step; plain decoding has 1.
+        tokens: Tokens per step; 1 for plain decoding.
         published: Tokens per step with the paper's weights.
-        cost: Measured time of a step over that of plain decoding.
+        cost: Measured step time relative to plain decoding.
         cpu_cost: The same ratio in processor time.
         roofline: The same ratio by the roofline model, for this machine.
         device: The same ratio by the roofline model, for the paper's device and model.
@@ -49,13 +49,13 @@ class Speed:
         return getattr(self, COSTS[kind])  # type: ignore[no-any-return]
 
     def product(self, kind: str) -> float | None:
-        """Return the expected speed-up over plain decoding: tokens per step over cost."""
+        """Return the expected speed-up over plain decoding: tokens per step / cost."""
         cost = self.costs(kind)
         return self.tokens / cost if self.tokens is not None and cost else None
 
 
 def drafter(size: int, store: str | None) -> str:
-    """Return the drafter whose trees have `size` nodes, root included."""
+    """Return the drafter whose trees have `size` nodes, including the root."""
     option = "" if store is None else f"datastore={store},"
     return f"sssd:{option}max_nodes={size - 1},answer_cache_tokens=0"
 

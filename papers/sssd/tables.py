@@ -1,4 +1,4 @@
-"""Build the tables and figures of the SSSD paper about the cost of a step.
+"""Build the SSSD paper's tables and figures about the cost of a step.
 
 The paper is Marzollo et al. 2024.
 """
@@ -66,15 +66,15 @@ def figure_2(result: SssdResult, batch: int) -> Table:
             )
         )
     measured = (
-        f"medians of {costs.rounds} forwards of {costs.label} after {costs.contexts[0]} cached"
-        " tokens"
+        f"medians of {costs.rounds} forward passes of {costs.label} after"
+        f" {costs.contexts[0]} cached tokens"
         if costs
         else "-"
     )
     notes = (
-        f"{PER_STEP} cost: time of a forward over that with s_q = 1; product: tokens per step over"
-        " cost, the expected speed; *: the best s_q. The cost of drafting is not included, as in"
-        " the paper's figure.",
+        f"{PER_STEP} cost: time of a forward pass relative to s_q = 1; product: expected speed,"
+        " which is tokens per step divided by cost; *: the best s_q. The cost of drafting is not"
+        " included, as in the paper's figure.",
         f"Measured: {measured}; CPU time: the same in processor time, which other jobs disturb"
         " less. roofline: table 1 with this machine's peaks. 910B4: the same for the paper's"
         " device and Llama-2 7B, with the tokens per step measured here.",
@@ -135,7 +135,7 @@ def table_1(costs: CostStudy | None) -> Table:
         "FLOPs:IO approx.",
         *evaluated_columns,
     ]
-    title = "Table 1: FLOPs and memory traffic of a forward"
+    title = "Table 1: FLOPs and memory traffic of a forward pass"
     if costs is None:
         return Table.of(title, shown, ())
     shapes, context = costs.shapes, costs.contexts[0]
@@ -172,7 +172,7 @@ def table_1(costs: CostStudy | None) -> Table:
 
 
 def budgets(costs: CostStudy | None) -> Table:
-    """Return the free budget: the tokens of a forward that cost almost nothing."""
+    """Return the free budget: query tokens that cost almost nothing in a forward pass."""
 
     def row(name: str, peak: Peak, hidden: int, width: int) -> tuple[Cell, ...]:
         budget = free_budget(hidden, peak, width)
@@ -195,8 +195,8 @@ def budgets(costs: CostStudy | None) -> Table:
             row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
         )
     notes = (
-        "Solved: 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, w bytes per number; -:"
-        " products of this width are always memory-bound. The paper's equation gives"
+        "The equation is 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, with w bytes per"
+        " number. -: products of this width are always memory-bound. The paper's equation gives"
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, its text {PAPER_BUDGET}.",
         "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's dtype."
         " Weights that fit into a cache are read faster.",
@@ -214,7 +214,7 @@ def budgets(costs: CostStudy | None) -> Table:
 
 
 def figure_3(costs: CostStudy | None) -> Table:
-    """Return figure 3: matrix products and attention, measured and by the roofline."""
+    """Return figure 3: matrix products and attention, measured and by roofline model."""
     rows = []
     for step in costs.split() if costs is not None else ():
         values = (
@@ -227,10 +227,11 @@ def figure_3(costs: CostStudy | None) -> Table:
         )
         rows.append((f"{step.context}, {step.size}", *(value and 1e3 * value for value in values)))
     notes = (
-        f"Milliseconds of a forward at batch {SPLIT_BATCH}. products: all linear modules, including"
-        " the LM head. attention: the rest of the attention modules, including positions and the"
-        " KV cache. rest: norms, embedding, masks, Python. Parts are timed in separate forwards,"
-        " which take longer; the table shows their shares of the time on the left.",
+        f"Milliseconds per forward pass at batch {SPLIT_BATCH}. products: all linear modules,"
+        " including the LM head. attention: the rest of the attention modules, including positions"
+        " and the KV cache. rest: norms, embedding, masks, Python. Parts are timed in separate"
+        " forward passes, which take longer; the table shows their shares of the time on the"
+        " left.",
         PICTURE,
     )
     kinds = ("products", "attention")

@@ -135,7 +135,7 @@ class ParallelLM(CachedLM):
         return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Keep the accepted nodes that this rank has computed.
+        """Commit the accepted nodes that this rank has computed.
 
         Args:
             accepted: Accepted nodes for each request, as indices into the whole trees.

@@ -1,4 +1,4 @@
-"""Constants of recurrent mixers."""
+"""Define constants for recurrent mixers."""
 
 from __future__ import annotations
 
