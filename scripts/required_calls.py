@@ -216,7 +216,11 @@ def main() -> None:
     options = parser.parse_args()
     draft = None if options.draft_model is None else str(demo.draft_of(options.draft_model))
     llm = LLM(
-        str(demo.target_of(options.model)), draft_model=draft, max_batch=BATCH, keep_prefixes=BLOCK
+        str(demo.target_of(options.model)),
+        draft_model=draft,
+        max_batch=BATCH,
+        keep_prefixes=BLOCK,
+        unpack=True,  # the draft model of SmolLM2 copies rows of the LM head
     )
     with tempfile.TemporaryDirectory() as folder:
         run(llm, options, folder)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx2
@@ -18,6 +20,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the package
 class Weather(BaseModel):
     city: Literal["Zürich", "Paris"]
     days: Literal[1, 2]
+
+
+@pytest.fixture(autouse=True)
+def _event_loop() -> Iterator[None]:
+    """Close the event loop of `run_sync`, which the package leaves open."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 @pytest.fixture(params=["chat", "responses"])
@@ -71,8 +83,6 @@ def test_native_output(model: Any) -> None:
 
 
 def test_text_and_its_stream(model: Any) -> None:
-    import asyncio
-
     from pydantic_ai import Agent
 
     agent: Any = Agent(model, model_settings={"max_tokens": 8})
@@ -89,8 +99,6 @@ def test_text_and_its_stream(model: Any) -> None:
 
 def test_streamed_output(model: Any) -> None:
     """The stream ends in a call, whose arguments are valid."""
-    import asyncio
-
     from pydantic_ai import Agent
 
     agent: Any = Agent(model, output_type=Weather, model_settings={"parallel_tool_calls": False})
