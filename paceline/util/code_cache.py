@@ -7,10 +7,7 @@ even if that folder is read-only, so an administrator can compile once for all u
 
 from __future__ import annotations
 
-import hashlib
 import os
-from functools import cache as memoised
-from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
@@ -25,9 +22,9 @@ from numba.core.caching import (
 
 from paceline.errors import ConfigError
 from paceline.util import cache
+from paceline.util.code_sources import sources_digest
 
 _FOLDER = "compiled"
-_PACKAGE = Path(__file__).parents[1]
 
 
 class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
@@ -71,8 +68,8 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
-    Overloads are compiled again when the function's module or its package's settings modules
-    change, because compiled code contains the values of constants. If a folder cannot be read or
+    Overloads are compiled again when the function's module changes, or a module from which it takes
+    functions or constants (`code_sources`). If a folder cannot be read or
     written, functions are compiled in every process, and one warning is logged.
 
     Args:
@@ -85,11 +82,10 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         locator = self._impl.locator
-        folder = Path(function.__code__.co_filename).parent
         self._cache_file = IndexDataCacheFile(
             self._cache_path,
             self._impl.filename_base,
-            (locator.get_source_stamp(), _settings_digest(folder)),
+            (locator.get_source_stamp(), sources_digest(function.__code__.co_filename)),
         )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -117,14 +113,3 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
             except OSError as error:
                 CodeCache._writable = False  # do not retry on a full disk for each function
                 cache.note_unwritable(f"{self.cache_path!r} cannot be written ({error.strerror})")
-
-
-@memoised
-def _settings_digest(folder: Path) -> str:
-    """Hash the settings modules in a folder and its parents, up to the package's root."""
-    digest = hashlib.sha256()
-    while folder.is_relative_to(_PACKAGE):
-        for path in sorted(folder.glob("*settings*.py")):
-            digest.update(path.read_bytes())
-        folder = folder.parent
-    return digest.hexdigest()

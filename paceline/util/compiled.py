@@ -69,9 +69,8 @@ def compiled(function: F) -> F:
 
     The code runs without the interpreter lock.
 
-    Stored code is outdated if the content of the function's own module or of a settings module
-    changes. After changing a function or record that compiled code in other modules uses, delete
-    the stored code: `find paceline -name '*.nb[ci]' -delete`.
+    Stored code is outdated if its module changes, or a module from which it takes functions,
+    records or constants.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 

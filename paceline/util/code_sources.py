@@ -1,0 +1,77 @@
+"""Find the source files on which the compiled code of a module depends.
+
+Compiled code contains its callees and the values of constants, so a change in an imported module
+outdates it, too. The search follows imports at the top of modules with compiled code, and of
+settings modules. The imports of any other module do not reach compiled code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_ROOT = Path(__file__).parents[2]  # contains the package
+_IMPORT = re.compile(r"^(?:from|import) +(paceline(?:\.\w+)*)(?: +import +(\([^)]*\)|.*))?", re.M)
+_COMPILED = re.compile(r"^(?:from|import) +(?:paceline\.util\.compiled|numba|llvmlite)\b", re.M)
+
+
+class _Source(NamedTuple):
+    """A source file.
+
+    Attributes:
+        checksum: SHA-256 of the content.
+        imports: Files of imported modules that may reach compiled code.
+    """
+
+    checksum: bytes
+    imports: tuple[str, ...]
+
+
+@cache
+def sources_digest(path: str) -> str:
+    """Hash a module and all modules on which its compiled code depends.
+
+    Args:
+        path: File of the module.
+    """
+    pending, known = [path], {path}
+    while pending:
+        new = [each for each in _read(pending.pop()).imports if each not in known]
+        known.update(new)
+        pending += new
+    digest = hashlib.sha256()
+    for source in sorted(known):
+        digest.update(_read(source).checksum)
+    return digest.hexdigest()
+
+
+@cache
+def _read(path: str) -> _Source:
+    # A function in an interactive session has no file.
+    text = Path(path).read_text(encoding="utf-8") if os.path.isfile(path) else ""
+    reaches = "settings" in os.path.basename(path) or _COMPILED.search(text)
+    return _Source(hashlib.sha256(text.encode()).digest(), _imports(text) if reaches else ())
+
+
+def _imports(text: str) -> tuple[str, ...]:
+    """Return the files of the modules that a text imports at its top level."""
+    return tuple(
+        dict.fromkeys(
+            source
+            for module, names in _IMPORT.findall(text)
+            for name in ("", *re.findall(r"\w+", names))
+            for source in _files(".".join(filter(None, (module, name))))
+        )
+    )
+
+
+@cache
+def _files(module: str) -> tuple[str, ...]:
+    """Return the file of a module, if it exists."""
+    base = os.path.join(_ROOT, *module.split("."))
+    candidates = f"{base}.py", os.path.join(base, "__init__.py")
+    return tuple(source for source in candidates if os.path.isfile(source))
