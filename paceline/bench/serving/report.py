@@ -139,16 +139,16 @@ def notes(result: ServingResult) -> list[str]:
     if result.turn is not None:
         turn = result.turn
         sentences.append(
-            f"Second turn of a chat after {turn.before} tokens: the first token arrives after"
-            f" {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached tokens)"
-            f" and after {_ms(turn.recomputed, 0.5)} without it"
+            f"In the second turn of a chat, after {turn.before} tokens, the first token arrives"
+            f" after {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached"
+            f" tokens) and after {_ms(turn.recomputed, 0.5)} without it"
             f" ({max(turn.recomputed_tokens)} cached tokens), a ratio of {turn.ratio:.1f}x"
             f" (medians of {len(turn.reused)})."
         )
     if result.intrusion is not None:
         gaps = result.intrusion
         sentences.append(
-            "Gaps between the chunks of a stream: the 99th percentile is"
+            "The 99th percentile of the gaps between the chunks of a stream is"
             f" {_ms(gaps.alone, 0.99)} with no other load and {_ms(gaps.disturbed, 0.99)}"
             f" ({gaps.ratio:.1f}x) while prompts of {gaps.tokens} tokens arrive ({gaps.begun}"
             f" started). The longest gaps are {_ms(gaps.alone, 1)} and {_ms(gaps.disturbed, 1)}."
