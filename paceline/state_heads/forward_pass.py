@@ -22,7 +22,7 @@ class HeadRow:
     Attributes:
         text: The text.
         token_ids: [n] token ids.
-        states: [n, hidden] states that the head reads with them.
+        states: [n, hidden] states that accompany the tokens as input to the head.
         positions: [n] text positions.
         cache_positions: [n] consecutive cache positions.
         visible: bool [n, m], cache positions that each token sees.
@@ -44,7 +44,7 @@ class HeadRow:
         Args:
             text: The text.
             token_ids: The tokens.
-            states: [n, hidden] states that the head reads with them.
+            states: [n, hidden] states that accompany the tokens as input to the head.
             window: Number of newest positions that a token sees; None for all.
         """
         own = np.arange(text.length, text.length + len(token_ids))
@@ -63,7 +63,7 @@ class HeadRow:
         Args:
             text: The text.
             nodes: The nodes.
-            states: [n, hidden] states that the head reads with them.
+            states: [n, hidden] states that accompany the tokens as input to the head.
             window: As in `of_text`.
         """
         begin = len(text.offsets)
