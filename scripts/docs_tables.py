@@ -108,7 +108,7 @@ def speed_table(drafter: str, results: Path) -> str:
     """Return the speed of a drafter over plain decoding, by processor."""
     runs = _RUNS.get(drafter, SINGLE)
     lines = [
-        "| drafter | processor | tokens per forward pass | speed over plain decoding | prompts |",
+        "| drafter | processor | tokens per forward pass | speed over plain decoding | answers |",
         "|---|---|---:|---:|---:|",
     ]
     for spec in _SPELLED.get(drafter, [drafter]):
@@ -176,8 +176,18 @@ def _caption(runs: dict[str, str], results: Path) -> str:
     return (
         f"*{_TITLES[id(runs)]}; {dtype}, greedy, one thread, batch size {batch}; prompts from"
         f" HumanEval, GSM8K and Spec-Bench; up to {' or '.join(map(str, tokens))} new tokens."
-        " One run each.*"
+        f" One pass over the prompts{_several_passes(runs, files)}.*"
     )
+
+
+def _several_passes(runs: dict[str, str], files: list[dict[str, Any]]) -> str:
+    """Return which machines passed over the prompts more than once."""
+    several = {
+        machine: content["config"]["repeats"]
+        for machine, content in zip(runs, files, strict=True)
+        if content["config"]["repeats"] > 1
+    }
+    return "".join(f"; {count} passes on {machine}" for machine, count in several.items())
 
 
 def _methods(path: Path) -> dict[str, dict[str, Any]]:
