@@ -171,7 +171,8 @@ def main() -> None:
     parser.add_argument("--plain-every", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    llm = LLM(str(demo.target_of(options.model)), max_batch=1, keep_prefixes=0)
+    # unpack: as in the other tables
+    llm = LLM(str(demo.target_of(options.model)), max_batch=1, keep_prefixes=0, unpack=True)
     for spec in DRAFTERS.values():  # loads and compiles
         llm.generate([llm.chat_prompt(edits()[0].messages)], SamplingParams(8, speculation=spec))
     run(llm, options)

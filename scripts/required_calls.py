@@ -220,7 +220,7 @@ def main() -> None:
         draft_model=draft,
         max_batch=BATCH,
         keep_prefixes=BLOCK,
-        unpack=True,  # the draft model of SmolLM2 copies rows of the LM head
+        unpack=True,  # as in the other tables
     )
     with tempfile.TemporaryDirectory() as folder:
         run(llm, options, folder)

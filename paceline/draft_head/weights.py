@@ -160,7 +160,7 @@ def embedding_and_head(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
 
 
 def has_plain_embeddings(model: CachedLM) -> bool:
-    """Return whether embedding and LM head are plain weights on the model's device."""
+    """Return whether the device of a model holds a readable embedding and LM head."""
     try:
         return all(
             module.weight.device == model.device for module in embedding_and_lm_head(model.model)

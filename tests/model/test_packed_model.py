@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,8 +18,10 @@ import gguf
 from paceline import LLM, SamplingParams
 from paceline.backend.block_formats import BLOCK_FORMATS
 from paceline.backend.packed_weight import PackedWeight
+from paceline.draft_head.find import find_draft_head
 from paceline.errors import ConfigError
 from paceline.model import loading, packed_model
+from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
 from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
@@ -52,6 +54,18 @@ def test_model_and_answers_are_those_of_the_unpacked_model(tmp_path: Path, kind:
         for model in (packed, unpacked)
     )
     assert [out.token_ids for out in first] == [out.token_ids for out in second]
+
+
+def test_draft_heads_read_packed_weights(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    packed, unpacked = load_model(path, unpack=False), load_model(path)
+    modules = zip(embedding_and_lm_head(packed), embedding_and_lm_head(unpacked), strict=True)
+    for own, other in modules:
+        weight: Any = own.weight
+        assert isinstance(weight, PackedWeight)
+        assert torch.equal(weight.unpacked(), cast("torch.Tensor", other.weight))
+    model: Any = LLM(packed, "none").model
+    assert find_draft_head(model) is not None
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.backend.plain_tensors import is_plain
+from paceline.backend.plain_tensors import has_numbers
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.forward_state import StateReader, TargetStates
 from paceline.model.identity import Sketch
@@ -205,12 +205,12 @@ def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Lin
     """Return a target's embedding and LM head.
 
     Raises:
-        UnsupportedModelError: Their weights are not plain tensors.
+        UnsupportedModelError: Their weights are neither plain nor packed tensors.
     """
     embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
     plain = isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear)
     if not plain or not all(
-        is_plain(end.weight) and end.weight.dtype in _DTYPES for end in (embedding, head)
+        has_numbers(end.weight) and end.weight.dtype in _DTYPES for end in (embedding, head)
     ):
         raise UnsupportedModelError(
             f"{type(target).__name__}: got an embedding or an LM head that is no plain weight;"
