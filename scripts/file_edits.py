@@ -1,6 +1,6 @@
 """Edits of files that are in the prompt: tokens per forward pass and speed of `auto`.
 
-    python scripts/file_edits.py smollm2 --json docs/results/file-edits.json
+    python scripts/file_edits.py smollm2 --plain-every 2 --json docs/results/file-edits.json
 
 Each case of scripts/data/file_edits is a file, an instruction and the edited file. The model is
 forced to answer with the edited file: a logits processor gives the recorded answer, token by token,
