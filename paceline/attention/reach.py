@@ -123,7 +123,7 @@ def _first_seen(position: int, window: int, chunk: int) -> int:
 
 @compiled
 def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -> int:
-    """Append a run to those of a query; return the new number of runs."""
+    """Append a run to a query's runs; return the new number of runs."""
     runs[count].start = start
     runs[count].stop = stop
     runs[count].rank = (
@@ -134,7 +134,7 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
 
 @compiled
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
-    """Merge single keys, the last position first, into runs; return the run count.
+    """Merge single keys, last position first, into runs; return the number of runs.
 
     Args:
         runs: Runs of all queries; those from `first` to `count` are single keys in descending

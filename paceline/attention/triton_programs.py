@@ -121,7 +121,7 @@ def attend_split(
 
 @triton.jit
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the number of blocks shared by all queries, and of all blocks.
+    """Return the number of blocks shared by all queries, and the total number.
 
     Shared blocks come first and are read once for all queries; the others are read once per
     column.
@@ -134,7 +134,7 @@ def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constex
 
 @triton.jit
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
-    """Return the cache positions of keys from a rank on, and whether each key exists."""
+    """Return the cache positions of keys, starting at a rank, and which keys exist."""
     ranks = rank + tl.arange(0, KEYS)
     side_by_side = tl.load(leading + query)
     there = ranks < tl.load(count + query)

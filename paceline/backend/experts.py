@@ -70,7 +70,7 @@ class ExpertsOverride(ForwardOverride):
         )
 
     def _multiply(self, rows: Tensor, counts: list[int], name: str) -> Tensor:
-        """Multiply rows that are sorted by expert; `counts` has the rows per expert."""
+        """Multiply rows sorted by expert; `counts` holds the number of rows per expert."""
         parameters = self._attributes["_parameters"]
         weights, biases = parameters[name], parameters.get(f"{name}_bias")
         linear, first, products = self.products.backend.linear, 0, []
@@ -123,7 +123,7 @@ class _LinearCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function; replace `functional.linear` by the backend's product."""
+        """Run a torch function, replacing `functional.linear` with the backend's product."""
         if func is functional.linear and not kwargs and len(args) in (2, 3):
             return _multiply_padded(self._backend, args[0], args[1], (*args, None)[2])
         return func(*args, **(kwargs or {}))

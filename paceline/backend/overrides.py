@@ -1,4 +1,4 @@
-"""Replace `forward` of modules in a model view by a backend's operations."""
+"""Replace the `forward` of modules in a model view with a backend's operations."""
 
 from __future__ import annotations
 

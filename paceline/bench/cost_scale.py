@@ -198,7 +198,7 @@ def _fill_linear(
 
 
 def _fill_norm(weight: Tensor, original: Tensor, scale: float) -> None:
-    """Write a norm's weight so that its output stays the same.
+    """Write a norm's weight such that the norm's output does not change.
 
     The mean square is computed over more dimensions, so normalised values are larger by a factor
     of 1 / scale.

@@ -61,7 +61,7 @@ def peak_since_reset() -> int:
 
 
 def resident() -> int:
-    """Return the resident bytes of this process, or their peak if unknown."""
+    """Return this process's resident memory in bytes, or the peak if it is unknown."""
     return _status("VmRSS:") or peak_memory()
 
 
@@ -72,7 +72,7 @@ def _main() -> None:
 
 
 def _status(name: str) -> int:
-    """Return a size of this process in bytes, from Linux; 0 on other systems."""
+    """Return one of this process's memory sizes on Linux, in bytes; 0 elsewhere."""
     lines = _STATUS.read_text(encoding="ascii").splitlines() if _STATUS.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 

@@ -68,7 +68,7 @@ class Paceline:
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
-        """Replace the drafter by a new one."""
+        """Replace the drafter with a new one."""
         self._llm.change_drafter(self._make())
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
@@ -167,7 +167,7 @@ class Continuous(Transformers):
 
 
 class ObservedDrafter(DelegatingDrafter):
-    """Forwards calls to a drafter, and every outcome to `see` as well."""
+    """Forwards calls to a drafter, and also passes every outcome to `see`."""
 
     def __init__(self, inner: Drafter, see: Callable[[Outcome], None]) -> None:
         super().__init__(inner)
@@ -182,7 +182,10 @@ class ObservedDrafter(DelegatingDrafter):
 
 @contextlib.contextmanager
 def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -> Iterator[None]:
-    """While open, make `model.generate` sample and stop like `LLM` with `params`."""
+    """Make `model.generate` sample and stop as `LLM` would with `params`.
+
+    This applies until the `with` block ends.
+    """
     before, verbosity = model.generation_config, transformers.logging.get_verbosity()
     pad = before.pad_token_id if before.pad_token_id is not None else (eos or [0])[0]
     sampling: dict[str, Any] = {"do_sample": False}

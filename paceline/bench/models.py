@@ -102,7 +102,7 @@ def make_units(
     """Return the prompts in batches, by default those named in `config`.
 
     Raises:
-        CapacityError: The answers leave no room for prompts in the models' context.
+        CapacityError: With these answers, the models' context has no room for prompts.
         ConfigError: A prompt cannot be read or has no tokens.
     """
     if prompts is None:
@@ -138,7 +138,7 @@ def feeding_all(make: Callable[[], Drafter]) -> Drafter:
 
 @contextlib.contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of CPU threads while open; None keeps the current number."""
+    """Set torch's CPU thread count in the `with` block; None keeps the current one."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:

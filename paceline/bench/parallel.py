@@ -56,7 +56,7 @@ class Lockstep:
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
-        """Replace shared drafters' query-token counts by those of the busiest rank."""
+        """Replace shared drafters' query-token counts with those of the busiest rank."""
         for spec in self._shared:
             stats = [
                 answer.stats for call, answers in calls if call.method == spec for answer in answers

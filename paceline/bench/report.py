@@ -56,7 +56,7 @@ _LEGEND = (
 
 
 def print_table(result: BenchResult, console: Console | None = None) -> None:
-    """Print figures, speed-ups by category, and differences on a console.
+    """Print the figures, speed-ups by category, and differences to a console.
 
     Args:
         result: Result of the run.

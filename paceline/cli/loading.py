@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def use_threads(count: int | None) -> None:
-    """Set torch's number of CPU threads; None leaves torch's default."""
+    """Set torch's number of CPU threads; None keeps torch's default."""
     if count:
         import torch
 

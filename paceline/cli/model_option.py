@@ -1,4 +1,4 @@
-"""Accept the target model also as the `--model` or `-m` option.
+"""Also accept the target model as the `--model` or `-m` option.
 
 Commands declare the model as their first positional argument. `with_model_first` moves the
 option's value to that position.

@@ -70,12 +70,12 @@ def write(text: str, accepted: bool = False) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print a note on standard error, separate from the results."""
+    """Print a note to standard error, separate from the results."""
     err.print(Text(text, style="dim"))
 
 
 def print_error(error: Exception | str) -> None:
-    """Print an error on standard error as one line, which only terminals wrap."""
+    """Print an error to standard error, as one line that only terminals wrap."""
     line = " ".join(str(error).split())
     err.print(Text(f"error: {line}", style="red"), soft_wrap=not err.is_terminal)
 

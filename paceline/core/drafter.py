@@ -88,7 +88,7 @@ class Outcome:
 
     @property
     def seq(self) -> Request:
-        """Return `request` under the short name that drafters use."""
+        """Return `request`; `seq` is a short alias for drafters."""
         return self.request
 
 

@@ -51,7 +51,7 @@ class Stats:
 
     @property
     def fed(self) -> list[int]:
-        """Return `query_tokens` under its short public name."""
+        """Return `query_tokens`; `fed` is a short public alias."""
         return self.query_tokens
 
     @property

@@ -192,7 +192,7 @@ class Target(Protocol):
         """Set a request's slot to zero after its cached tokens."""
 
     def undo(self, request: Request, length: int) -> None:
-        """Drop what a failed step left in a request's cache after `length` tokens."""
+        """Discard a failed step's entries in a request's cache, after `length` tokens."""
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
         """Return the part of a draft tree that the model can verify for the request."""

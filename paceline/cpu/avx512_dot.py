@@ -42,7 +42,7 @@ _NEEDED = {"avx512f", "avx512bw", "avx512vl"}
 
 
 class BFloat16(ir.Type):  # type: ignore[misc]
-    """The LLVM type `bfloat`, which llvmlite lacks."""
+    """The LLVM type `bfloat`, which llvmlite does not provide."""
 
     def _to_string(self) -> str:
         return "bfloat"

@@ -123,7 +123,7 @@ def fastest(model: PreTrainedModel) -> Products:
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return paceline's products for any row count; None if these are not enough."""
+    """Return paceline's products for any row count; None if they miss some weights."""
     routing = routing_overrides(model, CPU)
     products = Products.of_backend(model, CPU, routing=routing)
     computed = {

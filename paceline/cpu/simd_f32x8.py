@@ -1,4 +1,4 @@
-"""Provide a vector type of eight float32 lanes for compiled code, `Float32x8`.
+"""Provide `Float32x8`, a vector type with eight float32 lanes for compiled code.
 
 Each operation emits LLVM vector instructions, so kernels do not rely on auto-vectorisation. Each
 lane follows IEEE arithmetic, and the compiler may neither reorder nor contract operations. A

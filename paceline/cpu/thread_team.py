@@ -234,7 +234,7 @@ def _do(job: int, arguments: int) -> int:
 
 @compiled
 def _lead(mailbox: int, number: int, job: int, arguments: int) -> int:
-    """Post a job, run its tasks, and wait until all helpers have left it."""
+    """Post a job, run its tasks, and wait until no helper is running it."""
     store_shared(mailbox + _JOB, job)
     store_shared(mailbox + _ARGUMENTS, arguments)
     store_shared(mailbox + _OPEN, number)

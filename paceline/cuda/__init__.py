@@ -1,1 +1,1 @@
-"""Fuse operations on CUDA with Triton that torch splits into many launches."""
+"""Fuse, with Triton, operations that torch splits into many launches on CUDA."""

@@ -71,7 +71,7 @@ class Gathering:
         self.documents += documents
 
     def text(self) -> NDArray[np.uint32]:
-        """Return the text [tokens + documents], after which nothing may be added."""
+        """Return the text [tokens + documents]; nothing may be added after this call."""
         self._text.resize(self._size, refcheck=False)
         return self._text
 

@@ -12,7 +12,7 @@ _FILE = "tokenizer.model.v1"  # 32,000 ids
 
 
 class MistralTokenizer:
-    """Implements those parts of a transformers tokenizer that stores and replays use.
+    """Implements the parts of a transformers tokenizer that stores and replays use.
 
     Raises:
         ConfigError: The packages are not installed.

@@ -22,7 +22,7 @@ class RunningOutputs:
         self._texts: dict[int, array[int]] = {}  # by output
 
     def __bool__(self) -> bool:
-        """Return whether there are at least two outputs; a request knows its own output."""
+        """Return whether there are at least two outputs, because one alone is not needed."""
         return len(self._texts) > 1
 
     @property

@@ -58,7 +58,7 @@ class StepCosts:
             self._fit = self._fitted(np.array(self._steps))
 
     def seconds(self, num_requests: int, max_tokens: int) -> Floats:
-        """Return the durations of steps with 0 to `max_tokens` drafts, in median steps."""
+        """Return step durations, in median steps, for 0 to `max_tokens` draft tokens."""
         plain, drafting, per_token = self._parts(num_requests)
         result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
         result[1:] = (result[1:] + drafting) * self._settings.margin

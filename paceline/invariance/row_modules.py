@@ -161,7 +161,7 @@ class RowRouter(RowModule):
     Its function returns all results of a row as float64, which represents every value exactly.
 
     Attributes:
-        constants: Further inputs, which are weights or buffers of the model or None.
+        constants: Further inputs: weights or buffers of the model, or None.
     """
 
     constants: tuple[Tensor | None, ...] = ()

@@ -79,7 +79,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return sum(layer.slot_bytes for layer in self.state_layers.values())
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Grow to at least `slots` slots of `capacity` positions; existing content stays."""
+        """Grow to at least `slots` slots of `capacity` positions, keeping the content."""
         if slots <= self.slots and capacity <= self.capacity:
             return
         new_slots = max(slots, self.slots)

@@ -40,7 +40,7 @@ _NARROW = ("load", "drafter", "tokens/s", "of plain", "first p99", "gap p99", "e
 
 
 def print_table(result: ServingResult, console: Console | None = None) -> None:
-    """Print the figures on a console, by default on standard output."""
+    """Print the figures to a console, by default standard output."""
     console = console or Console(highlight=False)
     console.print(escape("; ".join(setting_parts(result))), style="bold")
     table = figures_table(result)
@@ -167,7 +167,7 @@ def notes(result: ServingResult) -> list[str]:
 
 
 def _repeating(result: ServingResult) -> list[str]:
-    """Return a note if prompts repeat, because drafters that cache answers then gain."""
+    """Return a note if prompts repeat, which favours drafters that cache answers."""
     most = max((len(cell.answers) for cell in result.cells), default=0)
     prompts = max(
         (len({answer.prompt for answer in cell.answers}) for cell in result.cells), default=0

@@ -50,7 +50,7 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 
 @inlined
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
-    """Convert the scores of query i to softmax weights; return their float32 total.
+    """Convert the scores of query i to softmax weights; return the float32 total.
 
     The weights are contiguous, starting at the score of the query's first key.
     """

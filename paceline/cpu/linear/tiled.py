@@ -48,7 +48,7 @@ _multiply_fourth = amx.add_product(_SUM3, _WEIGHT0, _ROWS1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the bfloat16 `ProductCall` at an address; return their number."""
+    """Run tasks of the bfloat16 `ProductCall` at an address; return how many ran."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address)

@@ -118,7 +118,7 @@ class Factors(NamedTuple):
     group: int
 
     def apply(self, builder: Any, integers: Any, half: int, blocks: Sequence[int]) -> Any:
-        """Emit the numbers of 16 integers, float32 lanes.
+        """Emit the numbers for 16 integers, in float32 lanes.
 
         Args:
             builder: LLVM builder.

@@ -101,7 +101,7 @@ class CpuRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare the inputs of a state-space model with per-head decay rates for `walk`."""
+        """Prepare inputs for `walk`: a state-space model with one decay rate per head."""
         query, key, value = states
         steps = step_sizes(*time)
         decay = exponentials(steps * rate.float())[..., None]

@@ -114,7 +114,7 @@ _FOLD_TAKEN = counter_of(FOLD_CALL)
 
 
 def _walk(call_address: int) -> int:
-    """Run tasks of the `GatedCall` at an address; return their number."""
+    """Run tasks of the `GatedCall` at an address; return how many were run."""
     call = read_record(call_address, GATED_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -226,7 +226,7 @@ def _store_output(call: GatedCall, offset: int, output: Any) -> None:
 
 
 def _fold(call_address: int) -> int:
-    """Run tasks of the `FoldCall` at an address; return their number."""
+    """Run tasks of the `FoldCall` at an address; return how many were run."""
     call = read_record(call_address, FOLD_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     state = np.empty(call.rows * call.vectors * LANES + LANES, dtype=np.float32)

@@ -42,7 +42,7 @@ class OtherTokenizerDrafter(Drafter):
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> Drafter:
-        """Build the drafter; without the option `other_tokenizer`, a plain `DraftModel`."""
+        """Build the drafter; a plain `DraftModel` without the option `other_tokenizer`."""
         return cls(options, draft) if options.other_tokenizer else DraftModel(options, draft)
 
     @property

@@ -79,7 +79,7 @@ def _predicted_after(
 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
-    """Replace every suffix in the pool by the target's predictions (refinement).
+    """Replace every suffix in the pool with the target's predictions (refinement).
 
     Suffixes are replaced by value, so none appears twice.
     """

@@ -163,7 +163,7 @@ class ProposalBuilder:
             first = Evidence(NodeSource.WITHIN)
 
     def _add_suffix(self, phrase: Sequence[int]) -> list[int]:
-        """Add as much of a phrase as fits after the chain, and return its nodes."""
+        """Add as much of a phrase as fits after the chain, and return the phrase's nodes."""
         nodes, parent, tree = [], self._last, self._tree
         for token in phrase:
             if (parent, token) not in tree and len(tree) >= tree.max_nodes:

@@ -126,7 +126,7 @@ class PhraseTries:
             self._touched.clear()
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """Return, per first token, the number of nodes in its tree and of output nodes."""
+        """Return, for each first token, the number of nodes and output nodes in its tree."""
         return {first: (tree.nodes, tree.outputs) for first, tree in self._trees.items()}
 
     def _path(self, tokens: list[int], start: int) -> tuple[Tree, list[Node]]:
@@ -156,7 +156,7 @@ def _forget(children: Children, request: int) -> int:
 
 
 def _halve(children: Children) -> tuple[int, int]:
-    """Halve the outputs of a forest; return the number of nodes and of output nodes.
+    """Halve a forest's output counts; return the number of nodes and output nodes.
 
     Counts of 1 or less become 0.
     """

@@ -193,7 +193,7 @@ def _keep(
     parents: NDArray[np.int64],
     shares: NDArray[np.float64],
 ) -> int:
-    """Write the `limit` most frequent prefixes, and return their number.
+    """Write the `limit` most frequent prefixes, and return how many were written.
 
     Among equals, shallower and then earlier prefixes win. In this order, parents precede children,
     so the result is a tree.

@@ -100,7 +100,7 @@ def grow_trees(
 
 @kernel
 def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate]) -> int:
-    """Grow a tree, best first, and return its size.
+    """Grow a tree, best first, and return the number of nodes.
 
     Args:
         inputs: Sources, calibration and request.

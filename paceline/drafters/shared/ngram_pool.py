@@ -48,7 +48,7 @@ class NgramPool:
             self.insert(context[-size:], ngram)
 
     def replace(self, key: Ngram, old: Ngram, new: Ngram) -> None:
-        """Replace `old` by `new` under a key; drop `old` if `new` already exists."""
+        """Replace `old` with `new` under a key; drop `old` if `new` already exists."""
         entries = self._entries.get(key, {})
         if old not in entries or old == new:
             return

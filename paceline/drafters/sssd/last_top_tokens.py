@@ -60,9 +60,9 @@ class LastTopTokens:
 
 @kernel
 def offer_top_tokens(frontier: Records[Child], waiting: int, top_tokens: NDArray[np.int64]) -> int:
-    """Add top tokens that the frontier lacks as children of the root; return its size.
+    """Add the missing top tokens as children of the root; return the frontier's size.
 
-    The tokens share the probability that the children found by retrieval leave.
+    The tokens share the probability left over by the children found by retrieval.
     """
     found = 0.0
     for index in range(waiting):

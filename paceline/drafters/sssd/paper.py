@@ -187,7 +187,7 @@ def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
 
 @kernel
 def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
-    """Add pointers of all suffixes; return their number, or -1 - damaged shard."""
+    """Add the pointers of all suffixes; return how many, or -1 - damaged shard."""
     table, begin, ranges = sources.table, used, pool.ranges[0]
     for size in range(min(PREFIX, context), 0, -1):
         query = query_of(pool, size, 0)
@@ -228,7 +228,7 @@ def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: 
 def _push(
     merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
 ) -> int:
-    """Add the tokens after some pointers to the heap; return its size."""
+    """Add the tokens after some pointers to the heap; return the heap's size."""
     begin, end = pointers
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1

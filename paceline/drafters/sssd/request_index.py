@@ -146,7 +146,7 @@ def last_position(text: RequestText, token: int) -> int:
 
 @kernel
 def link(text: RequestText, begin: int, end: int) -> None:
-    """Add the tokens of positions [begin, end) to the chains."""
+    """Add the tokens at positions [begin, end) to the chains."""
     buckets = text.heads.shape[1]
     for position in range(begin, end):
         for size_index in range(len(NGRAM_SIZES)):
@@ -286,7 +286,7 @@ class RequestIndex:
 
 @compiled
 def _find_at(address: int, out: Records[Pointer], max_links: int) -> int:
-    """Write earlier occurrences of the newest tokens to `out`; return their number."""
+    """Write earlier occurrences of the newest tokens to `out`; return how many."""
     text = text_of(request_at(address))
     tail = text.ids[max(0, text.length - LONGEST) : text.length]
     count, below = 0, LONGEST + 1

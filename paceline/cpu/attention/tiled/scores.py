@@ -144,7 +144,7 @@ def _score(
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Sort a query's scores by rank, and return the number of its steps.
+    """Sort a query's scores by rank, and return the query's number of steps.
 
     The last step is padded with minus infinity.
     """
@@ -164,7 +164,7 @@ def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> i
 
 @inlined
 def _weigh(call: AttentionCall, row: int, steps: int, head: int) -> Any:
-    """Convert a query's scores to softmax weights; return their float32 total."""
+    """Convert a query's scores to softmax weights; return the float32 total."""
     largest = softmax_weighted_sum.find_largest(row, 2 * steps)
     sink = load_sink(call, head)
     if call.sinks:
