@@ -170,7 +170,7 @@ def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
 
 
 def mask_address(mask: Tensor) -> int:
-    """Return the key in `ranges_by_mask` of a placeholder mask or a slice of it."""
+    """Return the key in `ranges_by_mask` for a placeholder mask or a slice of one."""
     return mask.untyped_storage().data_ptr()
 
 

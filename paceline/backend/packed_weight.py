@@ -30,7 +30,7 @@ class PackedWeight(Tensor):
             between rows.
         block_format: Format of the blocks.
         inner: Number of values per row.
-        order: Index in `blocks` of each row, int64 [rows]; None if the rows are in order.
+        order: Index of each row in `blocks`, int64 [rows]; None if the rows are in order.
     """
 
     blocks: Tensor

@@ -91,7 +91,7 @@ class TokenTree:
         return int(self.columns.shape[1])
 
     def order(self) -> StateOrder:
-        """Return where each token's state is read and written; computed once."""
+        """Return where each token's state is read and written (computed only once)."""
         if "order" not in self.derived:
             self.derived["order"] = StateOrder(*_order(self.parents, self.lengths))
         order: StateOrder = self.derived["order"]

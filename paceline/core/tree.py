@@ -239,7 +239,7 @@ class TreeBuilder:
         return node
 
     def build(self) -> DraftTree:
-        """Return the tree of all nodes so far."""
+        """Return a tree of the nodes added so far."""
         return DraftTree(self.token_ids, self.parents, probes=self._probes, origins=self.origins)
 
 

@@ -223,7 +223,7 @@ def _is_possible(shard: ShardInfo) -> bool:
 
 
 def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Return the dataclass `kind` with `values`; raise TypeError for a wrong type."""
+    """Build the dataclass `kind` from `values`; raise TypeError for a wrong type."""
     hints = get_type_hints(kind)
     for name, value in values.items():
         if name != "shards" and (

@@ -27,7 +27,7 @@ def load_image(source: Any, where: str, files: bool = True) -> Image:
         where: Name of the image in errors.
         files: Whether paths are allowed. Default True.
     Raises:
-        ConfigError: The source is not a readable image, is too large, or Pillow is missing.
+        ConfigError: The source is not a readable image or is too large, or Pillow is missing.
     """
     image_module, operations = _pillow(where)
     if isinstance(source, image_module.Image):

@@ -143,7 +143,7 @@ class TensorReordering:
         return changed
 
     def order(self, name: str, rows: int) -> NDArray[np.int64] | None:
-        """Return the row in the file of each weight row; None if other changes are needed."""
+        """Return each weight row's row in the file; None if reordering is not enough."""
         numbers = np.arange(rows, dtype=np.float64)[:, None]
         try:
             changed = self.applied(name, numbers)

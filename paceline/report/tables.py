@@ -97,7 +97,7 @@ class Table:
         )
 
     def show(self, console: Console) -> None:
-        """Print title, rows and notes on a console."""
+        """Print the title, rows and notes to a console."""
         if self.title:
             console.print(f"\n[bold]{escape(self.title)}[/bold]")
         shown = rich_table.Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))

@@ -19,7 +19,7 @@ _MAX_MARK = 4  # bytes
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Return a file's text without a byte order mark, with unchanged line ends.
+    """Return a file's text without a byte order mark, keeping its line endings.
 
     Args:
         path: File to read.

@@ -27,7 +27,7 @@ class OuroborosOptions:
         inspiration: Rejected tokens whose continuations enter the phrase pool. "every" uses every
             node, "paper" the rule in the paper, "code" the rule in the authors' code, and "off"
             none. Defaults to "every".
-        refinement: Replace suffixes in the pool by the target's predictions; default true.
+        refinement: Replace suffixes in the pool with the target's predictions; default true.
         budget: Verify only the nodes that are expected to save time; default true.
         shared_pool: Share one phrase pool among all requests of this drafter; default false.
         pool_file: File in which the shared pool is saved between runs. An existing file is loaded.

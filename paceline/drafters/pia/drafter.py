@@ -128,7 +128,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the minimum output count and score, of which a node must reach one."""
+        """Return the minimum output count and score; a node must reach one of the two."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

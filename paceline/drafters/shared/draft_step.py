@@ -1,4 +1,4 @@
-"""Convert the result of a draft forward pass to new tokens of chains."""
+"""Convert the result of a draft forward pass to new chain tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SpecDec++ (Huang et al. 2024), which drafts until a head expects a rejection.
+"""SpecDec++ (Huang et al. 2024): draft until a head expects a rejection.
 
 Drafting stops when the predicted probability of a rejection among the draft tokens exceeds a
 threshold (algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest

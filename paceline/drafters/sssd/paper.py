@@ -57,7 +57,7 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 
 class Candidate:
-    """A token from one source that waits to enter the tree.
+    """A token from one source that may be added to the tree.
 
     Attributes:
         token: Token id.

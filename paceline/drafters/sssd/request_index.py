@@ -160,7 +160,7 @@ def link(text: RequestText, begin: int, end: int) -> None:
 
 @compiled
 def extend(request: RequestState, new_tokens: NDArray[np.int64]) -> RequestText:
-    """Append tokens, for which there must be room, and return the text."""
+    """Append tokens and return the text; the arrays must have room."""
     text = text_of(request)
     begin = text.length
     text.ids[begin : begin + new_tokens.size] = new_tokens

@@ -57,7 +57,7 @@ def advance(
     limit: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Add those pointers of a parent that offer `token`, advanced by one token.
+    """Add the parent's pointers that offer `token`, advanced by one token.
 
     Args:
         sources: Texts into which the pointers lead.

@@ -192,7 +192,7 @@ def _gather(
 def _point_from_root(
     sources: Sources, pool: Pool, root: TreeNode, query: Query, used: int
 ) -> tuple[int, int]:
-    """Find the root's pointers in request and datastore.
+    """Find the root's pointers in the request and the datastore.
 
     Returns:
         The number of pointers and -1; or (DAMAGED, shard).
