@@ -283,7 +283,7 @@ class GgufTarget:
         request.cached = self._cells.cut(sequence_of(request), length)
 
     def undo(self, request: Request, length: int) -> None:
-        """Drop what a failed step left in a request's cache after `length` tokens."""
+        """Discard a failed step's entries in a request's cache, after `length` tokens."""
         self.rewind(request, length)
 
     def clear_after(self, request: Request) -> None:

@@ -220,7 +220,7 @@ class CachedLM(ForwardPasses):
             self.slots.inherit(request, slot_of, length)
 
     def undo(self, request: Request, length: int) -> None:
-        """Drop what a failed step left in a request's cache after `length` tokens.
+        """Discard a failed step's entries in a request's cache, after `length` tokens.
 
         The prompt's images are computed again if the recurrent states included later tokens.
         """

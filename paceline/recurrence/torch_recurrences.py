@@ -82,7 +82,7 @@ class TorchRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare the inputs of a state-space model with per-head decay rates for `walk`."""
+        """Prepare inputs for `walk`: a state-space model with one decay rate per head."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         steps = time.numbers.to(dtype)
