@@ -191,7 +191,7 @@ class _Compiled:
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher in its initial state, to be copied; check it for an error."""
+        """Return a matcher in its initial state, for copying, and check it for errors."""
         matcher = self._grammars.pop(grammar, None)
         if matcher is None:
             matcher = _llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)

@@ -43,7 +43,7 @@ class _LoopState:
                 news.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Raise the error that ended a step in all waiting callers."""
+        """Make all waiting callers raise the error that ended a step."""
         for news in {*self.waiting.values()}:
             if isinstance(error, asyncio.CancelledError):
                 news.cancel()

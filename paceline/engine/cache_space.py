@@ -1,4 +1,4 @@
-"""Size the KV cache for the requests of an engine, within a memory limit."""
+"""Size the KV cache for an engine's requests, within a memory limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CacheSpace(ABC):
-    """Memory of the KV cache of an engine.
+    """Memory of an engine's KV cache.
 
     Args:
         model: The target.
@@ -49,7 +49,7 @@ class CacheSpace(ABC):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request; return False if there is none.
+        """Make room for another request, or return False if there is none.
 
         Args:
             request: Request to admit.
@@ -59,7 +59,7 @@ class CacheSpace(ABC):
 
     @abstractmethod
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if there is none."""
+        """Make room for all requests' next tokens, or return False if there is none."""
 
     @property
     @abstractmethod
@@ -86,7 +86,7 @@ class CacheSpace(ABC):
         return True
 
     def _preferred_slots(self, slots: int) -> int:
-        """Return the number of slots to allocate; growing copies their content."""
+        """Return the number of slots to allocate, leaving room to avoid repeated copies."""
         current = len(self._model.slots)
         if slots <= current or self._max_slots is None:
             return max(slots, current)
@@ -94,7 +94,7 @@ class CacheSpace(ABC):
 
 
 class EqualSlots(CacheSpace):
-    """Memory whose slots are all as long as the longest request."""
+    """Memory in which every slot is as long as the longest request."""
 
     @property
     def num_positions(self) -> int:
@@ -104,14 +104,14 @@ class EqualSlots(CacheSpace):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request; return False if there is none."""
+        """Make room for another request, or return False if there is none."""
         members = (*active, request)
         longest = max(map(_admission_length, members))
         final = max(member.max_length for member in members) + SPARE_NODE_POSITIONS
         return self._ensure(len(members), longest, min(longest + CACHE_GROWTH_POSITIONS, final))
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if there is none."""
+        """Make room for all requests' next tokens, or return False if there is none."""
         longest = max((len(request) for request in active), default=0) + SPARE_NODE_POSITIONS
         if longest <= self._model.capacity:
             return True
@@ -144,7 +144,7 @@ class EqualSlots(CacheSpace):
 
 
 class SlotRegions(CacheSpace):
-    """Memory whose slots are each as long as their request needs."""
+    """Memory in which each slot is as long as its request needs."""
 
     @property
     def num_positions(self) -> int:
@@ -154,7 +154,7 @@ class SlotRegions(CacheSpace):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request; return False if there is none.
+        """Make room for another request, or return False if there is none.
 
         `lengthen` gives the request its region once it has a slot.
         """
@@ -173,7 +173,7 @@ class SlotRegions(CacheSpace):
                 return False
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if there is none."""
+        """Make room for all requests' next tokens, or return False if there is none."""
         slots = self._model.slots
         return all(
             slots.length(request) >= len(request) + SPARE_NODE_POSITIONS
@@ -195,7 +195,7 @@ class SlotRegions(CacheSpace):
                 return False
 
     def _provide(self, slots: int, positions: int, wish: int, num_active: int) -> bool:
-        """Allocate slots and positions; return False if memory is short.
+        """Allocate slots and positions, or return False if memory is short.
 
         Args:
             slots: Minimum number of slots.
@@ -220,7 +220,7 @@ class SlotRegions(CacheSpace):
 
 
 def _admission_length(request: Request) -> int:
-    """Return the number of positions that a running request needs in the near future."""
+    """Return the number of positions that a running request will soon need."""
     return SPARE_NODE_POSITIONS + min(request.max_length, len(request) + ADMISSION_HEADROOM)
 
 

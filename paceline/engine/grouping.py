@@ -39,7 +39,7 @@ class StepGroup:
 
 
 def num_pending(handle: RequestHandle, prefill_chunk: int) -> int:
-    """Return the number of a request's pending tokens in the next forward pass."""
+    """Return how many pending tokens of a request the next forward pass computes."""
     return min(handle.request.pending, prefill_chunk)
 
 

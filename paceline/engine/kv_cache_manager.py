@@ -133,7 +133,7 @@ class KVCacheManager:
         return True
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if impossible."""
+        """Make room for all requests' next tokens, or return False if this is impossible."""
         return self._space.grow(active)
 
     def close(self, request: Request, reusable: bool = True) -> None:

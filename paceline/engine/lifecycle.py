@@ -97,7 +97,7 @@ class Lifecycle:
                 handle.error = error
 
     def drafter_failed(self, handles: list[RequestHandle], error: Exception) -> bool:
-        """Detach requests from a failed drafter; return True if they continue."""
+        """Detach requests from a failed drafter, and return whether they continue."""
         if not self._survives_drafter_errors:
             self.fail(handles, error)
             return False

@@ -40,7 +40,7 @@ class RequestQueue:
         return handles[0] if handles else None
 
     def leave(self, handle: RequestHandle) -> bool:
-        """Remove a request; return False if it was not in the queue."""
+        """Remove a request, and return whether it was in the queue."""
         with self.lock:
             if handle not in self._handles:
                 return False

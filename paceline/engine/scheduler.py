@@ -101,7 +101,7 @@ class Scheduler:
             self.active.remove(handle)
 
     def grow_cache(self) -> None:
-        """Grow the cache as answers grow; if it cannot grow, preempt the newest requests."""
+        """Grow the cache as answers grow, or preempt the newest requests if it cannot."""
         while (
             not self._kv_cache.grow([handle.request for handle in self.active])
             and len(self.active) > 1

@@ -70,7 +70,7 @@ class SharedSteps(ABC):
         raise_errors(handles)  # another thread's step may have ended a request
 
     def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Return a request's new outcomes; run a step first if there are none.
+        """Return a request's new outcomes, running a step first if there are none.
 
         Args:
             handle: Request submitted with `keep_outcomes`.

@@ -273,7 +273,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Pass a drafter its outcomes; return the result, with any error that occurs."""
+    """Pass a drafter its outcomes, and return the result with any error that occurs."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter

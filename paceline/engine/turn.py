@@ -15,7 +15,7 @@ class Lock(Protocol):
     """Methods shared by the two lock types of `threading`."""
 
     def acquire(self, blocking: bool = ...) -> bool:
-        """Acquire the lock; return False if it is not free."""
+        """Acquire the lock, or return False if it is not free."""
 
     def release(self) -> None:
         """Release the lock."""

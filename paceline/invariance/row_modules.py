@@ -179,7 +179,7 @@ class RowRouter(RowModule):
 
 @dataclass(slots=True)
 class RowExperts(RowModule):
-    """A module of experts, whose selection depends only on the row.
+    """A module of experts, which are selected by the row alone.
 
     A row contains the inputs, followed by the scores of all experts. Random rows with a few large
     columns select some experts often and others rarely.

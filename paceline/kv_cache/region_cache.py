@@ -95,12 +95,12 @@ class RegionCache(SlotCache):
         self.resize(self.slots + 1, self.capacity)
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Return the block and index of a store for a layer with these first states."""
+        """Return the block and index of a store for a layer, given its first states."""
         self._forget_addresses()
         return self.blocks.take(states, 1, self.capacity)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at a block and index; its first stride is one position."""
+        """Return the store at a block and index, with a first stride of one position."""
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()
         rows = store.tensor.as_strided(store.tensor.shape, (strides[1], *strides))
@@ -116,7 +116,7 @@ class RegionCache(SlotCache):
         self.regions.sizes[slot] = 0
 
     def lengthen(self, slot: int, size: int) -> None:
-        """Enlarge a slot's region to at least `size` positions; its contents may move."""
+        """Enlarge a slot's region to at least `size` positions, moving it if necessary."""
         regions = self.regions
         old = int(regions.sizes[slot])
         if size <= old or regions.widen(slot, size):
@@ -143,7 +143,7 @@ class RegionCache(SlotCache):
         return -(-grown // self.growth_step) * self.growth_step
 
     def shorten(self, slot: int, size: int) -> None:
-        """Free the positions of a slot after the first `size`."""
+        """Free all positions of a slot except the first `size`."""
         self.regions.sizes[slot] = min(size, int(self.regions.sizes[slot]))
 
     @torch.inference_mode()
@@ -195,7 +195,7 @@ class RegionCache(SlotCache):
             self.lengthen(slot, max(needed + spare, self._reserved))
 
     def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write states of one layer to a slot, starting at position `first`."""
+        """Write one layer's states to a slot, starting at position `first`."""
         self.lengthen(slot, first + keys.shape[1])
         super().write(0, layer, first + int(self.regions.first[slot]), keys, values)
 

@@ -65,7 +65,7 @@ class Regions:
             numbers[[slot, other]] = numbers[[other, slot]]
 
     def widen(self, slot: int, size: int) -> bool:
-        """Enlarge a region in place; return False if the positions after it are taken."""
+        """Enlarge a region in place, or return False if the next positions are taken."""
         first = int(self.first[slot])
         if not self.sizes[slot]:
             return False

@@ -67,7 +67,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in all layers, in bytes; initially 0."""
+        """Return the size in bytes of a cache position in all layers, initially 0."""
         return sum(
             len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
             for stores in self.blocks
@@ -126,7 +126,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._forget_addresses()
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Take a store that fits a layer's first states; return its block and index."""
+        """Take a store that fits a layer's first states, and return its block and index."""
         self._forget_addresses()
         return self.blocks.take(states, self.slots, self.capacity)
 
@@ -211,7 +211,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values of one layer to a slot, starting at position `first`.
+        """Write one layer's keys and values to a slot, starting at position `first`.
 
         Args:
             slot: Slot to write to.

@@ -63,7 +63,7 @@ class SlotMemory(Protocol):
     blocks: BlockList
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Take a store that fits a layer's first states; return its block and index."""
+        """Take a store that fits a layer's first states, and return its block and index."""
 
     def store(self, address: tuple[int, int]) -> Store:
         """Return the store at a block and index."""
@@ -101,7 +101,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the states of the window's columns; return views of all visible positions."""
+        """Write the window's columns, and return views of all visible positions."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self._owner.window

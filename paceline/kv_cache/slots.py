@@ -46,7 +46,7 @@ class Slots:
         return self._cache.taken * self._cache.capacity
 
     def length(self, request: Request) -> int:
-        """Return the number of cache positions of a request's slot."""
+        """Return the number of cache positions in a request's slot."""
         if isinstance(self._cache, RegionCache):
             return int(self._cache.regions.sizes[request.slot])
         return self._cache.capacity
@@ -133,7 +133,7 @@ class Slots:
                 self._move(request, next(holes))
 
     def compact_slots(self, requests: Sequence[Request]) -> None:
-        """Move requests to consecutive slots, in their order."""
+        """Move requests to consecutive slots in the given order."""
         slots = [request.slot for request in requests]
         if slots == list(range(slots[0], slots[0] + len(slots))):
             return

@@ -1,4 +1,4 @@
-"""Manage the sequences of requests in a llama.cpp cache, in text order.
+"""Manage requests' sequences in a llama.cpp cache, in text order.
 
 A cell of the cache may belong to several sequences. A query reads the cells of its sequence with
 smaller positions. Each leaf of a draft tree is therefore a sequence, and a node belongs to the
@@ -46,7 +46,7 @@ class Branch:
 
 
 class SequenceCells:
-    """Sequences in the cache of a model.
+    """Sequences in a model's cache.
 
     Args:
         model: The model.
@@ -124,7 +124,7 @@ class SequenceCells:
         self.lengths[target] = length
 
     def cut(self, sequence: int, length: int) -> int:
-        """Discard the tokens of a sequence from a position onwards; return its new length."""
+        """Discard a sequence's tokens from a position on, and return its new length."""
         if self._context is not None and length < self.lengths[sequence]:
             self._context.copy(sequence, DISCARDED, length)
             self._context.remove(sequence, length)
@@ -175,7 +175,7 @@ class SequenceCells:
         return end
 
     def _move_to(self, num_cells: int) -> None:
-        """Copy all sequences to the front of a cache with a number of cells."""
+        """Copy all sequences to the front of a cache with the given number of cells."""
         states = {
             sequence: self._context.read(sequence)
             for sequence, length in self.lengths.items()

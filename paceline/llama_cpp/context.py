@@ -87,7 +87,7 @@ class Context:
         self._memory = library.get_memory(handle)
 
     def _check(self, options: ContextOptions) -> None:
-        """Raise an error if the context has different options, so the layout is wrong."""
+        """Raise an error if the context has other options, which means a wrong layout."""
         library, handle = self._library, self._handle
         expected = {
             "n_batch": options.max_rows,
@@ -105,7 +105,7 @@ class Context:
             )
 
     def decode(self, rows: BatchRows) -> FloatArray:
-        """Run a forward pass; return the logits of the wanted rows, [wanted, vocab].
+        """Run a forward pass, and return the logits of the wanted rows, [wanted, vocab].
 
         Raises:
             CapacityError: The cache has too few free cells. The cache is unchanged.
@@ -153,7 +153,7 @@ class Context:
         self._library.memory_clear(self._memory, False)
 
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
-        """Remove a sequence from its cells from `start` to `end`; return False if refused."""
+        """Remove a sequence from its cells `start` to `end`, or return False if refused."""
         return bool(self._library.memory_seq_rm(self._memory, sequence, start, end))
 
     def first_position(self, sequence: int) -> int:

@@ -90,7 +90,7 @@ def rows_of(
 def _assign(
     tree: DraftTree, sequence: int, spare: int
 ) -> tuple[list[int], list[int], list[list[int]]]:
-    """Return the sequences of the leaves; for each node, a leaf and all leaves below.
+    """Return the leaves' sequences and, for each node, a leaf and all leaves below.
 
     The first leaf gets the sequence of the request.
     """

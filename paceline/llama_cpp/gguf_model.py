@@ -91,7 +91,7 @@ class GgufModel:
 
     @cached_property
     def description(self) -> str:
-        """Return the architecture, size and format in words."""
+        """Return a description of the architecture, size and format."""
         buffer = ctypes.create_string_buffer(256)
         self.library.model_desc(self._handle, buffer, len(buffer))
         return buffer.value.decode(errors="replace")

@@ -39,7 +39,7 @@ class RecurrentCells(SequenceCells):
         self._before: dict[int, bytes] = {}  # copies of sequences before the last forward pass
 
     def open(self, sequence: int) -> None:
-        """Start an empty sequence; the cache gets more sequences if it has too few."""
+        """Start an empty sequence, enlarging the cache if it has too few sequences."""
         if sequence >= self._num_sequences:
             self._num_sequences = 2 * sequence
             if self._context is not None:

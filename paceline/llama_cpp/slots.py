@@ -113,7 +113,7 @@ class SequenceSlots:
         request.cached = length
 
     def resize(self, slots: int, positions: int) -> None:
-        """Resize the cache to the given numbers of slots and of positions over all slots.
+        """Resize the cache to the given number of slots and total number of positions.
 
         Raises:
             MemoryError: There is not enough memory.

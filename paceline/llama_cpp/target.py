@@ -255,7 +255,7 @@ class GgufTarget:
         )
 
     def feed(self, requests: Sequence[Request]) -> Tensor:
-        """Run and commit a forward pass without trees; return logits [batch, 1, vocab]."""
+        """Run and commit a pass without trees, and return its logits [batch, 1, vocab]."""
         logits = self.forward(requests, [EMPTY_TREE] * len(requests))
         self.commit([()] * len(requests))
         return logits

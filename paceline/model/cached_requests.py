@@ -65,7 +65,7 @@ class CachedRequests:
 
     @property
     def takes_trees(self) -> bool:
-        """Return True if the model can verify trees, or False if only chains."""
+        """Return True if the model can verify trees, or False if it supports only chains."""
         return self.architecture.takes_trees
 
     def reserve(self, slots: int, positions: int) -> None:
@@ -84,7 +84,7 @@ class CachedRequests:
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in bytes; estimated before the first pass."""
+        """Return the size of a cache position in bytes, estimated before the first pass."""
         return self._cache.position_bytes or self.architecture.position_bytes
 
     @property

@@ -208,7 +208,7 @@ class ForwardPasses(CachedRequests):
         return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
 
     def _forward_row(self, layout: PaddedBatch, request: Request) -> Tensor:
-        """Run one request; a commit advances its recurrent states, if any."""
+        """Run one request, whose recurrent states (if any) a commit advances."""
         if not self.architecture.states:
             return self._runner.padded(layout, [request])
         chain = ChainPass(layout, self._cache.state_layers, self._model.device)
@@ -233,7 +233,7 @@ class ForwardPasses(CachedRequests):
             counters.query_tokens.append(count)
 
     def feed(self, requests: Sequence[Request]) -> Tensor:
-        """Run and commit a forward pass without trees; return logits [batch, 1, vocab]."""
+        """Run and commit a pass without trees, and return its logits [batch, 1, vocab]."""
         logits = self.forward(requests, [EMPTY_TREE] * len(requests))
         self.commit([()] * len(requests))
         return logits

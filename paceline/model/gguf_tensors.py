@@ -143,7 +143,11 @@ class TensorReordering:
         return changed
 
     def order(self, name: str, rows: int) -> NDArray[np.int64] | None:
-        """Return each weight row's row in the file; None if reordering is not enough."""
+        """Return, for each row of the weight, its row in the file.
+
+        Returns:
+            Row indices; None if reordering rows is not enough.
+        """
         numbers = np.arange(rows, dtype=np.float64)[:, None]
         try:
             changed = self.applied(name, numbers)
@@ -177,7 +181,7 @@ def read(files: Sequence[Path]) -> TensorTable:
 
 
 def empty_model(config: Any) -> PreTrainedModel:
-    """Return the bfloat16 model of a configuration, with weights on the meta device."""
+    """Return a bfloat16 model for a configuration, with weights on the meta device."""
     from accelerate import init_empty_weights  # an optional package
 
     with init_empty_weights(include_buffers=False):

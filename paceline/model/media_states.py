@@ -62,7 +62,7 @@ class RecurrentPrefill:
 
 
 def _prompt_batch(first: IntArray, columns: int) -> RecurrentBatch:
-    """Return the token order of prompts whose last token is a draft node.
+    """Return the token order for prompts whose last token is a draft node.
 
     A prompt of one token has no node, because a row needs a pending token.
     """

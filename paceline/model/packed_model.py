@@ -96,7 +96,7 @@ def _weight(
     weight: WeightEntry,
     reordering: TensorReordering,
 ) -> Tensor:
-    """Return a weight; it is packed if its module multiplies by it or looks up rows."""
+    """Return a weight, packed if its module multiplies by it or looks up its rows."""
     entry = table.tensors[weight.tensor]
     block_format = BLOCK_FORMATS[entry.type_id]
     expected = tuple(model.get_parameter(name).shape)

@@ -93,7 +93,10 @@ class _ModuleProbe:
         self._busy = False
 
     def after(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        """Check a row-to-row module; other modules are checked through the logits."""
+        """Check a module that maps rows to rows.
+
+        Other modules are checked through the logits.
+        """
         name = self._names.get(module)
         if name is None or self._busy or self.finding or len(given) != 1:
             return

@@ -37,7 +37,7 @@ class _CallObject:
         self._named = self._has_arguments = False
 
     def read(self) -> Generator[None, None, str | None]:
-        """Read the object; return its text if it is not a call."""
+        """Read the object, and return its text if it is not a call."""
         if not (yield from self._take("{")):
             return self._raw
         while (yield from self._read_entry()):
@@ -55,7 +55,7 @@ class _CallObject:
         return matches
 
     def _read_entry(self) -> Generator[None, None, bool]:
-        """Read a key and its value; return whether both belong to a call."""
+        """Read a key and its value, and return whether both belong to a call."""
         self._raw += yield from self._source.skip_spaces()
         key = yield from self._read_string()
         if key is None or not (yield from self._take(":")):

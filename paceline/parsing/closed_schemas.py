@@ -12,7 +12,7 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects allow listed properties only.
+    """Return a schema whose objects allow only the listed properties.
 
     An object stays open if the schema sets `additionalProperties`, requires a property that it does
     not list, or combines the object with other schemas through `allOf`.

@@ -133,7 +133,7 @@ class EventWriter:
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Report a fragment of the newest call's arguments."""
+        """Report a fragment of the most recent call's arguments."""
         if text:
             self.events.append(ArgumentsText(self.num_calls - 1, text))
 

@@ -48,7 +48,7 @@ class RuleWriter:
         return name
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Add a rule for JSON under a schema, with fixed separators; return its name.
+        """Add a rule for JSON with fixed separators under a schema, and return its name.
 
         Objects may have only the properties listed in their schema, unless the schema states
         otherwise.
@@ -57,7 +57,7 @@ class RuleWriter:
         return self.rule("%json " + json.dumps(closed, ensure_ascii=False))
 
     def text_until(self, end: str) -> str:
-        """Add a rule for text that ends with a literal; return its name."""
+        """Add a rule for text that ends with a literal, and return its name."""
         if any(end.startswith(token) for token in self._special):
             return self.rule(f"/(.|\\n)*/ {self.literal(end)}")
         name = f"part_{len(self._rules)}"
@@ -65,7 +65,7 @@ class RuleWriter:
         return name
 
     def text_without(self, literal: str) -> str:
-        """Add a rule for text that does not contain a literal; return its name."""
+        """Add a rule for text that does not contain a literal, and return its name."""
         if any(literal.startswith(token) for token in self._special):
             return self.rule("/(.|\\n)*/")
         quoted = re.escape(literal).replace("/", "\\/")

@@ -68,7 +68,7 @@ class TextSource:
         return self._text[self._start]
 
     def next(self) -> Generator[None, None, str]:
-        """Read the next character; return "" at the end."""
+        """Read and return the next character, or "" at the end."""
         char = yield from self.peek()
         self._start += len(char)
         return char

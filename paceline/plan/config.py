@@ -242,7 +242,7 @@ def _windows(model: str, config: Mapping[str, Any], kind: str, layers: int) -> t
 
 
 def _bits(model: str, config: Mapping[str, Any]) -> int | None:
-    """Return the number of bits per weight; None if weights are not quantised."""
+    """Return the number of bits per weight, or None if weights are not quantised."""
     quantisation = config.get("quantization_config")
     if not quantisation:
         return None

@@ -183,7 +183,7 @@ def free_budget(hidden: int, peak: Peak, width: int = 2) -> float | None:
     """Return the number of query tokens up to which matrix products are memory-bound.
 
     The matrices are [hidden, hidden]. The number is b s_q, the number of requests times the query
-    tokens per request. It solves 1 / (width (1 / hidden + 1 / (2 b s_q))) = FLOP/s over bytes/s.
+    tokens per request. It solves 1 / (width (1 / hidden + 1 / (2 b s_q))) = (FLOP/s) / (bytes/s).
 
     Args:
         hidden: Size of the residual stream.

@@ -60,7 +60,7 @@ def save(
 
 
 def label(axes: Any, title: str, x_label: str, y_label: str, grid: str, legend: int = 0) -> None:
-    """Write title and axis labels in the common style.
+    """Write the title and axis labels in the common style.
 
     Args:
         axes: matplotlib axes.

@@ -115,7 +115,7 @@ class Table:
             console.print(escape(note), style="dim")
 
     def markdown(self) -> list[str]:
-        """Return the lines of a Markdown table, with title and notes."""
+        """Return the lines of a Markdown table, with a title and notes."""
         above = [f"{self.title}:", ""] if self.title else []
         rule = "|" + "|".join("---" if column.left else "---:" for column in self.columns) + "|"
         rows = [

@@ -170,7 +170,7 @@ def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
 
 
 def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
-    """Return the token of `draw_one` as a device tensor, int64 []."""
+    """Return the same token as `draw_one`, as a device tensor, int64 []."""
     noise = exponential_noise(
         [noise_key(seed, position, stream)], weights.shape[-1], weights.device
     )[0]

@@ -34,7 +34,7 @@ class Speculations:
     def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
         """Return the drafter spec and the maximum number of nodes per step.
 
-        A spec of None means the engine's default drafter; a number of None means no limit. A name
+        A spec of None means the engine's default drafter, and None nodes means no limit. A name
         without options selects the default drafter or an allowed spec of that name.
 
         Raises:

@@ -255,7 +255,7 @@ class DFlashHead(StateHead):
         return embedded
 
     def project(self, outputs: Tensor) -> Tensor:
-        """Return logits for outputs [n, hidden], from the head's or the target's LM head."""
+        """Return logits for outputs [n, hidden], using the head's or target's LM head."""
         head: Any = self._target.get_output_embeddings()
         logits: Tensor = (
             head(outputs.to(self._target.dtype))

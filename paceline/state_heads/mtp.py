@@ -28,7 +28,7 @@ class MtpHead(StepHead):
         self._mtp: Any = None
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Load the layer from the checkpoint; the target supplies embedding and LM head.
+        """Load the layer from its checkpoint, with the target's embedding and LM head.
 
         Raises:
             ConfigError: The checkpoint has no MTP layer that transformers can load.

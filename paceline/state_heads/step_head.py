@@ -35,7 +35,7 @@ class StepHead(StateHead):
 
     @abstractmethod
     def run(self, batch: HeadBatch) -> Tensor:
-        """Run a forward pass; return the output at each token, [rows, columns, hidden]."""
+        """Run a forward pass, and return each token's output, [rows, columns, hidden]."""
 
     @abstractmethod
     def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -75,7 +75,7 @@ class StepHead(StateHead):
     def logits(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits after draft nodes; each node takes part in one forward pass.
+        """Return the logits after draft nodes, computing each node only once.
 
         Args:
             texts, nodes: As in `predict`.

@@ -78,7 +78,7 @@ class Detokenizer:
         self.push, self.rest = self._decoding.push, self._decoding.rest
 
     def flush(self) -> str:
-        """Return the rest of the text, and reset; an incomplete character becomes U+FFFD."""
+        """Return the remaining text, with U+FFFD for an incomplete character, and reset."""
         rest = self._decoding.rest()
         self._decoding.begin()
         return rest.text
@@ -144,7 +144,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the remaining text if the answer ends here; it has no bytes."""
+        """Return the remaining text, without bytes, if the answer ends here."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown

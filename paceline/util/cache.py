@@ -171,7 +171,7 @@ def entries() -> list[CacheEntry]:
 
 
 def clear() -> int:
-    """Remove all folders that are complete or abandoned; return the bytes freed.
+    """Remove all complete or abandoned folders, and return the number of bytes freed.
 
     Raises:
         ConfigError: The cache cannot be written.
@@ -216,7 +216,7 @@ def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> 
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return a folder's card; None if it is missing or the size of a file has changed."""
+    """Return a folder's card; None if it is missing or a file's size has changed."""
     try:
         card: dict[str, Any] = parse_json((folder / CARD).read_bytes())
         complete = all(

@@ -111,7 +111,7 @@ def _without_counting(function: F, **options: Any) -> F:
 
 
 def callback(function: Callable[[int], int]) -> CFunc:
-    """Compile a function of an int64 to code with an `address`, and store the code."""
+    """Compile and store a function that takes an int64; the result has an `address`."""
     compiled_function = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
     _stored(compiled_function).compile()
     return compiled_function

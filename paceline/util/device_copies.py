@@ -94,7 +94,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _numbers(words: NDArray[np.int32], dtype: torch.dtype) -> NDArray[Any]:
-    """Restore the values that `_words` has packed."""
+    """Restore the values that `_words` packed."""
     if dtype == torch.float32:
         return words.view(np.float32)
     return words.astype(torch.empty(0, dtype=dtype).numpy().dtype)

@@ -53,7 +53,7 @@ _unwritten: dict[tuple[str | None, ResultKey], Any] = {}
 def load_or_compute(
     key: ResultKey, compute: Callable[[], R], read: Callable[[dict[str, Any]], R]
 ) -> R:
-    """Return a result from the cache; compute and store it if it is missing.
+    """Return a result from the cache, or compute and store it.
 
     Args:
         key: Key of the result.

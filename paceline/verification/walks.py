@@ -185,7 +185,7 @@ def walk_processed(
 
 
 class _ProcessedScores:
-    """Scores at a request's nodes, after its logits processors; computed on demand.
+    """Scores at a request's nodes after its logits processors, computed on demand.
 
     Args:
         request: Request with logits processors.

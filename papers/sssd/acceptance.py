@@ -54,7 +54,7 @@ def figure_4a(result: SssdResult) -> Table:
         f"{PER_STEP} {_replayed(study)}",
         f"request: prompt and output. datastore: {result.store_tokens:,} tokens. Columns labelled"
         " \"paper's\" use the paper's fixed weights; the others use the calibrated fusion. sum:"
-        " tokens accepted when each source is used alone, added over both sources. In the paper,"
+        " tokens accepted when each source is used alone, summed over both sources. In the paper,"
         " both sources together nearly reach this sum.",
         "datastore alone: the drafter sees only the request's last 4 tokens, which form the"
         " query; window: the same 4 tokens without a datastore.",

@@ -195,8 +195,9 @@ def budgets(costs: CostStudy | None) -> Table:
             row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
         )
     notes = (
-        "The equation is 1 / (w (1/h + 1 / (2 b s_q))) = FLOP/s over bytes/s, with w bytes per"
-        " number. -: products of this width are always memory-bound. The paper's equation gives"
+        "The budget s_q solves 1 / (w (1/h + 1 / (2 b s_q))) = (FLOP/s) / (bytes/s), where w is the"
+        " number of bytes per value. A dash means that products of this width are always"
+        " memory-bound. The paper's equation gives"
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, its text {PAPER_BUDGET}.",
         "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's dtype."
         " Weights that fit into a cache are read faster.",

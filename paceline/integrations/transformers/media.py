@@ -56,7 +56,7 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
 
 
 def _offsets_of(positions: Any, rows: Sequence[RowRequest]) -> list[int]:
-    """Return the position offset of each row; empty without positions.
+    """Return the position offset of each row, or an empty list without positions.
 
     Args:
         positions: Positions prepared by `generate`, [rows, columns], possibly with a leading

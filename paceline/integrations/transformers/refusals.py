@@ -31,7 +31,7 @@ _USED_INPUTS = {
 
 
 def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None:
-    """Reject calls in which data-parallel peers must run equally many forward passes.
+    """Reject calls that require equally many forward passes on data-parallel peers.
 
     With drafting, the number of forward passes differs between peers.
 

@@ -176,7 +176,7 @@ def _max_length(
 
 
 def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
-    """Return the number of leading padding tokens per row: 0 without a mask."""
+    """Return the number of leading padding tokens per row, which is 0 without a mask."""
     batch, width = input_ids.shape
     if mask is None:
         return [0] * batch

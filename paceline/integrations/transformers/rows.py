@@ -136,7 +136,7 @@ class RowRequest(Request):
         self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Return the reason why the row ends after `run`; None if it continues.
+        """Return why the row ends after `run`, or None if it continues.
 
         Each criterion is evaluated once per token.
         """

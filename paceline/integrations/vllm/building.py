@@ -83,7 +83,7 @@ class Builder:
 
 
 def _tokenizer(facts: EngineFacts) -> Any:
-    """Load the engine's tokenizer; return None if it is missing or cannot be loaded."""
+    """Load the engine's tokenizer, or return None if it cannot be loaded."""
     if facts.tokenizer is None:
         return None
     from transformers import AutoTokenizer

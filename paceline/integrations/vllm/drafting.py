@@ -94,7 +94,7 @@ class RowDrafting:
         return [[*drafts.get(row.index, ())] for row in rows]
 
     def done(self, now: float) -> None:
-        """Record when drafting ended; the time until vLLM's next call belongs to vLLM."""
+        """Record when drafting ended; vLLM uses the time until its next call."""
         if self._before is not None:
             self._before = *self._before[:2], now
 

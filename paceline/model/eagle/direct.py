@@ -32,7 +32,7 @@ from paceline.util.compiled import compiled
 
 
 class _Logits(NamedTuple):
-    """Output of a model, with the one field that the model runner reads."""
+    """A model's output, with the only field that the model runner reads."""
 
     logits: Tensor
 

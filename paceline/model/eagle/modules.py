@@ -137,14 +137,14 @@ def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
 
 
 def states_shape(draft: PreTrainedModel) -> tuple[int, int]:
-    """Return the number of states that a draft model reads per token, and their size."""
+    """Return how many states a draft model reads per token, and the size of a state."""
     return 1 + len(layers_read(draft)), getattr(draft.config, READS)["states"]
 
 
 def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     """Attach an EAGLE-style draft model to its target's embedding and LM head.
 
-    Draft models of other kinds stay unchanged.
+    Draft models of other kinds are not changed.
 
     Args:
         draft: Draft model to attach.

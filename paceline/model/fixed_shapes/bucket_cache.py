@@ -109,7 +109,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the states of all columns; return the keys and values for attention."""
+        """Write the states of all columns, and return the keys and values for attention."""
         self._write(self._layer, key_states, value_states)
         return self.keys, self.values
 

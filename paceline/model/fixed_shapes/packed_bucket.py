@@ -71,7 +71,7 @@ class PackedBucket(Bucket):
         self._metadata.derived[id(ranges)] = paths
 
     def fill(self, packing: RaggedBatch, token_ids: IntArray, positions: IntArray) -> bool:
-        """Write the inputs of a batch; return False if its trees are too deep.
+        """Write a batch's inputs, or return False if its trees are too deep.
 
         Args:
             packing: Packed batch.

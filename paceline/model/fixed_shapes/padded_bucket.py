@@ -66,7 +66,7 @@ class PaddedBucket(Bucket):
         return BucketArguments(inputs.token_ids, inputs.positions, self._masks(), self._cache)
 
     def _masks(self) -> dict[str, Tensor]:
-        """Return one mask per kind of layer; set the data that attention reads instead."""
+        """Return one mask per kind of layer, and set the data that replaces the masks."""
         state, inputs = self._owner.view.state, self._inputs.tensors
         reaches = self._owner.architecture.reaches
         state.trees = {}

@@ -77,7 +77,7 @@ class FixedShapeRunner:
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a padded batch in its bucket; return None if there is no such bucket.
+        """Run a padded batch in its bucket, or return None if there is none.
 
         Args:
             layout: Padded batch, to which the cache's window is set.
@@ -105,7 +105,7 @@ class FixedShapeRunner:
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a packed batch in its bucket; return None if there is no such bucket.
+        """Run a packed batch in its bucket, or return None if there is none.
 
         Args:
             packing: Packed batch, to which the cache's window is set.

@@ -207,7 +207,7 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows that a commit may need; in a wide batch, only those of nodes."""
+        """Return the rows that a commit may need: only the nodes' rows in a wide batch."""
         if not self._is_wide:
             return tensors
         columns = self._node_columns(tensors[0])

@@ -39,7 +39,7 @@ def read_qwen3_coder(source: TextSource, writer: EventWriter, schemas: Schemas) 
 def _read_arguments(
     source: TextSource, writer: EventWriter, schema: Mapping[str, Any] | None
 ) -> Generator[None, None, bool]:
-    """Report all parameters; return whether they are complete."""
+    """Report all parameters, and return whether they are complete."""
     separator = "{"
     yield from source.skip_spaces()
     while (yield from source.take(PARAMETER)):

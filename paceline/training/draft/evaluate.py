@@ -95,7 +95,7 @@ def agreements(
     token_ids: Tensor | None = None,
     shared: SharedVocabulary | None = None,
 ) -> list[NDArray[np.float64]]:
-    """Return 1 for each answer token that is the draft model's argmax, else 0.
+    """Return 1 for each answer token that is the draft model's argmax, 0 for others.
 
     Args:
         model: Independent draft model.

@@ -18,7 +18,7 @@ from paceline.training.draft.settings import LOSS_ROWS
 class _DistillationLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, probs: Tensor) -> Tensor:
-        """Return the mean loss; store its gradients."""
+        """Return the mean loss, and store its gradients."""
         hidden_gradient, weight_gradient = torch.empty_like(hidden), torch.zeros_like(weight)
         total = hidden.new_zeros(())
         parts = (torch.split(rows, LOSS_ROWS) for rows in (hidden, hidden_gradient, targets, probs))
@@ -59,7 +59,7 @@ class _StatesLoss(torch.autograd.Function):
     def forward(
         ctx: Any, draft: Tensor, target: Tensor, weight: Tensor, bias: Tensor, shares: Tensor
     ) -> Tensor:
-        """Return the loss; store its gradient."""
+        """Return the loss, and store its gradient."""
         gradient = torch.empty_like(draft, dtype=torch.float32)
         total = draft.new_zeros((), dtype=torch.float32)
         parts = (torch.split(rows, LOSS_ROWS) for rows in (draft, target, shares, gradient))

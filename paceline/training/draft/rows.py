@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows with the mask that follows from positions and guesses."""
+        """Return rows, deriving the mask from positions and guesses."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (

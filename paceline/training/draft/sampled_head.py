@@ -3,7 +3,7 @@
 Computing logits over the whole reduced vocabulary takes half the time of a step, although a few
 tokens have nearly all the probability. A step therefore uses the frequent tokens, the tokens in
 its texts, and a random sample of the others. Each sampled token represents several tokens, and the
-logarithm of their number is added to its logits. The method is called sampled softmax (Bengio and
+logarithm of this count is added to its logits. The method is called sampled softmax (Bengio and
 Senecal 2008; Jean et al. 2015).
 """
 

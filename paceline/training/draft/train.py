@@ -163,7 +163,7 @@ class DraftTrainer(Trainer):
 def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
     """Return the smallest vocabulary that covers a share of the predicted tokens.
 
-    Answers have more weight than texts. The tokens are in id order, and their number is rounded up
+    Answers have more weight than texts. The tokens are in id order, and the size is rounded up
     to a multiple of the SIMD width.
 
     Args:

@@ -179,7 +179,7 @@ class DraftHeadTrainer(Trainer):
         )
 
     def _set_target(self) -> None:
-        """Read the target's embedding, and its LM head for the reduced vocabulary."""
+        """Read the target's embedding, and the LM head's rows for the reduced vocabulary."""
         embedding, head = embedding_and_head(self._model)
         self._device, self._embedding = self._model.device, embedding.weight.detach()
         self._token_ids = most_frequent(self._training, self._config.kept, len(head.weight))
