@@ -35,7 +35,7 @@ class BatchResult:
 def distribute_outcomes(
     outcomes: Sequence[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
 ) -> list[BatchResult]:
-    """Return the outcomes by drafter, with the values that drafters and requests need.
+    """Return outcomes by drafter, with the values that drafters and requests need.
 
     These values are log-probabilities, top tokens and the trees of draft heads. A single transfer
     copies them from the device.

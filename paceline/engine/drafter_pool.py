@@ -1,4 +1,4 @@
-"""Hold an engine's drafters: its default, and those named in requests."""
+"""Hold an engine's drafters: the default one, and any that requests name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assign cache slots, and reuse those of finished requests (prefix caching)."""
+"""Assign cache slots, and reuse finished requests' slots (prefix caching)."""
 
 from __future__ import annotations
 

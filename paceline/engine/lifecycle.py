@@ -117,7 +117,7 @@ class Lifecycle:
         return True
 
     def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
-        """End requests with an error, which their callers raise."""
+        """End requests with an error, to be raised in their callers."""
         reason = (
             error
             if isinstance(error, Exception)

@@ -88,7 +88,7 @@ def bits(tensor: Tensor) -> Tensor:
 def heavy_tailed(
     count: int, shape: Sequence[int], like: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Return random rows in which a few columns are much larger than the others.
+    """Return random rows in which a few columns have much larger values.
 
     Gaussian rows would hide differences: after rounding to half precision, only one product in
     thousands differs.

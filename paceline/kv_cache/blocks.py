@@ -70,7 +70,7 @@ class Block:
         return self.stores[: self._num_taken]
 
     def resized(self, slots_kept: slice | list[int], slots: int, capacity: int) -> Block:
-        """Return a block with a different number of slots, starting with copied ones.
+        """Return a block with a different number of slots; copied slots come first.
 
         Args:
             slots_kept: Slots whose content is copied, in order.

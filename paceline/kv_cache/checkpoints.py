@@ -73,7 +73,7 @@ class StateCheckpoints:
 
     @torch.inference_mode()
     def restore(self, request: Request, length: int) -> None:
-        """Set the states of a request's slot to those after its first `length` tokens."""
+        """Restore the states of a request's slot after its first `length` tokens."""
         checkpoint = self._by_length[request][length]
         self._by_use.move_to_end(checkpoint)
         for index, states in checkpoint.states.items():

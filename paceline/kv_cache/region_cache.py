@@ -83,7 +83,7 @@ class RegionCache(SlotCache):
 
     @torch.inference_mode()
     def _set_capacity(self, capacity: int, last: int = 0) -> None:
-        """Reallocate all positions, with the region of slot `last` at the end."""
+        """Reallocate all positions, placing the region of slot `last` at the end."""
         if capacity == self.capacity:
             return
         if self.slots:

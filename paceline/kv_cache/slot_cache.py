@@ -156,7 +156,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def clear_states(self, slot: int) -> None:
-        """Set a slot's recurrent states to those of an empty text."""
+        """Reset a slot's recurrent states, as for an empty text."""
         for layer in self.state_layers.values():
             layer.clear(slot)
 

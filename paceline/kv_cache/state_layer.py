@@ -122,7 +122,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             self.store(name, rows.shape[1:], rows.dtype, rows.device)[slots] = rows
 
     def clear(self, slot: int) -> None:
-        """Set the states of a slot to those of an empty text."""
+        """Reset the states of a slot, as for an empty text."""
         for states in self.held.values():
             states[slot] = 0
 

@@ -72,7 +72,7 @@ class SequenceCells:
         return 0 if self._context is None else self._context.options.cells
 
     def reserve(self, num_tokens: int) -> None:
-        """Provide cells for a number of tokens over all sequences.
+        """Provide cells for a total number of tokens over all sequences.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -95,7 +95,7 @@ class SequenceCells:
                 self._move_to(self.num_cells)
 
     def decode(self, rows: BatchRows) -> FloatArray:
-        """Run a forward pass for which there is room.
+        """Run a forward pass that fits into the cache.
 
         Returns:
             Logits of the wanted rows, [wanted, vocab]; the next call overwrites them.

@@ -37,7 +37,7 @@ class GgufModel:
         context_length: Context length used in training.
         window: Size of the sliding window in tokens; 0 if there is none.
         is_recurrent: Whether some or all layers are recurrent.
-        description: Architecture, size and format in words.
+        description: Description of the architecture, size and format.
     Raises:
         ConfigError: The file is missing, or llama.cpp cannot read it.
         UnsupportedModelError: The model is not a text decoder.

@@ -1,4 +1,4 @@
-"""Give a transformers model a KV cache whose slots hold requests.
+"""Add a KV cache with one slot per request to a transformers model.
 
 Targets and draft models are both instances of `CachedLM`.
 """

@@ -147,7 +147,7 @@ def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
 
 
 def set_end_ids(model: PreTrainedModel, metadata: dict[str, Any]) -> None:
-    """Set a model's end-of-sequence ids to those in its file."""
+    """Set a model's end-of-sequence ids from its file."""
     known = model.generation_config.eos_token_id
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
     if isinstance(known, list):  # for some architectures, transformers knows more ids than the file

@@ -1,4 +1,4 @@
-"""Plan for a model on this machine from the measured cost of its forward passes."""
+"""Plan for a model on this machine, using the measured cost of forward passes."""
 
 from __future__ import annotations
 

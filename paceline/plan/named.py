@@ -1,4 +1,4 @@
-"""Plan for a model on a named device from the roofline model, without running it."""
+"""Plan for a model on a named device with the roofline model, without running it."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _columns() -> tuple[ProgressColumn, ...]:
 
 @contextmanager
 def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
-    """Record the target's top tokens while open; yield None if `top` is 0."""
+    """Record the target's top tokens in the `with` block; yield None if `top` is 0."""
     if not top:
         yield None
         return

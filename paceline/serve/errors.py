@@ -1,4 +1,4 @@
-"""Define the error responses that OpenAI clients expect."""
+"""Define error responses in the format that OpenAI clients expect."""
 
 from __future__ import annotations
 

@@ -145,6 +145,6 @@ def lay_out(
 
 
 def outputs_of(rows: Sequence[HeadRow], outputs: Tensor) -> list[Tensor]:
-    """Return the outputs [n, hidden] of each row from those of a batch."""
+    """Return each row's outputs [n, hidden], given the outputs of a batch."""
     first = min(row.text.slot for row in rows)
     return [outputs[row.text.slot - first, : len(row.token_ids)] for row in rows]

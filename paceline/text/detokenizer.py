@@ -91,7 +91,7 @@ class Detokenizer:
         return self._decoding.spell(token)
 
     def peek(self, token: int) -> TokenText:
-        """Return what `token` would add if it came next.
+        """Return the text and bytes that `token` would add if it came next.
 
         For a hidden special token, the text is its name, and the bytes are empty.
         """

@@ -1,4 +1,4 @@
-"""Encode valid text as token ids."""
+"""Encode text as token ids, rejecting invalid text."""
 
 from __future__ import annotations
 

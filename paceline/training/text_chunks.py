@@ -126,7 +126,7 @@ def smallest_cover(counts: NDArray[Any], share: float, multiple: int = 1) -> NDA
         counts: Count of each index.
         share: Share of the total count to cover; from 0 to 1. The most frequent indices come
             first.
-        multiple: Value to a multiple of which the number of indices is rounded up.
+        multiple: Round the number of indices up to a multiple of this value.
     """
     order = np.argsort(-counts, kind="stable")
     reached = np.cumsum(counts[order]) / counts.sum()

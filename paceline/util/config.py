@@ -147,7 +147,7 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
 
 
 def is_truth(text: str) -> bool:
-    """Return whether a string means true or false, such as "yes" or "0"."""
+    """Return whether a string is a word for true or false, such as "yes" or "0"."""
     return text.lower() in _TRUE | _FALSE
 
 

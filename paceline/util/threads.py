@@ -24,7 +24,7 @@ _PAUSE_HARD = 2
 
 
 class Inherited(Protocol):
-    """An object that a forked child must reset."""
+    """An object that must be reset in a forked child."""
 
     def become_child(self) -> None:
         """Discard the parent's threads and locks, and start no work."""

@@ -173,7 +173,7 @@ class RowRequest(Request):
 def _processors_of_row(
     processors: LogitsProcessorList, row: int, batch: int
 ) -> LogitsProcessorList:
-    """Return the processors for one row, copying those that have state."""
+    """Return the processors for one row, copying any that have state."""
     if batch == 1:
         return processors
     row_processors = []

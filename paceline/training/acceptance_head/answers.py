@@ -84,7 +84,7 @@ def find_answers(
 def _encoded_prompts(
     config: RecordConfig, llm: LLM, draft: PreTrainedModel
 ) -> list[RecordingPrompt]:
-    """Return the prompts sorted by length, truncating over-long ones in the middle."""
+    """Return the prompts sorted by length, shortened in the middle if too long."""
     selection, skip_every = config.selection, config.skip_every
     selected = []
     for path in selection.prompts or (demo.PROMPTS,):
