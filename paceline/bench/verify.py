@@ -37,10 +37,9 @@ def run_verify(
     Args:
         config: Models, drafters, prompts, sampling and `max_nodes` of the run.
         finished: Function called with each verdict.
-        batches: Maximum numbers of prompts answered together; every drafter runs with each of
-            them.
-        prefill_chunks: Maximum numbers of prompt tokens per forward pass; every drafter runs with
-            each of them.
+        batches: Batch sizes to test, in prompts answered together. Every drafter runs with each.
+        prefill_chunks: Prefill chunk sizes to test, in prompt tokens per forward pass. Every
+            drafter runs with each.
         progress: Whether to show a progress bar on standard error, if it is a terminal.
     Raises:
         ConfigError: Models, prompts or drafters cannot be used, or required batch invariance is

@@ -95,9 +95,10 @@ class Trial:
     def cost_everywhere(self) -> float:
         """Return the cost of using paceline's products for every row count.
 
-        The cost is the time for an answer, divided by the time with the faster product at each row
-        count. The answer takes `ANSWER_STEPS` steps after a prompt of 256 tokens. All steps
-        process 1, 4 or 16 rows, and the result is the largest of the three costs.
+        The cost is the time for an answer, divided by the time that the answer takes if the faster
+        product is used at each row count. The answer takes `ANSWER_STEPS` steps after a prompt of
+        256 tokens. All steps process 1, 4 or 16 rows, and the result is the largest of the three
+        costs.
         """
         ours, best = list(self.ours), [*map(min, self.ours, self.torchs)]
         if self.our_experts:

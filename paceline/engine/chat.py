@@ -25,7 +25,7 @@ class ChatPlan:
     Attributes:
         tokenizer: Tokenizer of the model.
         prompt_ids: Token ids of the conversation.
-        answers: Plan of the answers' constraints and parsers.
+        answers: Constraints and parsers for the answers.
     """
 
     tokenizer: Any

@@ -49,7 +49,7 @@ def select_prompts(
     max_rows: int | None = None,
     packed: bool = False,
 ) -> list[RequestHandle]:
-    """Return the first prompt, and prompts in the next slots that fit the same pass.
+    """Return the first prompt, and any prompts in the next slots that fit in its pass.
 
     A prompt fits if it adds little padding.
 

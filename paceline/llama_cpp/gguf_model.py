@@ -130,7 +130,7 @@ class GgufModel:
         return sizes[0], sizes[1]
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that identify the model and the library in measurements."""
+        """Return metadata that identifies the model and the library in measurements."""
         library, path = self.library, Path(self.library.path)
         numbers = {
             name: int(getattr(library, f"model_{name}")(self._handle))

@@ -165,7 +165,7 @@ class ChatResponse(_AnswerBase):
 
 
 class ChatChunk(_AnswerBase):
-    """Stream event of /v1/chat/completions."""
+    """A streaming event from /v1/chat/completions."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[ChatChunkChoice]

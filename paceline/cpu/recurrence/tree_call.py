@@ -1,7 +1,7 @@
 """Pass the tokens of a tree or path to compiled recurrences, and run the tasks.
 
-All recurrences work in the same way. Each thread reads the call at an address, and takes tasks from
-the call's counter until none is left.
+All recurrences work in the same way. Each thread receives the address of the call, and claims tasks
+with the call's counter until none are left.
 """
 
 from __future__ import annotations

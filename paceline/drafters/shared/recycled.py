@@ -179,7 +179,7 @@ def cache_distributions(
     Args:
         table: Cached distributions.
         max_context: Maximum number of tokens in a context.
-        newest: Up to LONGEST_KEY newest tokens, ending with the root.
+        newest: The newest tokens, at most LONGEST_KEY, ending with the root.
         nodes: Tokens of the nodes, followed by their parents, [2 * nodes]; -1 is the root.
         scratch: Newest tokens at each row, [1 + nodes, LONGEST_KEY], and their number, [1 +
             nodes].

@@ -72,7 +72,7 @@ def new_source_calibration() -> SourceCalibration:
 
 
 def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.float64]:
-    """Return prior probabilities [probability before, own probability].
+    """Return the prior acceptance probability for each pair of buckets.
 
     Args:
         middle: Middle of each bucket; 0 means absent.

@@ -29,7 +29,7 @@ def record_of(
     """Return the record for one verified tree.
 
     Args:
-        newest: Up to LONGEST_KEY newest tokens, ending with the root.
+        newest: The newest tokens, at most LONGEST_KEY, ending with the root.
         tree: Verified tree.
         new_tokens: The target's tokens after the root.
         begin: First candidate in the tree that `grow_trees` has grown for the request.

@@ -25,7 +25,7 @@ _Text = NDArray[np.uint32]
 
 
 class AnswerMemory:
-    """Caches answers in memory, with the methods of `Datastore` for updates.
+    """Caches answers in memory, with the same update methods as `Datastore`.
 
     Args:
         max_tokens: Maximum number of tokens in finished answers, and separately in unfinished

@@ -1,4 +1,4 @@
-"""Count the pointers of a node by following token and by source.
+"""Count a node's pointers, grouped by the next token and by source.
 
 Matches are counted by source and by band of length (1, 2, 3, 4-5, 6-8, 9-15, 16 and more tokens);
 weak matches (`weak_matches`) are counted separately. A node with the pointers
@@ -117,7 +117,7 @@ class SuccessorCounts(NamedTuple):
 
 @compiled
 def new_counts() -> SuccessorCounts:
-    """Return scratch arrays for one node at a time."""
+    """Return scratch arrays for processing one node at a time."""
     tokens, node = np.empty(MAX_TOKENS, dtype=POINTER_COUNTS), np.empty(1, dtype=NODE_COUNTS)
     return SuccessorCounts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
 
@@ -131,7 +131,7 @@ def count_tokens(
     copy_position: int,
     counts: SuccessorCounts,
 ) -> int:
-    """Count the pointers of a node by following token.
+    """Count a node's pointers, grouped by the next token.
 
     Args:
         table: Shards of the datastore.

@@ -47,7 +47,7 @@ class Network(NamedTuple):
 
 @compiled
 def new_network() -> Network:
-    """Return scratch arrays for one node at a time."""
+    """Return scratch arrays for processing one node at a time."""
     columns = np.empty(len(FEATURES), dtype=np.float32)
     units = np.empty(HIDDEN, dtype=np.float32)
     return Network(

@@ -59,7 +59,7 @@ def fill(
 
     Args:
         table: Cached distributions.
-        newest: Up to LONGEST_KEY newest tokens, ending with the root.
+        newest: The newest tokens, at most LONGEST_KEY, ending with the root.
         keys: Maximum number of tokens in a context.
         parents: Parent of each node in the shape.
         ranks: Rank of each node in the shape.
