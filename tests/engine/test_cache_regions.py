@@ -48,11 +48,11 @@ def peak(model: Any, limit: float, **options: Any) -> tuple[int, Engine, list[li
 
 
 def test_a_long_request_takes_no_memory_in_the_slots_of_short_ones(model: Any) -> None:
-    most, engine, answers = peak(model, 1.3)
+    most, engine, answers = peak(model, 1.3, batch_invariant=True)
     assert most == 32
     assert engine.load.preemptions == 0
     assert engine.model.capacity <= 1.3 * TOKENS
-    alone = LLM(model, "none")
+    alone = LLM(model, "none", batch_invariant=True)
     for index in (0, 1):
         assert answers[index] == alone.generate([mixed_load()[index]], PARAMS)[0].token_ids
 
@@ -114,10 +114,10 @@ def test_answers_survive_moves(spec: str) -> None:
     model = make("llama", "sdpa")
     each = [prompt * (1 + 2 * number) for number, prompt in enumerate(prompts(4))]
     params = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    alone = LLM(model, "none")
+    alone = LLM(model, "none", batch_invariant=True)
     expected = [alone.generate([prompt], params)[0].token_ids for prompt in each]
     limit = 300 * alone.model.position_bytes / 2**30
-    llm = LLM(model, spec, max_batch=4, cache_gib=limit, keep_prefixes=2)
+    llm = LLM(model, spec, max_batch=4, cache_gib=limit, keep_prefixes=2, batch_invariant=True)
     for _ in range(2):
         assert [out.token_ids for out in llm.generate(each, params)] == expected
     assert llm.model.capacity <= 300
