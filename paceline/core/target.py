@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline.errors import CapacityError
+
 if TYPE_CHECKING:
     from paceline.core.node_logits import NodeLogits
     from paceline.core.request import Request
@@ -202,3 +204,19 @@ class Target(Protocol):
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
         """Return True if a common prefix of two requests has the same keys and values."""
+
+
+def require_context(request: Request, context_length: int) -> None:
+    """Check that a request fits into a model's context.
+
+    Args:
+        request: Request to check.
+        context_length: Length of the context, in tokens.
+    Raises:
+        CapacityError: The request is too long.
+    """
+    if len(request) > context_length:
+        raise CapacityError(
+            f"sequence {request.id} has {len(request)} tokens; the model's context is"
+            f" {context_length}. Shorten the prompt."
+        )

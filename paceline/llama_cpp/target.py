@@ -11,8 +11,9 @@ from torch import Tensor
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK
+from paceline.core.target import require_context
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.errors import CapacityError, UnsupportedModelError
+from paceline.errors import UnsupportedModelError
 from paceline.llama_cpp.cells import SequenceCells
 from paceline.llama_cpp.context import BatchRows
 from paceline.llama_cpp.draft_rows import RequestRows, limit_leaves, rows_of, rows_per_call
@@ -137,11 +138,7 @@ class GgufTarget:
         Raises:
             CapacityError: The request is too long.
         """
-        if len(request) > self.context_length:
-            raise CapacityError(
-                f"sequence {request.id} has {len(request)} tokens; the model's context is"
-                f" {self.context_length}. Shorten the prompt."
-            )
+        require_context(request, self.context_length)
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
         """Give a request a slot.

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.core.request import Request
+from paceline.core.target import require_context
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
-from paceline.errors import CapacityError
 from paceline.kv_cache.region_cache import RegionCache
 from paceline.kv_cache.settings import CHECKPOINT_INTERVAL
 from paceline.kv_cache.slot_cache import SlotCache
@@ -103,11 +103,7 @@ class CachedRequests:
         Raises:
             CapacityError: The request is too long.
         """
-        if len(request) > self.context_length:
-            raise CapacityError(
-                f"sequence {request.id} has {len(request)} tokens; the model's context is"
-                f" {self.context_length}. Shorten the prompt."
-            )
+        require_context(request, self.context_length)
 
     def close(self, request: Request) -> None:
         """Free a request's slot."""

@@ -51,19 +51,20 @@ def pair(
 
 def _token_map(draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any) -> TokenMap:
     """Return the map between the tokenizers of a draft model and its target."""
-    embedding: Any = draft.get_input_embeddings()
-    return map_tokens(
-        _tokenizer_of(target) if tokenizer is None else tokenizer,
-        _tokenizer_of(draft),
-        vocabulary_size(target),
-        min(vocabulary_size(draft), getattr(embedding, "num_embeddings", vocabulary_size(draft))),
-    )
+    return map_tokens(*_tokenizers_and_rows(draft, target, tokenizer))
 
 
 def retokenizer_of(draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any) -> Retokenizer:
     """Return the converter between the tokenizers of a draft model and its target."""
+    return Retokenizer(*_tokenizers_and_rows(draft, target, tokenizer))
+
+
+def _tokenizers_and_rows(
+    draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any
+) -> tuple[Any, Any, int, int]:
+    """Return both tokenizers, the target first, and the row counts of both models."""
     embedding: Any = draft.get_input_embeddings()
-    return Retokenizer(
+    return (
         _tokenizer_of(target) if tokenizer is None else tokenizer,
         _tokenizer_of(draft),
         vocabulary_size(target),
