@@ -30,7 +30,7 @@ class Turn:
     Args:
         others: Function that returns additional locks that protect the engine's state.
     Attributes:
-        torn: Whether this process is a child with an inconsistent engine.
+        torn: Whether this process is a forked child with an inconsistent engine.
         inherited: Whether the engine still holds requests that were open at the fork; the parent
             completes them.
     """

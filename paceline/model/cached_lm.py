@@ -262,7 +262,7 @@ class CachedLM(ForwardPasses):
 
 
 def as_cached_lm(target: object) -> CachedLM:
-    """Return a target that transformers runs.
+    """Return a target as a `CachedLM`, which only transformers' models are.
 
     Args:
         target: Target of an engine.

@@ -99,7 +99,7 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """A step, tracked until the text shows how much of the other tree was correct.
+    """Tracks one step until the text shows which nodes of the other tree were correct.
 
     Attributes:
         gate: Gate that records the gain.

@@ -110,7 +110,7 @@ class TextChains(ChainDrafter):
         """Do nothing: `propose` has added the newest tokens."""
 
     def _limit(self, request: Request, limit: int) -> int:
-        """Return the maximum number of tokens to draft; 0 within a character."""
+        """Return the maximum number of tokens to draft; 0 in mid-character."""
         sequence = self._shadows[request.id]
         if not self._texts[request.id].complete:
             return 0

@@ -133,7 +133,7 @@ class ThresholdRule(LengthRule):
         return None
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return the confidence in the newest token, for rules that need another pass."""
+        """Return a first confidence, for rules that evaluate a token one pass later."""
         return 1.0
 
 

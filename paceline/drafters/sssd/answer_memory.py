@@ -2,8 +2,8 @@
 
 One shard holds finished answers. Another shard holds unfinished answers, and those that finished
 after the first shard was sorted. Each shard is sorted again once it has grown by a quarter. A
-token is therefore sorted about ten times, which takes about a microsecond in total. At most the
-newest fifth of the smaller shard cannot be found yet.
+token is therefore sorted about ten times, which takes about a microsecond in total. Tokens added
+since the last sort, at most a fifth of a shard, cannot be found yet.
 """
 
 from __future__ import annotations

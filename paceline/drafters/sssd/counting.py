@@ -220,8 +220,8 @@ def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, in
 def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
     """Return whether a token can be skipped without scoring.
 
-    This is the case if there are many tokens, this one was seen once, and its match is shorter
-    than the longest by two tokens or more.
+    This is the case if the node has many tokens, the token has only one pointer, and its match is
+    at least two tokens shorter than the longest match.
     """
     token, node = counts.tokens[which], counts.node[0]
     if num_tokens <= MANY_TOKENS or token.pointers > 1 or token.votes > 0:

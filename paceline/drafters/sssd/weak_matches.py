@@ -128,10 +128,10 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Add tokens that are related to the node in the same way as the offered tokens.
+    """Add tokens by analogy with the offered pointers.
 
-    For example, "9" is offered after "=9>>" because "7" followed "=7>>". Each offered pointer
-    votes for the distance at which its token had occurred before.
+    For example, "7" followed "=7>>" earlier, so "9" is offered after "=9>>". Each offered pointer
+    votes for the distance between its token and the token's previous occurrence.
 
     Returns:
         The number of pointers.
@@ -160,7 +160,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return how many tokens earlier a pointer's token last occurred, or 0."""
+    """Return the distance from a pointer to its token's previous occurrence, or 0."""
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1
     tail, end = query.ids, query.end

@@ -38,7 +38,7 @@ class _Logits(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """Weights of a decoder layer: norms [hidden], and products [outer, inner].
+    """Weights of a decoder layer: norms [hidden], and matrices [outputs, inputs].
 
     Attributes:
         before: Norm before attention.
