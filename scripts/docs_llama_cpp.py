@@ -34,7 +34,7 @@ def llama_cpp_costs() -> str:
         lines.append(f"| {name} | " + " | ".join(f"{row[count]:.1f} ms" for count in counts) + " |")
     commit, move = content["bookkeeping_ms"].values()
     answers = content["answers"]
-    ratios = ", ".join(
+    *first, last = (
         f"{drafted / plain:.2f}"
         for plain, drafted in zip(*answers["seconds"].values(), strict=True)
     )
@@ -42,7 +42,8 @@ def llama_cpp_costs() -> str:
         f"Processor time of SmolLM2-135M-Instruct (Q4_1) in {content['library']} after a text of"
         f" 256 tokens, on one thread of an {content['processor']} processor. A commit of 16 nodes"
         f" with 9 leaves takes {commit:.2f} ms, and copying the sequence to the front of the cache"
-        f" {move:.1f} ms. In three runs over {answers['prompts']} answers on a busy machine, `auto`"
-        f" took {ratios} times the processor time of plain decoding."
+        f" takes {move:.1f} ms. In three runs with {answers['prompts']} answers each, on a busy"
+        f" machine, `auto` took {', '.join(first)} and {last} times as much processor time as"
+        " plain decoding."
     )
     return "\n".join([*lines, "", setup])

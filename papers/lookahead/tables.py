@@ -78,9 +78,9 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
     if published and measured:
         notes.append(
             f"The paper's own fit, LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f ="
-            f" {PAPER_LAW.f}; its curves are {PAPER_LAW.residual(measured):.3f} RMS away from"
-            " these points. The public code keeps at most N - 2 tokens of a guess, whereas the"
-            " formula uses N - 1."
+            f" {PAPER_LAW.f}; the RMS error of its curves at these points is"
+            f" {PAPER_LAW.residual(measured):.3f}. The public code keeps at most N - 2"
+            " tokens of a guess, whereas the formula uses N - 1."
         )
     elif not published:
         notes.append(

@@ -175,8 +175,8 @@ def table_4(result: OuroborosResult) -> Table:
         f"The tasks are the categories of the prompts; prompts per task: {size} (in the paper:"
         f" {TASK_SIZE} for each of four tasks). CN: number of consecutive prompts from a task, with"
         f" the same share as in the paper ({', '.join(map(str, CONSECUTIVE))} of {TASK_SIZE}).",
-        "Each order of the prompts is measured in a separate run. The cold and the warm drafter,"
-        " both with default options, alternate after each prompt. speed-up: tokens/s relative to"
+        "Each order of the prompts is measured in a separate run. The cold and warm drafters,"
+        " both with default options, take turns on each prompt. speed-up: tokens/s relative to"
         " the cold drafter in the same run. The paper's speed-ups are relative to the paper's own"
         " cold run, either shuffled or with CN = 20.",
     )

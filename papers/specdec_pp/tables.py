@@ -108,16 +108,16 @@ def table_2(result: SpecDecResult) -> Table:
             )
         )
     notes = [
-        "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1) by least"
-        " squares over the answers, including the forward passes over the prompts. R2: share of"
-        " the variance in T that the fit explains. cpu: the same, in processor time.",
+        "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1),"
+        " fitted by least squares to the answers, including the forward passes over the prompts."
+        " R2: share of the variance in T that the fit explains. cpu: the same, in processor time.",
         "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
         " GPUs. All R2 values in the paper are at least 0.98.",
     ]
     if result.pair_times is not None:
         draft, target = result.pair_times
         notes.append(
-            f"Used for Eq. 2.3, fitted to both settings together: {1e3 * draft:.2f} and"
+            f"Eq. 2.3 uses the times fitted to both settings together: {1e3 * draft:.2f} and"
             f" {1e3 * target:.2f} ms, a ratio of {target / draft:.1f}; the paper's ratio:"
             f" {PAPER_RATIO:.1f}."
         )
@@ -197,8 +197,9 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         "in reach: points on the rival's front whose discard rate lies within the range of the"
         " head's front, which is interpolated linearly. below, above: points at which the head"
         " needs fewer or more target forward passes.",
-        "forwards: mean ratio of head to rival at the same discard rate. discards: the same ratio"
-        " for the same number of forward passes. latency gain: the rival's minimum latency"
+        "forwards: mean ratio of target forward passes, head to rival, at the same discard rate."
+        " discards: mean ratio of discarded tokens, head to rival, for the same number of"
+        " forward passes. latency gain: the rival's minimum latency"
         " divided by the head's, by Eq. 2.3, with the paper's ratio of target to draft"
         f" forward-pass times, {PAPER_RATIO:.1f}.",
     )

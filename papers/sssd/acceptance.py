@@ -120,7 +120,7 @@ def section_4_2(result: SssdResult) -> Table:
         f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper. A draft token is"
         " accepted if it equals the token sampled from the target. change: accepted tokens per"
         " step, relative to greedy decoding of the same prompts.",
-        "Changing the temperature also changes the generated text, and with it how much of the"
+        "Changing the temperature also changes the generated text, and therefore how much of the"
         " request and the datastore the text repeats.",
     )
     shown = [
@@ -163,7 +163,7 @@ def figure_5(result: SssdResult) -> Table:
         for name, size in vocabularies.sizes.items()
     )
     notes = (
-        f"The same answers and the same datastore in each vocabulary. {known}.",
+        f"The same answers and the same datastore, encoded with each vocabulary. {known}.",
         *(
             []
             if len(vocabularies.sizes) > 1

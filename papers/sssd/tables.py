@@ -198,7 +198,7 @@ def budgets(costs: CostStudy | None) -> Table:
         "The budget s_q solves 1 / (w (1/h + 1 / (2 b s_q))) = (FLOP/s) / (bytes/s), where w is the"
         " number of bytes per value. A dash means that products of this width are always"
         " memory-bound. The paper's equation gives"
-        f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, its text {PAPER_BUDGET}.",
+        f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, whereas its text says {PAPER_BUDGET}.",
         "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's dtype."
         " Weights that fit into a cache are read faster.",
     )
