@@ -1,8 +1,9 @@
 """Measure forward passes, commits and answers of a model in llama.cpp, by processor time.
 
-    python scripts/llama_cpp_costs.py MODEL.gguf RESULT.json
+    python scripts/llama_cpp_costs.py MODEL.gguf RESULT.json [forward_ms] [bookkeeping_ms] [answers]
 
-One thread; processor time does not count the time in which other programs run.
+One thread; processor time does not count the time in which other programs run. The last arguments
+name what to measure again; the result keeps the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -26,10 +26,20 @@ from paceline.llama_cpp.target import GgufTarget
 from paceline.report.prompts import load_prompts
 from paceline.util.machine import processor
 
-KIND = "costs of llama.cpp (1)"
+KIND = "costs of llama.cpp (2)"
 ROWS = (1, 2, 4, 8, 16)
 TEXT, REPEATS = 256, 9
-ANSWERS, LENGTH, ROUNDS = 6, 32, 3
+BATCHES, LENGTH, ROUNDS = (1, 8), 64, 3
+ANSWERS, STRIDE = 9, 4  # prompts of the demo
+REPETITIVE = (
+    "Write the days of the week. Then write the same list three more times.",
+    "Copy this sentence ten times: The quick brown fox jumps over the lazy dog.",
+    "Count from 1 to 10. Then count from 1 to 10 again, and again.",
+    "Write a Python class with eight methods get_a, get_b, get_c, and so on, that return an"
+    " attribute each.",
+    "Repeat the word hello fifty times.",
+    "Write a JSON list of eight users; each has the keys id, name and email.",
+)
 
 
 def shortest_ms(call: Callable[[], object], after: Callable[[], object] = lambda: None) -> float:
@@ -86,45 +96,62 @@ def bookkeeping_ms(model: GgufModel) -> dict[str, float]:
 
 
 def answers(path: str) -> dict[str, Any]:
-    """Processor seconds of the same answers, plain and with `auto`, in turns."""
-    llms = {name: LLM(path, name, engine="llama.cpp", device="cpu") for name in ("none", "auto")}
-    prompts = [prompt.text for prompt in load_prompts((), ANSWERS, 4)]
+    """Processor seconds of the same answers, plain and with `auto`, in turns.
+
+    Every round starts with new engines, so that no answer is known from the round before.
+    """
+    prompts = [prompt.text for prompt in load_prompts((), ANSWERS, STRIDE)] + list(REPETITIVE)
+    seconds: dict[str, dict[str, list[float]]] = {}
+    for batch in BATCHES:
+        rounds = [answer_seconds(path, prompts, batch) for _ in range(ROUNDS)]
+        seconds[str(batch)] = {
+            name: [round(each[name], 3) for each in rounds] for name in rounds[0]
+        }
+        print(batch, seconds[str(batch)], flush=True)
+    return {"prompts": len(prompts), "tokens": LENGTH, "seconds": seconds}
+
+
+def answer_seconds(path: str, prompts: list[str], batch: int) -> dict[str, float]:
+    """Processor seconds by drafter, in turns from group to group of prompts."""
+    llms = {
+        name: LLM(path, name, engine="llama.cpp", device="cpu", max_batch=batch)
+        for name in ("none", "auto")
+    }
+    for llm in llms.values():  # the first answer checks the cost curve
+        llm.generate(prompts[:1], SamplingParams(max_new_tokens=2))
     params = SamplingParams(max_new_tokens=LENGTH, ignore_eos=True)
-    seconds: dict[str, list[float]] = {name: [] for name in llms}
-    texts: dict[str, list[list[int]]] = {}
-    for number in range(1 + ROUNDS):
+    seconds = dict.fromkeys(llms, 0.0)
+    for first in range(0, len(prompts), batch):
+        texts = []
         for name, llm in llms.items():
             start = time.process_time()
-            texts[name] = [each.token_ids for each in llm.generate(prompts, params)]
-            if number:  # the first round measures the cost curve
-                seconds[name].append(time.process_time() - start)
-    assert texts["none"] == texts["auto"]
-    ratio = min(seconds["none"]) / min(seconds["auto"])
-    pairs = [a / b for a, b in zip(seconds["none"], seconds["auto"], strict=True)]
-    return {
-        "prompts": len(prompts),
-        "seconds": {name: [round(each, 3) for each in values] for name, values in seconds.items()},
-        "auto over plain": round(ratio, 3),
-        "median of pairs": round(median(pairs), 3),
-    }
+            outs = llm.generate(prompts[first : first + batch], params)
+            seconds[name] += time.process_time() - start
+            texts.append([out.token_ids for out in outs])
+        assert texts[0] == texts[1]
+    return seconds
 
 
-def main(path: str, result: str) -> None:
+def main(path: str, result: str, *names: str) -> None:
     torch.set_num_threads(1)
-    model = GgufModel(demo.target_of(path), on_gpu=False)
-    content = {
+    model, file = GgufModel(demo.target_of(path), on_gpu=False), Path(result)
+    content = json.loads(file.read_bytes()) if names else {}
+    content |= {
         "kind": KIND,
         "processor": processor(),
         "library": model.library.version,
         "model": f"{Path(str(demo.target_of(path))).name}: {model.description}",
-        "forward_ms": {
+    }
+    sections: dict[str, Callable[[], Any]] = {
+        "forward_ms": lambda: {
             name: forward_ms(model, exact)
             for name, exact in (("batch-invariant", True), ("not batch-invariant", False))
         },
-        "bookkeeping_ms": bookkeeping_ms(model),
-        "answers": answers(path),
+        "bookkeeping_ms": lambda: bookkeeping_ms(model),
+        "answers": lambda: answers(path),
     }
-    Path(result).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content |= {name: sections[name]() for name in names or sections}
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ class DraftBudget:
     Args:
         curve: Function that returns the cost of forward passes; called when the cost is first
             needed.
-        renew: Function called between steps with the seconds spent in steps since the previous
-            call. It returns whether the curve has changed. None if the user supplied the curve;
-            measured steps then do not correct it.
+        renew: Function called between steps with the expected duration of the steps since the
+            previous call, in seconds. It returns whether the curve has changed. None if the user
+            supplied the curve; measured steps then do not correct it.
         settings: Settings for the selection and the correction.
     Attributes:
         decisions: Decisions in the most recent steps, if `DraftBudgetSettings.recorded_steps` or
@@ -154,9 +154,9 @@ class DraftBudget:
             draft_seconds: Seconds spent in draft models and draft heads during the step.
             seconds: Duration of the whole step, including drafting.
         """
-        self._seconds_used += seconds
         if self._renew is not None and self._expected is not None and self._newest is not None:
             drafted, expected = self._expected
+            self._seconds_used += expected
             self._newest.note(drafted, seconds - draft_seconds, expected)
             self._expected = None
         tokens = sum(len(outcome.new_token_ids) for group in outcomes for outcome in group)

@@ -153,14 +153,10 @@ def measure(
 
 def check(model: TimedTarget, curve: CostCurve) -> Check | None:
     """Compare a curve with a few forward passes; return None if they take too long."""
-    rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
-    expected = curve.of(np.array(rows))
-    while (
-        len(rows) > 1 and TIMING.check_rounds * expected[: len(rows)].sum() > TIMING.check_seconds
-    ):
-        rows.pop()
-    if len(rows) < 2:
+    rows = _check_rows(curve)
+    if not rows:
         return None
+    expected = curve.of(np.array(rows))
     timer = _Timer(model)
     repeats: dict[int, list[float]] = {count: [] for count in rows}
     for _ in range(TIMING.check_rounds):
@@ -168,10 +164,39 @@ def check(model: TimedTarget, curve: CostCurve) -> Check | None:
             repeats[count].append(timer.time(count))
     timer.close_text()
     best = np.array([min(repeats[count]) for count in rows])
-    off = np.abs(best / best[0] / (expected[: len(rows)] / expected[0]) - 1).max()
+    off = np.abs(best / best[0] / (expected / expected[0]) - 1).max()
     spread = median(spread_of(repeats[count][1:]) for count in rows)
     quiet = spread <= TIMING.quiet_spread and (timer.stopwatch.waited or 0.0) <= TIMING.quiet_wait
     return Check(float(off), quiet)
+
+
+def check_seconds(curve: CostCurve) -> float:
+    """Return the expected duration of a check with its short text, in seconds."""
+    rows = _check_rows(curve)
+    if not rows:
+        return 0.0
+    return float(TIMING.check_rounds * curve.of(np.array(rows)).sum() + _text_seconds(curve))
+
+
+def measuring_seconds(curve: CostCurve, limit: float) -> float:
+    """Return the expected duration of a new measurement with a time limit, in seconds."""
+    return min(limit, TIMING.min_rounds * sum(curve.seconds)) + _text_seconds(curve)
+
+
+def _text_seconds(curve: CostCurve) -> float:
+    """Return the time of the forward passes before the first repeat, in seconds."""
+    return float(curve.of(np.array([SHORT_TEXT]))[0] + TIMING.min_rounds * curve.seconds[0])
+
+
+def _check_rows(curve: CostCurve) -> list[int]:
+    """Return the row counts of a check; empty if it would take too long."""
+    rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
+    expected = curve.of(np.array(rows))
+    while (
+        len(rows) > 1 and TIMING.check_rounds * expected[: len(rows)].sum() > TIMING.check_seconds
+    ):
+        rows.pop()
+    return rows if len(rows) > 1 else []
 
 
 def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:

@@ -1,8 +1,9 @@
 """Load, measure, check and replace an engine's cost curve.
 
 A curve whose measurement was disturbed by other load is still used, but a check on an idle machine
-replaces it. The environment variable $PACELINE_COST_CURVE names a JSON file with a curve for every
-model (two lists, `rows` and `seconds`). If it is set, nothing is measured.
+replaces it. Checks take a small share of the time in which the curve is used. The environment
+variable $PACELINE_COST_CURVE names a JSON file with a curve for every model (two lists, `rows` and
+`seconds`). If it is set, nothing is measured.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Costs:
         """Check the curve between two steps, if a check is due.
 
         Args:
-            seconds: Seconds of use since the previous call.
+            seconds: Expected duration of the steps since the previous call, in seconds.
         Returns:
             Whether a different curve replaced it.
         """
@@ -92,13 +93,15 @@ class Costs:
             return False
         before = self._measured
         after = self._checked(before, TIMING.renewal_seconds)
+        spent = cost_measuring.check_seconds(before.curve)
         if after is not before:
-            self._replace(after)
+            spent += cost_measuring.measuring_seconds(after.curve, TIMING.renewal_seconds)
+            self._replace(after, spent)
             return True
         self._pause_s *= 2
         if not before.conditions.quiet:
             self._pause_s = min(self._pause_s, TIMING.first_pause_s)
-        self._due_s = self._used_s + self._pause_s
+        self._schedule(spent)
         return False
 
     def _load_or_measure(self) -> MeasuredCurve:
@@ -150,14 +153,18 @@ class Costs:
             self._model, self._max_rows, max_seconds, known, self._settings
         )
 
-    def _adopt(self, measured: MeasuredCurve) -> None:
+    def _adopt(self, measured: MeasuredCurve, spent: float = 0.0) -> None:
         self._measured = measured
         quiet = measured.conditions.quiet
         self._pause_s = TIMING.first_pause_s if quiet else TIMING.disturbed_pause_s
-        self._due_s = self._used_s + self._pause_s
+        self._schedule(max(spent, cost_measuring.check_seconds(measured.curve)))
 
-    def _replace(self, measured: MeasuredCurve) -> None:
-        self._adopt(measured)
+    def _schedule(self, spent: float) -> None:
+        """Schedule the next check so that `spent` seconds are a small share of the pause."""
+        self._due_s = self._used_s + max(self._pause_s, spent / TIMING.max_check_share)
+
+    def _replace(self, measured: MeasuredCurve, spent: float = 0.0) -> None:
+        self._adopt(measured, spent)
         result_cache.replace(self._key(), measured)
 
     def _key(self) -> result_cache.ResultKey:

@@ -11,8 +11,8 @@ from torch import Tensor
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK
-from paceline.core.target import require_context
-from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.target_base import TargetBase, count_forward
+from paceline.core.tree import DraftTree
 from paceline.errors import UnsupportedModelError
 from paceline.llama_cpp.cells import SequenceCells
 from paceline.llama_cpp.context import BatchRows
@@ -29,7 +29,7 @@ from paceline.llama_cpp.settings import (
 from paceline.llama_cpp.slots import SequenceSlots, sequence_of
 
 
-class GgufTarget:
+class GgufTarget(TargetBase):
     """A GGUF model in llama.cpp with a cache for many requests.
 
     Implements `paceline.core.target.Target`.
@@ -132,14 +132,6 @@ class GgufTarget:
         """Return the same model with a separate cache, for forward passes outside answers."""
         return GgufTarget(self.model, self._threads, self.exact, self.prefill_chunk, True)
 
-    def check_length(self, request: Request) -> None:
-        """Raise an error if a request is longer than the model's context.
-
-        Raises:
-            CapacityError: The request is too long.
-        """
-        require_context(request, self.context_length)
-
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
         """Give a request a slot.
 
@@ -214,11 +206,7 @@ class GgufTarget:
         self._last = parts
         flat = torch.cat([self._decode(group) for group in rows_per_call(parts)])
         self.forward_seconds += time.perf_counter() - start
-        for part in parts:
-            counters = part.request.counters
-            counters.target_forwards += 1
-            counters.prefill_forwards += len(part.request) == part.request.prompt_length
-            counters.query_tokens.append(len(part))
+        count_forward(requests, map(len, parts))
         counts = [1 + len(tree) for tree in trees]
         return NodeLogits.from_rows(flat, counts, [part.num_scored for part in parts])
 
@@ -250,12 +238,6 @@ class GgufTarget:
             "llama.cpp does not return hidden states; expected a drafter that does not read them."
             " Choose another drafter, or engine='transformers'."
         )
-
-    def feed(self, requests: Sequence[Request]) -> Tensor:
-        """Run and commit a pass without trees, and return its logits [batch, 1, vocab]."""
-        logits = self.forward(requests, [EMPTY_TREE] * len(requests))
-        self.commit([()] * len(requests))
-        return logits
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
         """Commit the pending tokens and the accepted nodes from the last forward pass."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.core.request import Request
-from paceline.core.target import require_context
+from paceline.core.target_base import TargetBase
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.kv_cache.region_cache import RegionCache
 from paceline.kv_cache.settings import CHECKPOINT_INTERVAL
@@ -28,7 +28,7 @@ from paceline.model.rotary import (
 )
 
 
-class CachedRequests:
+class CachedRequests(TargetBase):
     """The requests of one model and their cache slots.
 
     Args:
@@ -96,14 +96,6 @@ class CachedRequests:
     def keeps_states(self) -> bool:
         """Return True if layers store recurrent states, each valid for one text length."""
         return bool(self.architecture.states)
-
-    def check_length(self, request: Request) -> None:
-        """Check that a request fits into the model's context.
-
-        Raises:
-            CapacityError: The request is too long.
-        """
-        require_context(request, self.context_length)
 
     def close(self, request: Request) -> None:
         """Free a request's slot."""

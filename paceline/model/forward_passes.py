@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
-from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.core.target_base import count_forward
+from paceline.core.tree import DraftTree, IntArray
 from paceline.errors import UnsupportedModelError
 from paceline.model.cached_requests import CachedRequests
 from paceline.model.eagle.captured_states import StateRequest, capture_states
@@ -226,14 +227,4 @@ class ForwardPasses(CachedRequests):
 
     def _count(self, pending: IntArray, nodes: IntArray) -> None:
         self._pending = pending
-        for request, count in zip(self._requests, (pending + nodes).tolist(), strict=True):
-            counters = request.counters
-            counters.target_forwards += 1
-            counters.prefill_forwards += len(request) == request.prompt_length
-            counters.query_tokens.append(count)
-
-    def feed(self, requests: Sequence[Request]) -> Tensor:
-        """Run and commit a pass without trees, and return its logits [batch, 1, vocab]."""
-        logits = self.forward(requests, [EMPTY_TREE] * len(requests))
-        self.commit([()] * len(requests))
-        return logits
+        count_forward(self._requests, (pending + nodes).tolist())

@@ -23,6 +23,7 @@ class TimingSettings:
         check_rounds: Number of repeats of a check.
         check_seconds: Maximum expected duration of a check, in seconds; slower models are not
             checked.
+        max_check_share: Maximum share of the time in use that checks of a curve may take.
         max_cost_error: Maximum relative difference in the cost of rows at which a check confirms a
             curve.
         first_pause_s: Number of seconds of use before a curve is checked again. Each subsequent
@@ -43,6 +44,7 @@ class TimingSettings:
     check_rows: tuple[int, ...] = (1, 8, 32)
     check_rounds: int = 3
     check_seconds: float = 1.0
+    max_check_share: float = 0.01
     max_cost_error: float = 0.15
     first_pause_s: float = 60.0
     disturbed_pause_s: float = 5.0

@@ -90,6 +90,25 @@ def test_checks_in_use_become_rare(model: CachedLM, machine: Machine) -> None:
 
 
 @pytest.mark.usefixtures("measured_costs")
+@pytest.mark.parametrize("waited", [0.0, 0.3])
+def test_checks_take_a_small_share_of_the_time_in_use(
+    model: CachedLM, machine: Machine, waited: float
+) -> None:
+    """Also on a machine that stays busy, for a model whose rows are dear."""
+    machine.forward, machine.waited = (lambda rows: 0.009 + 0.005 * (rows - 1)), waited
+    costs = Costs(model)
+    costs.curve()
+    begin = machine.now
+    checks = 0
+    for second in range(1, 2000):
+        before = machine.now
+        assert not costs.renew(1.0)
+        checks += machine.now > before
+        assert machine.now - begin <= TIMING.max_check_share * second
+    assert checks >= 4
+
+
+@pytest.mark.usefixtures("measured_costs")
 def test_a_slow_model_is_not_measured_in_use(model: CachedLM, machine: Machine) -> None:
     machine.forward, machine.waited = (lambda rows: 0.8), 0.3
     costs = Costs(model)
@@ -124,7 +143,7 @@ def test_a_curve_in_use_is_replaced_within_its_time(model: CachedLM, machine: Ma
 
 
 def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_costs: Path) -> None:
-    """Rows were found too dear for any draft; a few seconds later they are cheap, and answers
+    """Rows were found too dear for any draft; after a minute of use they are cheap, and answers
     stay the same.
     """
     machine.forward, machine.waited = line(10.0), 0.3
@@ -134,7 +153,7 @@ def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_co
     machine.forward, machine.waited = line(0.001), 0.0
     engine = llm._engine
     assert engine.draft_budget is not None
-    engine.draft_budget._seconds_used = TIMING.disturbed_pause_s
+    engine.draft_budget._seconds_used = TIMING.first_pause_s
     (second,) = llm.generate([pair.prompts[0] * 2], params)
     (third,) = llm.generate([pair.prompts[0] * 2], params)
     assert first.token_ids == second.token_ids == third.token_ids
