@@ -6,20 +6,18 @@ Here, each expert's product is computed separately by the backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.backend.interface import Backend
 from paceline.backend.overrides import ForwardOverride, is_free
-from paceline.backend.plain_tensors import PLAIN, is_plain
-from paceline.backend.settings import MAX_PADDED_WEIGHTS, OUTPUT_MULTIPLE
+from paceline.backend.plain_tensors import PLAIN, is_matrix, is_plain
+from paceline.backend.product_calls import MixerOverride, PaddedLinearOverride, RouterOverride
+from paceline.backend.settings import MAX_PADDED_WEIGHTS
 
 _MATRICES = ("gate_up_proj", "up_proj", "down_proj")
 
@@ -82,69 +80,10 @@ class ExpertsOverride(ForwardOverride):
         return torch.cat(products)
 
 
-class PaddedLinearOverride(ForwardOverride):
-    """Pads a weight whose number of outputs the backend's product does not support."""
-
-    __slots__ = ()
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the products for rows [..., inner]."""
-        parameters = self._attributes["_parameters"]
-        if torch.is_grad_enabled() or rows.dtype != parameters["weight"].dtype:
-            usual: Tensor = self._forward(self.module, rows)
-            return usual
-        return _multiply_padded(
-            self.products.backend, rows, parameters["weight"], parameters["bias"]
-        )
-
-
-class RouterOverride(ForwardOverride):
-    """Computes a module's calls to `functional.linear` with the backend's product."""
-
-    __slots__ = ()
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the module's outputs."""
-        with _LinearCalls(self.products.backend):
-            return self._forward(self.module, *inputs, **options)
-
-
-class _LinearCalls(TorchFunctionMode):
-    """Redirects calls to `functional.linear` to a backend."""
-
-    def __init__(self, backend: Backend) -> None:
-        super().__init__()
-        self._backend = backend
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run a torch function, replacing `functional.linear` with the backend's product."""
-        if func is functional.linear and not kwargs and len(args) in (2, 3):
-            return _multiply_padded(self._backend, args[0], args[1], (*args, None)[2])
-        return func(*args, **(kwargs or {}))
-
-
-def _multiply_padded(backend: Backend, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias, padding the weight with zeros if needed."""
-    outer = weight.shape[0]
-    missing = -outer % OUTPUT_MULTIPLE
-    if missing:
-        weight = functional.pad(weight, (0, 0, 0, missing))
-        bias = None if bias is None else functional.pad(bias, (0, missing))
-    if rows.dtype != weight.dtype or not backend.takes_weight(weight):
-        return functional.linear(rows, weight, bias)[..., :outer]
-    return backend.linear(rows, weight, bias)[..., :outer]
-
-
 def routing_overrides(
     model: PreTrainedModel, backend: Backend
 ) -> dict[nn.Module, type[ForwardOverride]]:
-    """Return overrides for experts, their routers and products with few outputs.
+    """Return overrides for experts, routers, mixers and products with few outputs.
 
     The result is empty if the model has neither recurrent layers nor experts that the backend can
     compute.
@@ -158,6 +97,8 @@ def routing_overrides(
             overrides[module] = PaddedLinearOverride
         elif _is_router(module):
             overrides[module] = RouterOverride
+        elif _is_multiplying_mixer(module):
+            overrides[module] = MixerOverride
         applies |= is_depthwise(module)
     return overrides if applies else {}
 
@@ -189,7 +130,7 @@ def _is_narrow(module: nn.Module, backend: Backend) -> bool:
     """Return True for a small product that the backend supports only with padding."""
     return (
         type(module) is nn.Linear
-        and is_plain(module.weight)
+        and is_plain(module._parameters.get("weight"))  # others may have removed the parameter
         and module.weight.numel() <= MAX_PADDED_WEIGHTS
         and not backend.takes_weight(module.weight)
         and is_free(module)
@@ -204,5 +145,17 @@ def _is_router(module: nn.Module) -> bool:
         and not module._modules
         and is_plain(weight)
         and weight.dim() == 2
+        and is_free(module)
+    )
+
+
+def _is_multiplying_mixer(module: nn.Module) -> bool:
+    """Return True for a mixer that may multiply by its own weights.
+
+    Selective scans do so. Their decay rates are a matrix as well.
+    """
+    return (
+        any(map(is_depthwise, module.children()))
+        and any(map(is_matrix, module.parameters(recurse=False)))
         and is_free(module)
     )

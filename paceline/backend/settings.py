@@ -54,8 +54,8 @@ MAX_INT8_ROWS = 16
 The instructions multiply 16 rows at once; more rows take less time in bfloat16.
 """
 
-OUTPUT_MULTIPLE = 8
-"""Outputs of a product to a multiple of which small weights are filled up with zeros."""
+SIZE_MULTIPLE = 8
+"""Inputs and outputs of small weights are padded with zeros to a multiple of this number."""
 
 MAX_PADDED_WEIGHTS = 1 << 20
 """Most numbers of a weight that is filled up: each call copies the weight."""

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.backend.experts import ExpertsOverride, RouterOverride, is_depthwise
+from paceline.backend.experts import ExpertsOverride
 from paceline.backend.overrides import ForwardOverride
 from paceline.backend.plain_tensors import is_matrix
+from paceline.backend.product_calls import RouterOverride
 from paceline.invariance.row_modules import RowExperts, RowMixer, RowModule, RowRouter
 from paceline.invariance.settings import PROBE_TOKENS
 from paceline.model.eagle.layers import decoder_of
@@ -70,7 +71,7 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     for mixer in _row_mixers(model):
         kind = kinds.setdefault(_kind_of(mixer), mixer)
         kind.times += kind is not mixer
-        observed.update((mixer.module, *filter(is_depthwise, mixer.module.children())))
+        observed.update(mixer.module.modules())
     fault = _unprobed(model, observed, called)
     return ([], fault) if fault else (list(kinds.values()), "")
 

@@ -152,12 +152,12 @@ class ModuleCopier:
         for name in ("forward", "_old_forward"):
             if name in vars(module):
                 attributes[name] = _rebound(vars(module)[name], module, twin)
-        if override is not None:
+        if override is not None and id(module) not in self._mixers:
             attributes["forward"] = override
         elif "_orig_mod" in children:  # a module that torch.compile returned
             attributes["forward"] = attributes["_modules"]["_orig_mod"]
         if id(module) in self._mixers:
-            attributes["forward"] = MixerForward(twin, mixer_for(twin), self.state)
+            attributes["forward"] = MixerForward(twin, mixer_for(twin, override), self.state)
         if is_length_dependent(twin):
             self.state.text_lengths = self.state.text_lengths or TextLengths()
             use_token_frequencies(twin, self.state.text_lengths)

@@ -168,7 +168,7 @@ def test_batch_invariance_says_why_it_is_off() -> None:
     assert not llm.invariance.on
     assert "has 1 recurrent layers, and 'auto' tries" in llm.invariance.reason
     with pytest.raises(ConfigError, match="recurrent"):
-        LLM(make("mamba"), "none", batch_invariant=True)
+        LLM(make("zaya"), "none", batch_invariant=True)
 
 
 def test_states_count_towards_the_memory_of_the_cache() -> None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen2MoeConfig
 
 from paceline import LLM, SamplingParams
-from paceline.backend.experts import ExpertsOverride, RouterOverride, routing_overrides
+from paceline.backend.experts import ExpertsOverride, routing_overrides
+from paceline.backend.product_calls import RouterOverride
 from paceline.backend.products import Products
 from paceline.cpu.backend import CPU
 from paceline.cpu.product_choice import everywhere, trial

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams
+from paceline.backend.product_calls import MixerOverride
+from paceline.backend.products import Products
+from paceline.cpu.backend import CPU
 from paceline.engine import target_setup
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.invariance.invariance import Invariance, resolve_batch_invariance
@@ -44,6 +47,7 @@ def in_bfloat16(name: str) -> Any:
             for name in (
                 *("lfm3", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "bailing_hybrid"),
                 *("mamba2", "bamba", "falcon_h1", "nemotron_h", "kimi_linear", "lfm2_moe"),
+                *("mamba", "falcon_mamba", "jamba", "zamba"),
                 *SMALL_WEIGHTS,
             )
         ),
@@ -75,9 +79,21 @@ def test_a_mixer_whose_rows_depend_on_one_another_is_refused() -> None:
         resolve_batch_invariance(model, True)
 
 
-def test_selective_scans_with_products_of_their_own_are_refused() -> None:
-    with pytest.raises(ConfigError, match="has 2 recurrent layers, whose products"):
-        resolve_batch_invariance(make("mamba"), True)
+@pytest.mark.parametrize("shape", [(24, 12), (3, 1, 20, 12)])
+@torch.inference_mode()
+def test_products_of_a_mixer_do_not_depend_on_the_number_of_tokens(shape: Any) -> None:
+    """A selective scan multiplies by weights itself; sizes need not be multiples of 8."""
+    noise = torch.Generator().manual_seed(0)
+    weights = torch.randn(shape, generator=noise).bfloat16()
+    columns = torch.randn(*shape[:-3], 1, 12, 40, generator=noise).bfloat16()
+    module = nn.Module()
+    with MixerOverride(module, Products(backend=CPU)).calls():
+        products = weights @ columns
+        alone = weights @ columns[..., 7:8]
+    assert products.shape == (*shape[:-3], 1, shape[-2], 40)
+    assert torch.equal(products[..., 7:8], alone)
+    expected = weights.double() @ columns.double()
+    torch.testing.assert_close(products.double(), expected, rtol=0.02, atol=0.02)
 
 
 def test_auto_is_off_where_the_self_check_fails_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
+from paceline.backend.overrides import ForwardOverride
+from paceline.backend.product_calls import MixerOverride
 from paceline.kv_cache.state_layer import StateLayer
 from paceline.model.mixers.mixer import MixerCall, StateUpdate
 from paceline.model.mixers.recurrence_call import RecurrenceCall, token_tree
@@ -50,11 +53,14 @@ class RecurrenceMixer:
     Args:
         module: The view's copy of the module.
         forward: `forward` method of the module's class, without decorators.
+        override: Override for the products that the module computes itself; None means torch's.
     """
 
     folds = True
 
-    def __init__(self, module: nn.Module, forward: FunctionType) -> None:
+    def __init__(
+        self, module: nn.Module, forward: FunctionType, override: ForwardOverride | None = None
+    ) -> None:
         functions = {
             name: self._calling(function)
             for name, function in _RECURRENCES.items()
@@ -66,6 +72,9 @@ class RecurrenceMixer:
         )
         own.__kwdefaults__ = forward.__kwdefaults__
         self._forward = MethodType(own, module)
+        self._products: Callable[[], AbstractContextManager[object]] = (
+            override.calls if isinstance(override, MixerOverride) else nullcontext
+        )
         self._call: RecurrenceCall | None = None
 
     def _calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +91,8 @@ class RecurrenceMixer:
         """Return the outputs, and the update for the stored states; see `Mixer`."""
         current = self._call = RecurrenceCall(token_tree(batch), layer)
         try:
-            output: Tensor = self._forward(hidden)
+            with self._products():
+                output: Tensor = self._forward(hidden)
         finally:
             self._call = None
         return output, _Folds(current)
@@ -102,11 +112,14 @@ class _Folds:
             fold(accepted)
 
 
-def recurrence_mixer(twin: nn.Module) -> RecurrenceMixer | None:
+def recurrence_mixer(
+    twin: nn.Module, override: ForwardOverride | None = None
+) -> RecurrenceMixer | None:
     """Return a `RecurrenceMixer` for a module, or None if it is not supported.
 
     Args:
         twin: The view's copy of the module.
+        override: Override for the products that the module computes itself; None means torch's.
     """
     forward = inspect.unwrap(type(twin).forward)
     hooked = "forward" in vars(twin) or any(hasattr(m, "_hf_hook") for m in twin.modules())
@@ -115,7 +128,7 @@ def recurrence_mixer(twin: nn.Module) -> RecurrenceMixer | None:
     if getattr(twin, "activation", None) not in ACTIVATIONS or not _takes_states_only(forward):
         return None
     names, known = _function_names(forward), {*_RECURRENCES, *_UNUSED}
-    return RecurrenceMixer(twin, forward) if names and names <= known else None
+    return RecurrenceMixer(twin, forward, override) if names and names <= known else None
 
 
 def _function_names(forward: FunctionType) -> set[str]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.backend.experts import is_depthwise
+from paceline.backend.overrides import ForwardOverride
 from paceline.kv_cache.state_layer import StateKind, StateLayer
 from paceline.model.mixers.mixer import Mixer, StateUpdate
 from paceline.model.mixers.recurrence import recurrence_mixer
@@ -126,10 +127,11 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
     return {index: modules[0] for index, modules in candidates.items()}
 
 
-def mixer_for(twin: nn.Module) -> Mixer:
+def mixer_for(twin: nn.Module, override: ForwardOverride | None = None) -> Mixer:
     """Choose how to run a mixer over pending tokens and draft trees.
 
     Args:
         twin: The view's copy of the module.
+        override: Override for the products that the mixer computes itself; None means torch's.
     """
-    return recurrence_mixer(twin) or UpstreamMixer(twin)
+    return recurrence_mixer(twin, override) or UpstreamMixer(twin)
