@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from paceline.backend.attention_metadata import AttentionMetadata
+    from paceline.backend.decoder_layer import DecoderLayer, DecoderLayers
     from paceline.backend.packed_weight import PackedWeight
 
 RowMover = Callable[[IntArray, IntArray, IntArray], None]
@@ -97,6 +98,13 @@ class Backend(Protocol):
             options: Options for the attention scores.
         Returns:
             [rows, columns, heads, value dim], in the dtype of the query.
+        """
+
+    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers | None:
+        """Return a runner that computes each layer in one call; None if there is none.
+
+        Args:
+            layers: Layers whose products and norms this backend computes.
         """
 
     def argmax(self, logits: Tensor) -> Tensor:

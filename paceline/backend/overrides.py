@@ -114,18 +114,18 @@ class FixedRowsOverride(ForwardOverride):
 class NormOverride(ForwardOverride):
     """Uses the backend's norm if it supports the weight and the rows."""
 
-    __slots__ = ("_eps", "_norm")
+    __slots__ = ("_norm", "eps")
 
     def __init__(
         self, module: nn.Module, products: OverrideSettings, eps: float | None = None
     ) -> None:
         super().__init__(module, products)
-        self._eps = products.norms[module] if eps is None else eps
+        self.eps = products.norms[module] if eps is None else eps
         self._norm = products.backend.rms_norm
 
     def of(self, module: nn.Module) -> ForwardOverride:
         """Return this override, applied to another module of the same class."""
-        return NormOverride(module, self.products, self._eps)
+        return NormOverride(module, self.products, self.eps)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the normalised rows [..., size]."""
@@ -136,7 +136,7 @@ class NormOverride(ForwardOverride):
             and rows.dtype == weight.dtype
             and not torch.is_grad_enabled()
         ):
-            return self._norm(rows, weight, self._eps)
+            return self._norm(rows, weight, self.eps)
         usual: Tensor = self._forward(self.module, rows)
         return usual
 

@@ -20,6 +20,7 @@ from paceline.core.tree import IntArray
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from paceline.backend.decoder_layer import DecoderLayer, DecoderLayers
     from paceline.backend.packed_weight import PackedWeight
 
 
@@ -82,6 +83,10 @@ class TorchBackend:
         weights = scores.softmax(dim=-1).nan_to_num(0.0)[..., : key.shape[2]]
         output = torch.einsum("nkgp,nkpd->nkgd", weights, value[rows].float())
         return output.reshape(batch, columns, heads, -1).to(query.dtype)
+
+    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers | None:
+        """Return None, because the modules of a model already use torch's operations."""
+        return None
 
     def argmax(self, logits: Tensor) -> Tensor:
         """Return each row's most likely token; NO_TOKEN if logits are NaN or infinite."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.backend.attention_metadata import AttentionMetadata
+from paceline.backend.decoder_layer import DecoderLayer
 from paceline.backend.interface import RowMover, ScoreOptions
 from paceline.backend.norm_modules import find_rms_norms
 from paceline.backend.packed_weight import PackedWeight
@@ -19,6 +20,7 @@ from paceline.backend.settings import MAX_INT8_ROWS, MAX_ROWS
 from paceline.backend.torch_backend import TorchBackend
 from paceline.cpu import amx, avx512_dot
 from paceline.cpu.attention.invariant import attention_by_position
+from paceline.cpu.decoder_layer.runner import CpuDecoderLayers
 from paceline.cpu.kv_row_moves import CacheTensors, move_rows
 from paceline.cpu.linear.dispatch import product
 from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
@@ -90,6 +92,10 @@ class CpuBackend(TorchBackend):
     ) -> Tensor:
         """Return batch-invariant attention by position."""
         return attention_by_position(query, key, value, mask, metadata, options)
+
+    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
+        """Return a runner for bfloat16 layers; None with 8-bit copies of weights."""
+        return None if self.max_int8_rows else CpuDecoderLayers.of(layers)
 
     argmax = staticmethod(argmax)
 

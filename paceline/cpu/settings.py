@@ -47,6 +47,12 @@ TILE_ROWS_AHEAD = 2
 # Regions of the weights that are prefetched in parallel: the processor prefetches in each as well.
 PREFETCH_STREAMS = 4
 
+# Decoder layers
+
+# Maximum number of rows of a layer that runs in one compiled call. With more rows, the time outside
+# the kernels hardly counts, and the memory of the results exceeds the L2 cache.
+MAX_LAYER_ROWS = 64
+
 # Attention
 
 # Queries of a tile: as many as fit `SCORES_PER_TILE` scores, but within these bounds. The scores

@@ -141,11 +141,13 @@ class SpinningThreadTeam:
 
     Args:
         helpers: Number of helper threads to take from the process's pool.
+    Attributes:
+        mailbox: Address at which `lead` posts jobs.
     """
 
     def __init__(self, helpers: int) -> None:
         self._memory = np.zeros((_MAILBOX_SIZE + _LINE) // 8, dtype=np.int64)
-        self._mailbox = (self._memory.ctypes.data + _LINE - 1) // _LINE * _LINE
+        self.mailbox = (self._memory.ctypes.data + _LINE - 1) // _LINE * _LINE
         self._num_jobs = 0
         for _ in range(helpers):
             submit(self._help)
@@ -157,15 +159,19 @@ class SpinningThreadTeam:
             job: Address of the compiled function.
             arguments: Address of the job's argument record.
         """
-        self._num_jobs += 1
-        _lead(self._mailbox, self._num_jobs, job, arguments)
+        lead(self.mailbox, self.take_numbers(1) + 1, job, arguments)
+
+    def take_numbers(self, count: int) -> int:
+        """Reserve the numbers of the next `count` jobs, and return the number before them."""
+        self._num_jobs += count
+        return self._num_jobs - count
 
     def stop(self) -> None:
         """Return the helpers to the pool."""
-        _stop(self._mailbox)
+        _stop(self.mailbox)
 
     def _help(self) -> int:
-        return _help(self._mailbox)  # the bound method keeps the mailbox alive
+        return _help(self.mailbox)  # the bound method keeps the mailbox alive
 
 
 class _Lease(NamedTuple):
@@ -233,7 +239,7 @@ def _do(job: int, arguments: int) -> int:
 
 
 @compiled
-def _lead(mailbox: int, number: int, job: int, arguments: int) -> int:
+def lead(mailbox: int, number: int, job: int, arguments: int) -> int:
     """Post a job, run its tasks, and wait until no helper is running it."""
     store_shared(mailbox + _JOB, job)
     store_shared(mailbox + _ARGUMENTS, arguments)

@@ -21,6 +21,7 @@ from paceline.attention.forward import STATE
 from paceline.backend.products import Products
 from paceline.model.forward_arguments import cache_argument
 from paceline.model.forward_state import ForwardState, StateReader
+from paceline.model.layer_forward import use_layer_calls
 from paceline.model.layer_kinds import states_of
 from paceline.model.mixers.seam import MixerForward, mixer_for, mixers_of
 from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
@@ -82,6 +83,7 @@ class ModelView:
         self.state = self._copier.state
         self.has_mixers = bool(mixers)
         self.module: PreTrainedModel = self._copier.copy_of(model)
+        use_layer_calls(self.module, products or Products(), self.state)
         self.config: PretrainedConfig = self.module.config.get_text_config(decoder=True)
         self.cache_argument = cache_argument(model)
 

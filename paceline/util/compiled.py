@@ -160,6 +160,7 @@ def _storer(kind: Any, bits: int) -> Any:
 
 
 store_uint8 = _storer(types.uint8, 8)
+store_uint16 = _storer(types.uint16, 16)
 
 
 def _fetch_add(typing_context: Any, address: Any) -> Any:

@@ -73,7 +73,7 @@ def attention_by_position(
         query.shape[3],
         value.shape[3],
         kind,
-        _queries_per_tile(keys, groups, visible.columns, tiled),
+        queries_per_tile(keys, groups, visible.columns, tiled),
         keys,
         1 / math.sqrt(dim) if options.scaling is None else options.scaling,
         options.softcap or 0.0,
@@ -94,7 +94,7 @@ def attention_by_position(
     return out if query.dtype == out_dtype else out.to(query.dtype)
 
 
-def _queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
+def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
     """Return the maximum number of queries in a tile.
 
     With AMX, a tile consists of whole blocks and columns.

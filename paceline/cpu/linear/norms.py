@@ -32,7 +32,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     rows = rows.contiguous()
     out, size = torch.empty_like(rows), len(weight)
-    _normalise(
+    normalise(
         rows.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
@@ -50,7 +50,7 @@ def takes_norm(weight: Tensor) -> bool:
 
 
 @compiled
-def _normalise(
+def normalise(
     rows: int, weight: int, out: int, kind: int, count: int, size: int, eps: float
 ) -> None:
     """Normalise `count` rows of `size` elements.

@@ -15,6 +15,7 @@ from paceline.cpu.memory import BFLOAT16
 from paceline.cpu.packed import unpacking
 from paceline.cpu.packed.dotted import group_size, multiply_packed
 from paceline.cpu.settings import L1_BYTES_OF_SECTION
+from paceline.cpu.thread_team import TeamJob
 
 
 def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
@@ -26,14 +27,12 @@ def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> T
         bias: Tensor [outer], or None.
     """
     outer, inner = weight.shape
-    rows, kernel = rows.contiguous(), kernel_of(torch.bfloat16, inner, outer)
-    block_format, order = weight.block_format, weight.order
+    rows = rows.contiguous()
     out = torch.empty(*rows.shape[:-1], outer, dtype=torch.bfloat16)
     float_bias = None if bias is None else bias.to(torch.float32).contiguous()
-    by_quads = kernel is multiply_dotted
-    unpack = unpacking.quad_job if by_quads else unpacking.row_job
+    count = rows.numel() // inner
     run_product(
-        multiply_packed if by_quads else kernel,
+        product_job(weight),
         (
             rows.data_ptr(),
             weight.blocks.data_ptr(),
@@ -41,15 +40,29 @@ def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> T
             out.data_ptr(),
         ),
         (BFLOAT16, BFLOAT16),
-        (rows.numel() // inner, inner, outer),
-        (
-            unpack(block_format.type_id).address,
-            weight.blocks.shape[1],
-            _section_parts(block_format, rows.numel() // inner, inner),
-            0 if order is None else order.data_ptr(),
-        ),
+        (count, inner, outer),
+        packing_of(weight, count),
     )
     return out
+
+
+def product_job(weight: PackedWeight) -> TeamJob:
+    """Return the job that multiplies by a packed weight."""
+    outer, inner = weight.shape
+    kernel = kernel_of(torch.bfloat16, inner, outer)
+    return multiply_packed if kernel is multiply_dotted else kernel
+
+
+def packing_of(weight: PackedWeight, count: int) -> tuple[int, int, int, int]:
+    """Return the last four fields of a `ProductCall` for `count` rows."""
+    by_quads, order = product_job(weight) is multiply_packed, weight.order
+    unpack = unpacking.quad_job if by_quads else unpacking.row_job
+    return (
+        unpack(weight.block_format.type_id).address,
+        weight.blocks.shape[1],
+        _section_parts(weight.block_format, count, weight.shape[1]),
+        0 if order is None else order.data_ptr(),
+    )
 
 
 def _section_parts(block_format: BlockFormat, count: int, inner: int) -> int:

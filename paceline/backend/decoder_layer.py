@@ -1,0 +1,77 @@
+"""Describe decoder layers, and forward passes through them, to backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from paceline.backend.attention_metadata import AttentionMetadata
+
+
+class DecoderLayer(NamedTuple):
+    """A decoder layer whose steps a backend can compute in one call.
+
+        hidden = states + o(attention(rotary(q(norm(states))), rotary(k(...)), v(...)))
+        output = hidden + down(activation(gate(norm(hidden))) * up(norm(hidden)))
+
+    Attributes:
+        norms: RMS norms before attention and before the feed-forward network.
+        epsilons: Numbers that the norms add to the mean.
+        products: Modules q, k, v, o, gate, up and down, in this order.
+        activation: Activation function, applied to each number separately.
+        head_dim: Numbers of a head.
+        scaling: Factor applied to the scores.
+    """
+
+    norms: tuple[Any, Any]
+    epsilons: tuple[float, float]
+    products: tuple[Any, ...]
+    activation: Any
+    head_dim: int
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPass:
+    """The inputs of a forward pass that are the same for all layers.
+
+    Attributes:
+        angles: Cosines and sines of the rotary embedding, [1, columns, head dim] each.
+        mask: Attention mask of the pass, or None.
+        metadata: Keys of each row by position.
+        columns: Number of columns.
+        written: Rows of the stores that the pass writes, int64 [key heads * columns].
+        seen: First slot and first cache position that attention sees.
+    """
+
+    angles: tuple[Tensor, Tensor]
+    mask: Tensor | None
+    metadata: AttentionMetadata
+    columns: int
+    written: Tensor
+    seen: tuple[int, int]
+
+
+class DecoderLayers(Protocol):
+    """Computes the decoder layers of one model, one compiled call per layer."""
+
+    def takes_rows(self, count: int) -> bool:
+        """Return whether a pass over `count` rows should use the runner."""
+
+    def matches(self, index: int) -> bool:
+        """Return whether a layer's weights are those that were described."""
+
+    def begin(self, current: LayerPass) -> None:
+        """Set the inputs of the next forward pass."""
+
+    def run(self, index: int, states: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the output of a layer, after writing its keys and values to the cache.
+
+        Args:
+            index: Index of the layer.
+            states: Hidden states, [1, columns, hidden].
+            keys: Store of the keys, [slots, key heads, positions, head dim].
+            values: Store of the values, of the same shape.
+        """

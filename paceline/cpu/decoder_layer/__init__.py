@@ -1,0 +1,1 @@
+"""Compute a decoder layer in one compiled call."""

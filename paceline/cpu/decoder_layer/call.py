@@ -1,0 +1,177 @@
+"""Run all steps of a decoder layer in one compiled function.
+
+Products and attention are the jobs of `linear`, `packed` and `attention`. The other steps round to
+bfloat16 after each operation, as torch does. The result is bit-identical to the separate modules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+
+from paceline.cpu import simd_f32x8
+from paceline.cpu.attention.call import CALL
+from paceline.cpu.linear.call import PRODUCT_CALL
+from paceline.cpu.linear.norms import normalise
+from paceline.cpu.memory import BFLOAT16, HALF_BYTES, copy
+from paceline.cpu.simd_f32x8 import WIDTH
+from paceline.cpu.thread_team import call as call_function
+from paceline.cpu.thread_team import lead, store_shared
+from paceline.util.compiled import (
+    as_pointer,
+    compiled,
+    inlined,
+    load_int64,
+    load_uint16,
+    record_dtype,
+    store_uint16,
+)
+
+_STEP = WIDTH * HALF_BYTES  # bytes of a vector of bfloat16 numbers
+_JOB_BYTES = 16  # of a job's entry in `LayerCall.jobs`: addresses of the function and its record
+_QUERY, _OUTPUT, _GATE, _DOWN, _ATTEND = 0, 3, 4, 6, 7  # jobs by number
+NUM_PRODUCTS = _ATTEND
+
+
+class LayerCall:
+    """A decoder layer: addresses of contiguous bfloat16 tensors, and sizes in numbers."""
+
+    states: int  # Shape [count, hidden].
+    out: int  # Shape [count, hidden].
+    count: int  # Number of columns.
+    hidden: int
+    heads: int
+    key_heads: int
+    dim: int  # Numbers of a head, a multiple of 16.
+    inner: int  # Outputs of the gate.
+    norm: int  # Weights before attention.
+    epsilon: float
+    inner_norm: int  # Weights before the feed-forward network.
+    inner_epsilon: float
+    cosines: int  # Shape [count, dim].
+    sines: int
+    written: int  # Rows of the stores to write, int64 [key heads, count].
+    key_rows: int  # Store of the keys, [rows, dim].
+    value_rows: int
+    activation: int  # Results for all bfloat16 numbers, in the order of their bits.
+    jobs: int  # The seven products, then attention: addresses of function and record.
+    # Memory for the results of the steps.
+    normed: int  # Shape [count, hidden].
+    queries: int  # Shape [count, heads, dim].
+    keys: int  # Shape [count, key heads, dim].
+    values: int
+    attended: int  # Shape [count, heads, dim].
+    projected: int  # Shape [count, hidden].
+    middle: int  # Shape [count, hidden].
+    gate: int  # Shape [count, inner].
+    up: int
+
+
+LAYER_CALL = record_dtype(LayerCall)
+_TAKEN_BY_PRODUCTS = PRODUCT_CALL.fields["taken"][1]
+_TAKEN_BY_ATTENTION = CALL.fields["taken"][1]
+
+
+@compiled
+def run_layer(address: int, mailbox: int, number: int) -> None:
+    """Compute a layer.
+
+    Args:
+        address: Address of a `LayerCall`.
+        mailbox: Mailbox of the thread team that shares the work; 0 means no team.
+        number: Number of the team's last job.
+    """
+    layer = numba.carray(as_pointer(address), 1, LAYER_CALL)[0]
+    count, hidden, kind = layer.count, layer.hidden, BFLOAT16
+    width = count * hidden
+    normalise(layer.states, layer.norm, layer.normed, kind, count, hidden, layer.epsilon)
+    for product in range(_QUERY, _OUTPUT):
+        _share(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
+    _rotate(layer)
+    _share(layer.jobs, _ATTEND, _TAKEN_BY_ATTENTION, mailbox, number + _OUTPUT)
+    number += 1
+    _share(layer.jobs, _OUTPUT, _TAKEN_BY_PRODUCTS, mailbox, number + _OUTPUT)
+    _add(layer.states, layer.projected, layer.middle, width)
+    normalise(
+        layer.middle, layer.inner_norm, layer.normed, kind, count, hidden, layer.inner_epsilon
+    )
+    for product in range(_GATE, _DOWN):
+        _share(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
+    _activate(layer)
+    _share(layer.jobs, _DOWN, _TAKEN_BY_PRODUCTS, mailbox, number + _DOWN)
+    _add(layer.middle, layer.projected, layer.out, width)
+
+
+@inlined
+def _share(jobs: int, job: int, taken: int, mailbox: int, number: int) -> None:
+    """Run a job from its first task, with the team if there is one."""
+    function = load_int64(jobs + job * _JOB_BYTES)
+    record = load_int64(jobs + job * _JOB_BYTES + _JOB_BYTES // 2)
+    store_shared(record + taken, 0)
+    if mailbox:
+        lead(mailbox, number + 1, function, record)
+    else:
+        call_function(function, record)
+
+
+@inlined
+def _rotate(layer: LayerCall) -> None:
+    """Rotate queries and keys, and write keys and values to the stores."""
+    row_bytes = layer.dim * HALF_BYTES
+    for column in range(layer.count):
+        cosines, sines = layer.cosines + column * row_bytes, layer.sines + column * row_bytes
+        for head in range(layer.heads):
+            query = layer.queries + (column * layer.heads + head) * row_bytes
+            _rotate_row(query, query, cosines, sines, row_bytes // 2)
+        for head in range(layer.key_heads):
+            source = (column * layer.key_heads + head) * row_bytes
+            index = load_int64(layer.written + (head * layer.count + column) * 8)
+            target = index * row_bytes
+            _rotate_row(
+                layer.keys + source, layer.key_rows + target, cosines, sines, row_bytes // 2
+            )
+            copy(layer.values + source, layer.value_rows + target, row_bytes)
+
+
+@inlined
+def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -> None:
+    """Rotate the pairs (i, i + dim / 2) of a row; `half` is its size in bytes, halved."""
+    for offset in range(0, half, _STEP):
+        low = simd_f32x8.load_bfloat16(source + offset)
+        high = simd_f32x8.load_bfloat16(source + half + offset)
+        first = simd_f32x8.subtract(_times(low, cosines + offset), _times(high, sines + offset))
+        second = simd_f32x8.add(
+            _times(high, cosines + half + offset), _times(low, sines + half + offset)
+        )
+        simd_f32x8.store_bfloat16(target + offset, first)
+        simd_f32x8.store_bfloat16(target + half + offset, second)
+
+
+@inlined
+def _times(numbers: Any, factors: int) -> Any:
+    """Return the rounded products of eight numbers and the factors at an address."""
+    return simd_f32x8.to_bfloat16(simd_f32x8.multiply(numbers, simd_f32x8.load_bfloat16(factors)))
+
+
+@inlined
+def _activate(layer: LayerCall) -> None:
+    """Replace the gate by its activation, multiplied by the other product."""
+    size = layer.count * layer.inner * HALF_BYTES
+    for offset in range(0, size, HALF_BYTES):
+        bits = load_uint16(layer.gate + offset)
+        store_uint16(layer.gate + offset, load_uint16(layer.activation + HALF_BYTES * int(bits)))
+    for offset in range(0, size, _STEP):
+        active = simd_f32x8.load_bfloat16(layer.gate + offset)
+        simd_f32x8.store_bfloat16(layer.gate + offset, _times(active, layer.up + offset))
+
+
+@inlined
+def _add(first: int, second: int, out: int, count: int) -> None:
+    """Add `count` numbers."""
+    for offset in range(0, count * HALF_BYTES, _STEP):
+        left, right = (
+            simd_f32x8.load_bfloat16(first + offset),
+            simd_f32x8.load_bfloat16(second + offset),
+        )
+        simd_f32x8.store_bfloat16(out + offset, simd_f32x8.add(left, right))

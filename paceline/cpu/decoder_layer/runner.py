@@ -1,0 +1,249 @@
+"""Describe a model's decoder layers to `call.run_layer`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.backend.decoder_layer import DecoderLayer, LayerPass
+from paceline.backend.packed_weight import PackedWeight
+from paceline.cpu.attention.call import CALL
+from paceline.cpu.attention.invariant import queries_per_tile
+from paceline.cpu.attention.kernel import attend
+from paceline.cpu.attention.tiled import attend_tiled, suits
+from paceline.cpu.decoder_layer.call import LAYER_CALL, NUM_PRODUCTS, run_layer
+from paceline.cpu.linear.call import PRODUCT_CALL
+from paceline.cpu.linear.dispatch import kernel_of
+from paceline.cpu.memory import BFLOAT16, HALF_BYTES
+from paceline.cpu.packed.product import packing_of, product_job
+from paceline.cpu.settings import MAX_LAYER_ROWS
+from paceline.cpu.simd_f32x8 import WIDTH
+from paceline.cpu.thread_team import TEAM
+
+_ALL_BITS = 1 << 16  # bit patterns of bfloat16 numbers
+# Memory of each product's input and result, by their names in `LayerCall`.
+_IN = ("normed", "normed", "normed", "attended", "normed", "normed", "gate")
+_OUT = ("queries", "keys", "values", "projected", "gate", "up", "projected")
+
+
+class _Shape(NamedTuple):
+    """Sizes of a layer, in numbers."""
+
+    hidden: int
+    heads: int
+    key_heads: int
+    dim: int
+    inner: int
+
+    @staticmethod
+    def of(layer: DecoderLayer) -> _Shape | None:
+        """Return the sizes of a layer; None if its products do not fit each other."""
+        weights = [product.weight for product in layer.products]
+        dim, hidden, inner = layer.head_dim, len(layer.norms[0].weight), len(weights[4])
+        heads, key_heads = len(weights[0]) // dim, len(weights[1]) // dim
+        expected = [(heads * dim, hidden), *[(key_heads * dim, hidden)] * 2]
+        expected += [(hidden, heads * dim), *[(inner, hidden)] * 2, (hidden, inner)]
+        fits = [tuple(weight.shape) for weight in weights] == expected
+        even = dim % (2 * WIDTH) == 0 and hidden % WIDTH == 0 and inner % WIDTH == 0
+        return _Shape(hidden, heads, key_heads, dim, inner) if fits and even else None
+
+    def memory(self) -> dict[str, int]:
+        """Return the numbers per row of each result in `LayerCall`."""
+        queries, keys = self.heads * self.dim, self.key_heads * self.dim
+        return {
+            "normed": self.hidden,
+            "queries": queries,
+            "keys": keys,
+            "values": keys,
+            "attended": queries,
+            "projected": self.hidden,
+            "middle": self.hidden,
+            "gate": self.inner,
+            "up": self.inner,
+        }
+
+
+class CpuDecoderLayers:
+    """Runs the decoder layers of a model; see `DecoderLayers`.
+
+    Args:
+        layers: Layers of the same shape, in bfloat16.
+        shape: Sizes of a layer.
+    """
+
+    def __init__(self, layers: Sequence[DecoderLayer], shape: _Shape) -> None:
+        self._shape, count = shape, len(layers)
+        self._calls = np.zeros(count, dtype=LAYER_CALL)
+        self._products = np.zeros((count, NUM_PRODUCTS), dtype=PRODUCT_CALL)
+        self._attention = np.zeros(count, dtype=CALL)
+        self._jobs = np.zeros((count, NUM_PRODUCTS + 1, 2), dtype=np.int64)
+        self._sections = np.zeros((MAX_LAYER_ROWS + 1, count, NUM_PRODUCTS), dtype=np.int64)
+        self._held: list[Any] = []  # tensors whose addresses are stored
+        self._biases: list[tuple[Tensor, Tensor]] = []  # with their copies in float32
+        self._weights = [
+            [
+                (module._parameters, *_parameters(module), _address(module.weight))
+                for module in _modules(layer)
+            ]
+            for layer in layers
+        ]
+        self._pass: LayerPass | None = None
+        self._describe_shape(shape)
+        for index, layer in enumerate(layers):
+            self._describe(index, layer)
+        self._tiled = suits(BFLOAT16, shape.dim, shape.dim)
+        self._jobs[:, NUM_PRODUCTS, 0] = (attend_tiled if self._tiled else attend).address
+        for records, first in ((self._products, 0), (self._attention[:, None], NUM_PRODUCTS)):
+            starts = records.ctypes.data + np.arange(records.size) * records.dtype.itemsize
+            self._jobs[:, first : first + records.shape[1], 1] = starts.reshape(records.shape)
+        self._calls["jobs"] = self._jobs.ctypes.data + np.arange(count) * self._jobs[0].nbytes
+        itemsize = LAYER_CALL.itemsize
+        self._addresses = [self._calls.ctypes.data + index * itemsize for index in range(count)]
+
+    @staticmethod
+    def of(layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
+        """Return the layers; None if the kernels do not support them."""
+        shapes = {_Shape.of(layer) for layer in layers}
+        shape = shapes.pop() if len(shapes) == 1 else None
+        is_half = all(
+            parameter is None or parameter.dtype == torch.bfloat16
+            for layer in layers
+            for module in _modules(layer)
+            for parameter in _parameters(module)
+        )
+        return CpuDecoderLayers(layers, shape) if shape is not None and is_half else None
+
+    def takes_rows(self, count: int) -> bool:
+        """Return whether the memory suffices, and all threads can share the work."""
+        is_shared = torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
+        return count <= MAX_LAYER_ROWS and is_shared
+
+    def matches(self, index: int) -> bool:
+        """Return whether a layer's weights are those that were described."""
+        for held, weight, bias, data in self._weights[index]:
+            if held["weight"] is not weight or held.get("bias") is not bias:
+                return False
+            if data and weight.data_ptr() != data:
+                return False
+        return True
+
+    def _describe_shape(self, shape: _Shape) -> None:
+        """Set the fields that are the same in all layers."""
+        calls, attention = self._calls, self._attention
+        for name, size in shape._asdict().items():
+            calls[name] = size
+        for name, size in shape.memory().items():
+            memory = torch.zeros(MAX_LAYER_ROWS * size, dtype=torch.bfloat16)
+            self._held.append(memory)
+            calls[name] = memory.data_ptr()
+        attention["query"], attention["out"] = calls["queries"], calls["attended"]
+        attention["query_head"] = shape.dim * HALF_BYTES
+        attention["query_column"] = shape.heads * shape.dim * HALF_BYTES
+        attention["key_heads"], attention["groups"] = (
+            shape.key_heads,
+            shape.heads // shape.key_heads,
+        )
+        attention["dim"] = attention["value_dim"] = shape.dim
+        attention["kind"] = BFLOAT16
+        products = self._products
+        products["kind"] = products["out_kind"] = BFLOAT16
+        for number in range(NUM_PRODUCTS):
+            products["rows"][:, number] = calls[_IN[number]]
+            products["out"][:, number] = calls[_OUT[number]]
+
+    def _describe(self, index: int, layer: DecoderLayer) -> None:
+        call = self._calls[index]
+        call["norm"], call["inner_norm"] = (norm.weight.data_ptr() for norm in layer.norms)
+        call["epsilon"], call["inner_epsilon"] = layer.epsilons
+        self._attention[index]["scaling"] = layer.scaling
+        self._held.append(_activation_table(layer.activation))
+        call["activation"] = self._held[-1].data_ptr()
+        for number, module in enumerate(layer.products):
+            self._describe_product(self._products[index, number], index, number, module)
+
+    def _describe_product(self, record: Any, index: int, number: int, module: Any) -> None:
+        weight, bias = _parameters(module)
+        outer, inner = weight.shape
+        record["inner"], record["outer"] = inner, outer
+        if bias is not None:
+            self._biases.append((bias, torch.empty(outer, dtype=torch.float32)))
+            record["bias"] = self._biases[-1][1].data_ptr()
+        if type(weight) is PackedWeight:
+            job = product_job(weight)
+            record["weight"] = weight.blocks.data_ptr()
+            for rows in range(1, MAX_LAYER_ROWS + 1):
+                packing = packing_of(weight, rows)
+                self._sections[rows, index, number] = packing[2]
+            record["unpack"], record["blocks_row_bytes"], _, record["order"] = packing
+        else:
+            job, record["weight"] = kernel_of(torch.bfloat16, inner, outer), weight.data_ptr()
+        self._jobs[index, number, 0] = job.address
+
+    def begin(self, current: LayerPass) -> None:
+        """Set the inputs of the next forward pass."""
+        self._pass = current
+        for bias, numbers in self._biases:
+            numbers.copy_(bias)
+        shape, count, metadata = self._shape, current.columns, current.metadata
+        visible = metadata.visible(current.mask, count)
+        self._products["count"], self._products["section_parts"] = count, self._sections[count]
+        calls, attention = self._calls, self._attention
+        calls["count"], calls["written"] = count, current.written.data_ptr()
+        calls["cosines"], calls["sines"] = (angles.data_ptr() for angles in current.angles)
+        groups = shape.heads // shape.key_heads
+        attention["rows"] = len(metadata.cached)
+        attention["columns"], attention["packed"] = visible.columns, visible.packed
+        attention["tile"] = queries_per_tile(metadata.keys, groups, visible.columns, self._tiled)
+        attention["keys"], attention["run_count"] = metadata.keys, len(visible.runs)
+        attention["tail_width"] = metadata.tail.shape[1]
+        for name, value in zip(("runs", "begin", "starts"), visible.addresses, strict=True):
+            attention[name] = value
+        for name, value in zip(("cached", "tail", "key_rows"), metadata.addresses, strict=True):
+            attention[name] = value
+
+    def run(self, index: int, states: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the output of a layer, after writing its keys and values to the cache."""
+        assert self._pass is not None, "after `begin`"
+        call, attention, out = self._calls[index], self._attention[index], torch.empty_like(states)
+        call["states"], call["out"] = states.data_ptr(), out.data_ptr()
+        first, start = self._pass.seen
+        for name, store in (("key", keys), ("value", values)):
+            address = store.data_ptr()
+            row, head, step, _ = store.stride()
+            call[f"{name}_rows"] = address
+            attention[name] = address + (first * row + start * step) * HALF_BYTES
+            attention[f"{name}_row"] = row * HALF_BYTES
+            attention[f"{name}_head"] = head * HALF_BYTES
+            attention[f"{name}_stride"] = step * HALF_BYTES
+        team = TEAM.of_this_thread()
+        if team is None:
+            run_layer(self._addresses[index], 0, 0)
+        else:
+            run_layer(self._addresses[index], team.mailbox, team.take_numbers(NUM_PRODUCTS + 1))
+        return out
+
+
+def _modules(layer: DecoderLayer) -> tuple[Any, ...]:
+    return *layer.norms, *layer.products
+
+
+def _parameters(module: Any) -> tuple[Any, Any]:
+    """Return the weight and the bias (or None) of a module."""
+    parameters = module._parameters
+    return parameters["weight"], parameters.get("bias")
+
+
+def _address(weight: Any) -> int:
+    """Return the address of a plain weight; 0 for a packed weight."""
+    return 0 if type(weight) is PackedWeight else int(weight.data_ptr())
+
+
+def _activation_table(activation: Any) -> Tensor:
+    """Return the results of an activation function for all bfloat16 numbers."""
+    numbers = torch.arange(_ALL_BITS, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    table: Tensor = activation(numbers).contiguous()
+    return table

@@ -1,0 +1,207 @@
+"""Run each decoder layer of a view in one compiled call.
+
+A decoding step has few rows. Calling the modules of a layer one after the other then takes as long
+as the products. A backend may compute the same steps in one call (`Backend.decoder_layers`), with
+bit-identical results. On its first eligible pass, every layer runs both ways; if any result
+differs, the layers of the view always run their modules.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from paceline.attention.forward import BY_POSITION
+from paceline.backend.decoder_layer import DecoderLayer, DecoderLayers, LayerPass
+from paceline.backend.overrides import LinearOverride, NormOverride
+from paceline.backend.plain_tensors import PLAIN
+from paceline.backend.products import Products
+from paceline.kv_cache.slot_cache import SlotCache
+from paceline.kv_cache.slot_layer import SlotLayer, WriteWindow
+from paceline.model.forward_state import ForwardState
+
+# Layers with exactly the steps of `DecoderLayer`.
+_KINDS = frozenset(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"))
+_PRODUCTS = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) -> None:
+    """Replace the `forward` methods of supported decoder layers in a view.
+
+    Args:
+        module: The view's copy of the model.
+        products: Matrix products and norms of the view.
+        state: Forward state of the view.
+    """
+    twins = [twin for twin in module.modules() if is_known_layer(twin)]
+    described = [_describe(twin, products) for twin in twins]
+    layers = [layer for layer in described if layer is not None]
+    if not layers or len(layers) < len(twins):
+        return
+    if [twin.self_attn.layer_idx for twin in twins] != list(range(len(twins))):  # type: ignore[union-attr]
+        return
+    runner = products.backend.decoder_layers(layers)
+    if runner is None:
+        return
+    calls = LayerCalls(runner, products, state)
+    for index, twin in enumerate(twins):
+        vars(twin)["forward"] = LayerForward(twin, index, calls)
+
+
+def is_known_layer(module: nn.Module) -> bool:
+    """Return whether a module is a decoder layer of transformers with known steps."""
+    kind = type(module)
+    return kind.__name__ in _KINDS and kind.__module__.startswith("transformers.models.")
+
+
+def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
+    """Describe a layer; return None if the backend computes only some of its modules."""
+    parts = (twin, twin.get_submodule("self_attn"), twin.get_submodule("mlp"))
+    if any("forward" in vars(part) for part in parts):
+        return None
+    modules = [twin.get_submodule(name) for name in _PRODUCTS]
+    norms = [twin.get_submodule(name) for name in _NORMS]
+    if not all(type(vars(module).get("forward")) is LinearOverride for module in modules):
+        return None
+    first, second = (vars(norm).get("forward") for norm in norms)
+    if not (type(first) is NormOverride and type(second) is NormOverride):
+        return None
+    attention: Any = twin.self_attn
+    return DecoderLayer(
+        (first.module, second.module),
+        (first.eps, second.eps),
+        tuple(vars(module)["forward"].module for module in modules),
+        twin.mlp.act_fn,  # type: ignore[union-attr]
+        attention.head_dim,
+        attention.scaling,
+    )
+
+
+class LayerCalls:
+    """Runs the decoder layers of a view with a backend's runner.
+
+    Args:
+        runner: Runner of the layers.
+        products: Matrix products and norms of the view.
+        state: Forward state of the view.
+    Attributes:
+        runner: As above.
+        is_usable: False once a result differed from that of the modules.
+    """
+
+    def __init__(self, runner: DecoderLayers, products: Products, state: ForwardState) -> None:
+        self.runner, self._state = runner, state
+        self._min_rows, self._max_rows = products.min_rows, products.max_rows
+        self.is_usable = True
+        self._window: WriteWindow | None = None
+        self._inputs: tuple[Any, ...] = ()
+
+    def starts(self, states: Tensor, cache: Any, named: dict[str, Any]) -> bool:
+        """Prepare a layer of a forward pass; return whether the runner supports the pass."""
+        if not self.is_usable or type(states) is not Tensor or torch.is_grad_enabled():
+            return False
+        if not isinstance(cache, SlotCache):
+            return False
+        window, metadata = cache.window, self._state.metadata
+        angles, mask = named.get("position_embeddings"), named.get("attention_mask")
+        inputs = (metadata, angles, mask)
+        if window is self._window and all(map(operator.is_, inputs, self._inputs)):
+            return True
+        if metadata is None or angles is None or not self._supports(states, window, angles):
+            return False
+        layer = cache.layers[0]
+        if type(layer) is not SlotLayer or not layer.is_initialized:
+            return False
+        written = cache.flat_index(
+            window.slots, window.positions, layer.keys.shape[1], states.device
+        )
+        self.runner.begin(
+            LayerPass(
+                angles, mask, metadata, states.shape[1], written, (window.first, window.start)
+            )
+        )
+        self._window, self._inputs = window, inputs
+        return True
+
+    def _supports(self, states: Tensor, window: WriteWindow, angles: tuple[Tensor, Tensor]) -> bool:
+        columns = states.shape[1]
+        return (
+            len(states) == 1
+            and self._min_rows <= columns <= self._max_rows
+            and self.runner.takes_rows(columns)
+            and states.dtype == torch.bfloat16
+            and window.gathered is None
+            and window.positions.shape == (1, columns)
+            and all(
+                angle.shape[:2] == states.shape[:2]
+                and angle.dtype == states.dtype
+                and angle.is_contiguous()
+                for angle in angles
+            )
+        )
+
+
+class LayerForward:
+    """The `forward` method of a decoder layer in a view.
+
+    Args:
+        twin: The view's copy of the layer.
+        index: Index of the layer.
+        calls: Runner of all layers of the view.
+    Attributes:
+        calls: As above.
+        is_checked: Whether the result has been compared with that of the modules.
+    """
+
+    def __init__(self, twin: nn.Module, index: int, calls: LayerCalls) -> None:
+        self._forward: Callable[..., Any] = MethodType(type(twin).forward, twin)
+        self._index, self.calls = index, calls
+        self._attention: Any = twin.self_attn
+        names = (*_PRODUCTS, *_NORMS, "self_attn", "mlp")
+        self._hooks = [
+            hooks
+            for name in names
+            for hooks in (
+                twin.get_submodule(name)._forward_hooks,
+                twin.get_submodule(name)._forward_pre_hooks,
+            )
+        ]
+        self.is_checked = False
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the layer."""
+        cache: Any = kwargs.get("cache", kwargs.get("past_key_values"))
+        if args or not self.calls.starts(hidden_states, cache, kwargs) or not self._is_usual():
+            return self._forward(hidden_states, *args, **kwargs)
+        stores = cache.layers[self._index]
+        if type(stores) is not SlotLayer or not stores.is_initialized:
+            return self._forward(hidden_states, *args, **kwargs)
+        rows = hidden_states.contiguous()
+        if self.is_checked:
+            return self.calls.runner.run(self._index, rows, stores.keys, stores.values)
+        expected = self._forward(hidden_states, *args, **kwargs)
+        result = self.calls.runner.run(self._index, rows, stores.keys, stores.values)
+        self.is_checked = True
+        if type(expected) not in PLAIN or not torch.equal(expected, result):
+            self.calls.is_usable = False
+        return expected
+
+    def _is_usual(self) -> bool:
+        """Return whether the modules inside the layer are unchanged and have no hooks."""
+        return (
+            self._attention.config._attn_implementation == BY_POSITION
+            and not any(self._hooks)
+            and not torch_module._global_forward_hooks
+            and not torch_module._global_forward_pre_hooks
+            and self.calls.runner.matches(self._index)
+        )

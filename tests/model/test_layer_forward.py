@@ -1,0 +1,123 @@
+"""Decoder layers that run in one compiled call: the bits of their modules, or the modules."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline import SamplingParams
+from paceline.backend.products import Products
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.cpu.backend import CPU
+from paceline.model.cached_lm import CachedLM
+from paceline.model.layer_forward import LayerForward
+from tests.support.attention import random_parents
+from tests.support.models import make
+
+KINDS = ["llama", "mistral", "qwen2"]
+
+
+def target(kind: str, change: Any = None) -> CachedLM:
+    """A tiny model in bfloat16 with the products of the CPU backend."""
+    model = copy.deepcopy(make(kind, "sdpa")).to(torch.bfloat16)
+    if change is not None:
+        change(model)
+    return CachedLM(model, batch_invariant=True, products=Products.of_backend(model, CPU))
+
+
+def calls_of(lm: CachedLM) -> list[LayerForward]:
+    modules = lm._runner.view.module.modules()
+    return [own for module in modules if type(own := vars(module).get("forward")) is LayerForward]
+
+
+def logits(lm: CachedLM) -> list[Tensor]:
+    """Logits of prompts of several lengths, then of steps with trees and without."""
+    chance, rows = np.random.default_rng(0), []
+    lm.reserve(3, 128)
+    requests = [
+        Request(chance.integers(3, 90, length).tolist(), SamplingParams()) for length in (21, 5, 70)
+    ]
+    for request in requests:
+        lm.open(request)
+        rows.append(lm.feed([request]))
+    for group, nodes in ((requests, 5), (requests[:1], 9), (requests, 0), (requests[:1], 0)):
+        for request in group:
+            request.token_ids.append(int(chance.integers(3, 90)))
+        trees = [
+            DraftTree(chance.integers(3, 90, nodes).tolist(), random_parents(chance, nodes))
+            for _ in group
+        ]
+        rows.append(lm.forward(group, trees))
+        lm.commit([()] * len(group))
+    return rows
+
+
+def use_modules(lm: CachedLM) -> CachedLM:
+    for own in calls_of(lm):
+        own.calls.is_usable = False
+    return lm
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_call_gives_the_bits_of_the_modules(kind: str) -> None:
+    lm, modules = target(kind), use_modules(target(kind))
+    assert len(calls_of(lm)) == lm.architecture.layers
+    for first, second in zip(logits(lm), logits(modules), strict=True):
+        assert torch.equal(first, second)
+    assert all(own.calls.is_usable and own.is_checked for own in calls_of(lm))
+
+
+def test_threads_share_the_work_of_a_layer() -> None:
+    lm, modules = target("llama"), use_modules(target("llama"))
+    torch.set_num_threads(2)
+    try:
+        results = zip(logits(lm), logits(modules), strict=True)
+        assert all(torch.equal(first, second) for first, second in results)
+    finally:
+        torch.set_num_threads(1)
+    assert all(own.is_checked for own in calls_of(lm))
+
+
+class Softmax(nn.Module):
+    """An activation whose results depend on other numbers of the row."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.softmax(-1)
+
+
+def test_layers_with_other_steps_run_their_modules() -> None:
+    def change(model: Any) -> None:
+        model.model.layers[1].mlp.act_fn = Softmax()
+
+    lm, modules = target("llama", change), use_modules(target("llama", change))
+    for first, second in zip(logits(lm), logits(modules), strict=True):
+        assert torch.equal(first, second)
+    assert not any(own.calls.is_usable for own in calls_of(lm))
+
+
+def test_hooks_and_replaced_weights_take_effect() -> None:
+    lm = target("llama")
+    layer, seen = lm.model.model.layers[0], []
+    logits(lm)
+    hook = layer.self_attn.o_proj.register_forward_hook(lambda *_: seen.append(1))
+    logits(lm)
+    hook.remove()
+    count = len(seen)
+    assert count == len(logits(lm)) == len(seen)
+    layer.mlp.up_proj.weight = nn.Parameter(layer.mlp.up_proj.weight * 2)
+    modules = use_modules(target("llama"))
+    modules.model.model.layers[0].mlp.up_proj.weight.data *= 2
+    for first, second in zip(logits(lm), logits(modules), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_float32_runs_the_modules() -> None:
+    model = copy.deepcopy(make("llama", "sdpa"))
+    lm = CachedLM(model, batch_invariant=True, products=Products.of_backend(model, CPU))
+    assert not calls_of(lm)
