@@ -55,5 +55,8 @@ def __getattr__(name: str) -> Any:
         return import_module("paceline.demo")
     for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(module), name)
+            from paceline.util.garbage_collection import collection_paused
+
+            with collection_paused():
+                return getattr(import_module(module), name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

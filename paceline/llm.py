@@ -24,6 +24,7 @@ from paceline.engine.engine_limits import check_limits
 from paceline.engine.input_processor import InputProcessor, Prompt, Prompts
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
+from paceline.util.garbage_collection import collection_paused
 from paceline.util.options import ENGINE, EngineName
 
 if TYPE_CHECKING:
@@ -116,10 +117,11 @@ class LLM(ChatFacade):
         spec = drafter if isinstance(drafter, str) else None
         ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
         # Imported here: model code takes seconds to import.
-        from paceline.engine.target_loading import load_target
-        from paceline.media.processor import MediaProcessor
-        from paceline.model.loading import eos_token_ids, must_unpack
-        from paceline.model.tokenizer_loading import load_tokenizer
+        with collection_paused():
+            from paceline.engine.target_loading import load_target
+            from paceline.media.processor import MediaProcessor
+            from paceline.model.loading import eos_token_ids, must_unpack
+            from paceline.model.tokenizer_loading import load_tokenizer
 
         # llama.cpp needs only the tokenizer.
         unpack = engine == ENGINE and must_unpack(model, dtype, device, unpack)

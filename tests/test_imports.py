@@ -4,11 +4,14 @@ public names are there.
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from paceline.util.garbage_collection import collection_paused
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,6 +53,29 @@ for spec in ("prompt_lookup:max_draft_tokens=3", "sssd"):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
+
+
+def _fail_paused() -> None:
+    with collection_paused():
+        assert not gc.isenabled()
+        with collection_paused():
+            pass
+        assert not gc.isenabled(), "the outer context still pauses it"
+        raise ImportError
+
+
+def test_imports_pause_the_garbage_collector() -> None:
+    assert gc.isenabled()
+    with pytest.raises(ImportError):
+        _fail_paused()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collection_paused():
+            pass
+        assert not gc.isenabled(), "the caller has disabled it"
+    finally:
+        gc.enable()
 
 
 def test_public_names() -> None:

@@ -5,16 +5,22 @@ The module imports torch only on demand, so that a command's help appears immedi
 
 from __future__ import annotations
 
+import gc
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline import demo
 from paceline.drafters import entry
 from paceline.util.config import split_spec
+from paceline.util.garbage_collection import collection_paused
 
 if TYPE_CHECKING:
     from paceline.engine.parallel.ranks import Ranks
     from paceline.llm import LLM
     from paceline.util.options import ModelOptions
+
+_TARGET_LOADING = "paceline.engine.target_loading"
 
 
 def use_threads(count: int | None) -> None:
@@ -36,11 +42,15 @@ def build_llm(
         ranks: Processes in a parallel run.
         options: Other arguments for `LLM`.
     """
+    drafter_entry = entry(split_spec(drafter)[0])
+    if _TARGET_LOADING not in sys.modules:
+        with collection_paused():
+            import_module(_TARGET_LOADING)  # `LLM` would import this later
+        gc.freeze()  # the imported modules last until the process ends
     from paceline.llm import LLM
 
     use_threads(models.threads)
     draft_name = demo.draft_name(models.model, models.draft_model)
-    drafter_entry = entry(split_spec(drafter)[0])
     uses_draft_model = drafter_entry.needs_draft_model or (
         drafter_entry.takes_draft_model and models.draft_model is not None
     )

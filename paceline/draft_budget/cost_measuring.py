@@ -153,7 +153,7 @@ def measure(
 
 def check(model: TimedTarget, curve: CostCurve) -> Check | None:
     """Compare a curve with a few forward passes; return None if they take too long."""
-    rows = _check_rows(curve)
+    rows = check_rows(curve)
     if not rows:
         return None
     expected = curve.of(np.array(rows))
@@ -172,7 +172,7 @@ def check(model: TimedTarget, curve: CostCurve) -> Check | None:
 
 def check_seconds(curve: CostCurve) -> float:
     """Return the expected duration of a check with its short text, in seconds."""
-    rows = _check_rows(curve)
+    rows = check_rows(curve)
     if not rows:
         return 0.0
     return float(TIMING.check_rounds * curve.of(np.array(rows)).sum() + _text_seconds(curve))
@@ -188,7 +188,7 @@ def _text_seconds(curve: CostCurve) -> float:
     return float(curve.of(np.array([SHORT_TEXT]))[0] + TIMING.min_rounds * curve.seconds[0])
 
 
-def _check_rows(curve: CostCurve) -> list[int]:
+def check_rows(curve: CostCurve) -> list[int]:
     """Return the row counts of a check; empty if it would take too long."""
     rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
     expected = curve.of(np.array(rows))

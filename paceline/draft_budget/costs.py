@@ -62,7 +62,7 @@ class Costs:
         if self._given is not None:
             return self._given
         if self._measured is None:
-            self._adopt(self._load_or_measure())
+            self._load_or_measure()
             assert self._measured is not None
         return self._measured.curve
 
@@ -92,7 +92,7 @@ class Costs:
         if self._used_s < self._due_s:
             return False
         before = self._measured
-        after = self._checked(before, TIMING.renewal_seconds)
+        after = self._checked(before)
         spent = cost_measuring.check_seconds(before.curve)
         if after is not before:
             spent += cost_measuring.measuring_seconds(after.curve, TIMING.renewal_seconds)
@@ -104,47 +104,44 @@ class Costs:
         self._schedule(spent)
         return False
 
-    def _load_or_measure(self) -> MeasuredCurve:
-        """Return the cached curve if it passes a check, otherwise measure a new one."""
+    def _load_or_measure(self) -> None:
+        """Adopt the cached curve, or measure one."""
         fresh: list[MeasuredCurve] = []
 
         def compute() -> MeasuredCurve:
             fresh.append(self._measure())
             return fresh[0]
 
-        curve = result_cache.load_or_compute(self._key(), compute, MeasuredCurve.read)
+        loaded = result_cache.load_or_compute(self._key(), compute, MeasuredCurve.read)
         if fresh:
+            self._adopt(loaded)
+        elif self._is_outdated(loaded):
+            self._replace(self._measure())
+        else:
+            self._adopt(loaded)
+            self._due_s = self._used_s + TIMING.loaded_pause_s
+            self._pause_s /= 2  # `renew` doubles the value after this additional check
+
+    def _is_outdated(self, loaded: MeasuredCurve) -> bool:
+        """Return whether a disturbed curve of a model too slow for checks can be improved."""
+        conditions = loaded.conditions
+        is_slow = not cost_measuring.check_rows(loaded.curve)
+        return is_slow and not conditions.quiet and conditions.calmer_now
+
+    def _checked(self, curve: MeasuredCurve) -> MeasuredCurve:
+        """Return the curve if a few forward passes confirm it, otherwise a new curve."""
+        check = cost_measuring.check(self._model, curve.curve)
+        if check is None:  # the model is slow: only measured steps correct the curve
             return curve
-        checked = self._checked(curve)
-        if checked is not curve:
-            self._replace(checked)
-        return checked
-
-    def _checked(self, curve: MeasuredCurve, max_seconds: float | None = None) -> MeasuredCurve:
-        """Return the curve if a few forward passes confirm it, otherwise a new curve.
-
-        Args:
-            curve: Curve to check.
-            max_seconds: Time limit in seconds for a new measurement while the curve is in use;
-                None at load time.
-        """
-        check, quiet = cost_measuring.check(self._model, curve.curve), curve.conditions.quiet
-        if check is None:
-            # The model is slow: while it is in use, only measured steps correct the curve.
-            doubtful = max_seconds is None and not quiet and curve.conditions.calmer_now
-        elif quiet:
+        if curve.conditions.quiet:
             # A check disturbed by other load says nothing about a curve measured on an idle
             # machine.
             doubtful = check.quiet and not check.confirms
         else:
             doubtful = check.quiet or not check.confirms
-        if not doubtful:
-            return curve
-        if max_seconds is None:
-            return self._measure()
         # A request waits for this measurement. The cost of longer texts takes longest to measure,
         # so it is kept.
-        return self._measure(max_seconds, curve.curve)
+        return self._measure(TIMING.renewal_seconds, curve.curve) if doubtful else curve
 
     def _measure(
         self, max_seconds: float | None = None, known: CostCurve | None = None

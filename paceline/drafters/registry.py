@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from paceline.errors import ConfigError, did_you_mean
+from paceline.util.garbage_collection import collection_paused
 
 GROUP = "paceline.drafters"
 PLAIN = "none"  # the drafter of plain decoding
@@ -112,7 +113,8 @@ class DrafterEntry:
 
 def _imported(target: str) -> Any:
     module, _, attribute = target.partition(":")
-    return reduce(getattr, attribute.split("."), import_module(module))
+    with collection_paused():
+        return reduce(getattr, attribute.split("."), import_module(module))
 
 
 def _missing(drafter_class: Any) -> str | None:

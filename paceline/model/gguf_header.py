@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from paceline.model import gguf
 from paceline.model.settings import MAX_HEADER_BYTES
 from paceline.util import cache
 
-_KIND = "gguf-header-v1"  # increase the number when the written files change
+_KIND = "gguf-header-v2"  # increase the number when the written files change
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -67,10 +69,21 @@ def described(files: Sequence[Path]) -> Path:
 def _headers_checksum(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
-            digest.update(file.read(MAX_HEADER_BYTES))
-        digest.update(path.stat().st_size.to_bytes(8, "little"))
+        stat = path.stat()
+        digest.update(_header_digest(path.absolute(), stat.st_size, stat.st_mtime_ns))
+        digest.update(stat.st_size.to_bytes(8, "little"))
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _header_digest(path: Path, size: int, time_ns: int) -> bytes:
+    """Return the SHA-256 of the part of a file that holds its header."""
+    with path.open("rb") as file:
+        if not size:
+            return b""
+        # Mapped, so that the header takes no memory.
+        with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as head:
+            return hashlib.sha256(head).digest()
 
 
 def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int) -> None:
@@ -106,7 +119,7 @@ def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
             config.tie_word_embeddings = gguf_tensors.HEAD not in table.tensors
             model = gguf_tensors.empty_model(config)
             gguf.set_end_ids(model, metadata)
-            table.connect(model, metadata)
+            table.connect(model, str(metadata["general.architecture"]))
             tokenizer = gguf.read_tokenizer(path, metadata)
     except ConfigError:
         raise

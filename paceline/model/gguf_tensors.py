@@ -59,22 +59,24 @@ class TensorTable:
         tensors: Tensors by name in the file.
         weights: Weights of the transformers model by name.
         orders: Row orders. Each lists, for every row of the weight, its row in the file.
+        architecture: Name of the architecture in the file.
     """
 
     tensors: dict[str, TensorEntry]
     weights: dict[str, WeightEntry] = field(default_factory=dict)
     orders: list[list[int]] = field(default_factory=list)
+    architecture: str = ""
 
-    def connect(self, model: PreTrainedModel, metadata: Mapping[str, Any]) -> None:
+    def connect(self, model: PreTrainedModel, architecture: str) -> None:
         """Find the tensor for each of a model's weights.
 
         Args:
             model: Model, which may be without weights.
-            metadata: Metadata of the file.
+            architecture: Name of the architecture in the file.
         Raises:
             ValueError: A weight has no tensor in the file.
         """
-        architecture = str(metadata["general.architecture"])
+        self.architecture = architecture
         kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
         layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
         names = get_tensor_name_map(kinds[architecture], layers)
@@ -105,7 +107,12 @@ class TensorTable:
 
     def write(self, folder: Path) -> None:
         """Write the table into a folder."""
-        content = {"tensors": self.tensors, "weights": self.weights, "orders": self.orders}
+        content = {
+            "tensors": self.tensors,
+            "weights": self.weights,
+            "orders": self.orders,
+            "architecture": self.architecture,
+        }
         (folder / _FILE).write_text(json.dumps(content), encoding="utf-8")
 
     @staticmethod
@@ -116,6 +123,7 @@ class TensorTable:
             {name: TensorEntry(*entry) for name, entry in content["tensors"].items()},
             {name: WeightEntry(*entry) for name, entry in content["weights"].items()},
             content["orders"],
+            content["architecture"],
         )
 
 

@@ -43,9 +43,8 @@ def load_packed(path: Path) -> PreTrainedModel:
     _require_known_formats(path, table)
     model = empty_model(AutoConfig.from_pretrained(folder))
     model.generation_config = GenerationConfig.from_pretrained(folder)
-    architecture = str(gguf.read_metadata(files[0])["general.architecture"])
     names = {name: weight.tensor for name, weight in table.weights.items()}
-    reordering = TensorReordering(architecture, model, names)
+    reordering = TensorReordering(table.architecture, model, names)
     for name, weight in table.weights.items():
         entry = table.tensors[weight.tensor]
         blocks = _blocks(files[entry.file], maps[entry.file], weight.tensor, entry)

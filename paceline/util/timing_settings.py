@@ -26,6 +26,8 @@ class TimingSettings:
         max_check_share: Maximum share of the time in use that checks of a curve may take.
         max_cost_error: Maximum relative difference in the cost of rows at which a check confirms a
             curve.
+        loaded_pause_s: Number of seconds of use before a curve from the cache is checked. The first
+            token does not wait for the check.
         first_pause_s: Number of seconds of use before a curve is checked again. Each subsequent
             pause is twice as long.
         disturbed_pause_s: First pause for a curve whose measurement was disturbed. Later pauses
@@ -46,6 +48,7 @@ class TimingSettings:
     check_seconds: float = 1.0
     max_check_share: float = 0.01
     max_cost_error: float = 0.15
+    loaded_pause_s: float = 1.0
     first_pause_s: float = 60.0
     disturbed_pause_s: float = 5.0
     renewal_seconds: float = 2.0

@@ -67,9 +67,13 @@ def test_a_curve_that_is_off_or_was_disturbed_is_replaced(
     machine.forward, machine.waited = line(later), waited
     if when == "in use":
         changed = costs.renew(TIMING.first_pause_s + 1)
-        assert changed == (found != first[0])
     else:
         costs = Costs(model)
+        before = machine.forwards
+        assert slope_of(costs) == first[0]
+        assert machine.forwards == before, "the first token waits for no check"
+        changed = costs.renew(TIMING.loaded_pause_s)
+    assert changed == (found != first[0])
     assert slope_of(costs) == found
     assert slope_of(Costs(model)) == found  # it is kept
 
@@ -106,6 +110,20 @@ def test_checks_take_a_small_share_of_the_time_in_use(
         checks += machine.now > before
         assert machine.now - begin <= TIMING.max_check_share * second
     assert checks >= 4
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_the_check_after_loading_is_an_additional_one(model: CachedLM, machine: Machine) -> None:
+    Costs(model).curve()
+    costs = Costs(model)
+    costs.curve()
+    checked = []
+    for second in range(200):
+        before = machine.forwards
+        assert not costs.renew(1.0)
+        if machine.forwards > before:
+            checked.append(second + 1)
+    assert checked == [TIMING.loaded_pause_s, TIMING.loaded_pause_s + TIMING.first_pause_s, 181]
 
 
 @pytest.mark.usefixtures("measured_costs")
