@@ -6,6 +6,7 @@ Here, each expert's product is computed separately by the backend.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -16,7 +17,12 @@ from transformers.pytorch_utils import Conv1D
 from paceline.backend.interface import Backend
 from paceline.backend.overrides import ForwardOverride, is_free
 from paceline.backend.plain_tensors import PLAIN, is_matrix, is_plain
-from paceline.backend.product_calls import MixerOverride, PaddedLinearOverride, RouterOverride
+from paceline.backend.product_calls import (
+    DenseExpertsOverride,
+    MixerOverride,
+    PaddedLinearOverride,
+    RouterOverride,
+)
 from paceline.backend.settings import MAX_PADDED_WEIGHTS
 
 _MATRICES = ("gate_up_proj", "up_proj", "down_proj")
@@ -70,7 +76,7 @@ class ExpertsOverride(ForwardOverride):
     def _multiply(self, rows: Tensor, counts: list[int], name: str) -> Tensor:
         """Multiply rows sorted by expert; `counts` holds the number of rows per expert."""
         parameters = self._attributes["_parameters"]
-        weights, biases = parameters[name], parameters.get(f"{name}_bias")
+        weights, biases = _oriented(self.module, name), parameters.get(f"{name}_bias")
         linear, first, products = self.products.backend.linear, 0, []
         for expert, count in enumerate(counts):
             if count:
@@ -93,6 +99,8 @@ def routing_overrides(
     for module in model.modules():
         if _has_experts(module, backend):
             overrides[module], applies = ExpertsOverride, True
+        elif _is_dense_experts(module):
+            overrides[module], applies = DenseExpertsOverride, True
         elif _is_narrow(module, backend):
             overrides[module] = PaddedLinearOverride
         elif _is_router(module):
@@ -109,21 +117,41 @@ def is_depthwise(module: nn.Module) -> bool:
 
 
 def _has_experts(module: nn.Module, backend: Backend) -> bool:
-    """Return True for transformers' experts with weights [experts, out, in]."""
+    """Return True for transformers' experts with weights that the backend supports."""
     attributes = vars(module)
     held: dict[str, Any] = module._parameters
-    matrices = [held[name] for name in _MATRICES if name in held]
+    names = [name for name in _MATRICES if name in held]
     return (
-        attributes.get("is_transposed") is False
+        "is_transposed" in attributes
         and not attributes.get("_is_expert_parallel")
-        and len(matrices) == 2
+        and len(names) == 2
         and held.keys() <= {*_MATRICES, *(f"{name}_bias" for name in _MATRICES)}
         and all(
-            is_plain(matrix) and matrix.dim() == 3 and backend.takes_weight(matrix[0])
-            for matrix in matrices
+            is_plain(held[name])
+            and held[name].dim() == 3
+            and backend.takes_weight(_oriented(module, name)[0])
+            for name in names
         )
         and is_free(module)
     )
+
+
+def _is_dense_experts(module: nn.Module) -> bool:
+    """Return True for experts that all receive all rows."""
+    matrices: list[Any] = [*module._parameters.values()]
+    return (
+        module._parameters.keys() == {"gate_up_proj", "down_proj"}
+        and "is_transposed" not in vars(module)
+        and list(inspect.signature(type(module).forward).parameters) == ["self", "hidden_states"]
+        and all(is_plain(matrix) and matrix.dim() == 3 for matrix in matrices)
+        and is_free(module)
+    )
+
+
+def _oriented(module: nn.Module, name: str) -> Tensor:
+    """Return a view of all weights as [experts, out, in]."""
+    weights: Any = module._parameters[name]
+    return weights.transpose(1, 2) if vars(module).get("is_transposed") else weights  # type: ignore[no-any-return]
 
 
 def _is_narrow(module: nn.Module, backend: Backend) -> bool:
@@ -140,8 +168,10 @@ def _is_narrow(module: nn.Module, backend: Backend) -> bool:
 def _is_router(module: nn.Module) -> bool:
     """Return True for a module whose class multiplies by a weight matrix itself."""
     weight: Any = module._parameters.get("weight")
+    is_product = type(module) is nn.Linear or isinstance(module, Conv1D | nn.Embedding)
     return (
-        not isinstance(module, nn.Linear | Conv1D | nn.Embedding)
+        not is_product
+        and type(module).__module__.startswith("transformers.")
         and not module._modules
         and is_plain(weight)
         and weight.dim() == 2

@@ -47,7 +47,7 @@ class Backend(Protocol):
 
         Args:
             rows: Input, [..., inner].
-            weight: Weight accepted by `takes_weight`, [outer, inner].
+            weight: Weight accepted by `takes_weight`, [outer, inner]; may be a transposed view.
             bias: Bias, [outer], or None.
         """
 

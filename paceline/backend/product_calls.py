@@ -39,8 +39,20 @@ class RouterOverride(ForwardOverride):
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return the module's outputs."""
-        with _ProductCalls(self.products.backend):
+        with _ProductCalls(self.products.backend, {functional.linear: _multiply_padded}):
             return self._forward(self.module, *inputs, **options)
+
+
+class DenseExpertsOverride(ForwardOverride):
+    """Computes experts that all receive all rows, with the backend's product."""
+
+    __slots__ = ()
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        """Return the experts' outputs; see transformers' module."""
+        with _ProductCalls(self.products.backend, {torch.bmm: _multiply_batch}):
+            outputs: Tensor = self._forward(self.module, hidden_states)
+            return outputs
 
 
 class MixerOverride(ForwardOverride):
@@ -50,15 +62,20 @@ class MixerOverride(ForwardOverride):
 
     def calls(self) -> AbstractContextManager[object]:
         """Return a context in which the backend computes this thread's products."""
-        return _ProductCalls(self.products.backend)
+        return _ProductCalls(self.products.backend, {Tensor.matmul: _multiply_columns})
 
 
 class _ProductCalls(TorchFunctionMode):
-    """Redirects `functional.linear` and `weight @ columns` to a backend."""
+    """Redirects products that this thread computes with torch functions.
 
-    def __init__(self, backend: Backend) -> None:
+    Args:
+        backend: Backend that computes the products.
+        functions: Replacements of torch functions. They get the backend as their first argument.
+    """
+
+    def __init__(self, backend: Backend, functions: dict[Any, Callable[..., Tensor]]) -> None:
         super().__init__()
-        self._backend = backend
+        self._backend, self._functions = backend, functions
 
     def __torch_function__(
         self,
@@ -67,12 +84,23 @@ class _ProductCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function, or the backend's product instead of it."""
-        if func is functional.linear and not kwargs and len(args) in (2, 3):
-            return _multiply_padded(self._backend, args[0], args[1], (*args, None)[2])
-        if func is Tensor.matmul and (args[0].dim() == 2 or args[0].shape[1:-2] == (1,)):
-            return _multiply_columns(self._backend, args[0], args[1])
+        """Run a torch function or its replacement."""
+        replacement = None if kwargs else self._functions.get(func)
+        if replacement is not None:
+            return replacement(self._backend, *args)
         return func(*args, **(kwargs or {}))
+
+
+def _multiply_batch(backend: Backend, rows: Tensor, weights: Tensor) -> Tensor:
+    """Return rows @ weights for each expert.
+
+    Args:
+        backend: Backend that computes the products.
+        rows: [experts, tokens, inner].
+        weights: [experts, inner, outer].
+    """
+    pairs = zip(rows, weights, strict=True)
+    return torch.stack([_multiply_padded(backend, inputs, weight.T) for inputs, weight in pairs])
 
 
 def _multiply_columns(backend: Backend, weights: Tensor, columns: Tensor) -> Tensor:
@@ -85,22 +113,27 @@ def _multiply_columns(backend: Backend, weights: Tensor, columns: Tensor) -> Ten
     """
     rows = columns.transpose(-1, -2)
     if weights.dim() == 2:
-        products = _multiply_padded(backend, rows, weights, None)
-    else:
+        products = _multiply_padded(backend, rows, weights)
+    elif weights.shape[1:-2] == (1,):
         heads = zip(rows, weights.squeeze(1), strict=True)
-        products = torch.stack(
-            [_multiply_padded(backend, head, weight, None) for head, weight in heads]
-        )
+        products = torch.stack([_multiply_padded(backend, *head) for head in heads])
+    else:
+        return torch.matmul(weights, columns)
     return products.transpose(-1, -2)
 
 
-def _multiply_padded(backend: Backend, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _multiply_padded(
+    backend: Backend, rows: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """Return rows @ weight.T + bias, padding the weight with zeros if needed."""
     outer, inner = weight.shape
-    padding = 0, -inner % SIZE_MULTIPLE, 0, -outer % SIZE_MULTIPLE
-    if any(padding):
+    if rows.dtype != weight.dtype:
+        return functional.linear(rows, weight, bias)
+    if not backend.takes_weight(weight):
+        padding = 0, -inner % SIZE_MULTIPLE, 0, -outer % SIZE_MULTIPLE
         weight, rows = functional.pad(weight, padding), functional.pad(rows, padding[:2])
         bias = None if bias is None else functional.pad(bias, padding[2:])
-    if rows.dtype != weight.dtype or not backend.takes_weight(weight):
-        return functional.linear(rows, weight, bias)[..., :outer]
+        weight = weight.contiguous()
+        if not backend.takes_weight(weight):
+            return functional.linear(rows, weight, bias)[..., :outer]
     return backend.linear(rows, weight, bias)[..., :outer]

@@ -22,12 +22,10 @@ from paceline.cpu import amx, avx512_dot
 from paceline.cpu.attention.invariant import attention_by_position
 from paceline.cpu.decoder_layer.runner import CpuDecoderLayers
 from paceline.cpu.kv_row_moves import CacheTensors, move_rows
-from paceline.cpu.linear.dispatch import product
+from paceline.cpu.linear.dispatch import product, takes_weight
 from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
 from paceline.cpu.linear.norms import NORM_TOLERANCES, rms_norm, takes_norm
-from paceline.cpu.memory import KINDS
 from paceline.cpu.packed.product import packed_product, unpack_rows
-from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import TEAM
 from paceline.cpu.topk import argmax, entropies, topk
 
@@ -61,15 +59,8 @@ class CpuBackend(TorchBackend):
         return product(rows, weight, bias)
 
     def takes_weight(self, weight: Tensor) -> bool:
-        """Return True for packed weights, and for contiguous weights of suitable sizes."""
-        return isinstance(weight, PackedWeight) or (
-            type(weight) in PLAIN
-            and weight.device.type == "cpu"
-            and weight.dtype in KINDS
-            and weight.is_contiguous()
-            and weight.shape[0] % WIDTH == 0
-            and weight.shape[1] % WIDTH == 0
-        )
+        """Return True for packed weights, and for dense weights of suitable sizes."""
+        return isinstance(weight, PackedWeight) or (type(weight) in PLAIN and takes_weight(weight))
 
     unpack = staticmethod(unpack_rows)
 

@@ -104,7 +104,8 @@ def _calls(
     weight = module.down_proj
     scores = torch.rand(num_rows, module.num_experts, generator=noise)
     top = scores.topk(kind.num_choices)
-    rows = torch.ones(num_rows, weight.shape[1], dtype=weight.dtype)
+    size = weight.shape[2 if module.is_transposed else 1]
+    rows = torch.ones(num_rows, size, dtype=weight.dtype)
     inputs = rows, top.indices, top.values.to(weight.dtype)
     override = ExpertsOverride(module, products)
     return [lambda: override(*inputs), lambda: type(module).forward(module, *inputs)]

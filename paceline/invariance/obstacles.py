@@ -85,6 +85,5 @@ def why_no_kernels(model: PreTrainedModel, description: str) -> str:
         return f"{description}, and 'auto' tries paceline's products for large models only"
     return (
         f"{description}, whose products paceline cannot compute one expert or token at a time;"
-        " expected weights of shape [outputs, inputs] or [experts, outputs, inputs] with sizes that"
-        " are multiples of 8"
+        " expected weights of linear layers and experts with sizes that are multiples of 8"
     )

@@ -17,8 +17,14 @@ from transformers import PreTrainedModel
 from paceline.backend.experts import ExpertsOverride
 from paceline.backend.overrides import ForwardOverride
 from paceline.backend.plain_tensors import is_matrix
-from paceline.backend.product_calls import RouterOverride
-from paceline.invariance.row_modules import RowExperts, RowMixer, RowModule, RowRouter
+from paceline.backend.product_calls import DenseExpertsOverride, RouterOverride
+from paceline.invariance.row_modules import (
+    RowDenseExperts,
+    RowExperts,
+    RowMixer,
+    RowModule,
+    RowRouter,
+)
 from paceline.invariance.settings import PROBE_TOKENS
 from paceline.model.eagle.layers import decoder_of
 from paceline.model.media_prefill import takes_media
@@ -126,6 +132,11 @@ def _row_module(
     override = _override(module)
     if isinstance(override, ExpertsOverride):
         return _row_experts(name, module, inputs)
+    if isinstance(override, DenseExpertsOverride):
+        experts = len(module.get_parameter("down_proj"))
+        return RowDenseExperts(
+            name, module, (experts,), inputs[0].shape[-1:], inputs[0].new_zeros(())
+        )
     if isinstance(override, RouterOverride):
         return _row_router(name, module, inputs, output, constants)
     if (

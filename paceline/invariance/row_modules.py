@@ -134,6 +134,10 @@ class RowModule:
         return call(moved.flatten().view(moved.shape)).movedim(axis, 0)
 
 
+def _num_weights(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters(recurse=False))
+
+
 def _counts_for(num_weights: int) -> tuple[int, ...]:
     """Return the row counts for probing a module, given its number of weights."""
     if num_weights <= MAX_WIDE_WEIGHTS:
@@ -202,7 +206,7 @@ class RowExperts(RowModule):
 
     def counts(self) -> tuple[int, ...]:
         """Return the row counts that can be probed in a fraction of a second."""
-        return _counts_for(sum(weight.numel() for weight in self.module.parameters(recurse=False)))
+        return _counts_for(_num_weights(self.module))
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
         """Return the module as a function of rows [count, size + num_experts]."""
@@ -216,6 +220,24 @@ class RowExperts(RowModule):
         weights = top.values.softmax(-1).to(self.weights_like.dtype)
         outputs: Tensor = self.module(inputs.contiguous(), top.indices, weights)
         return outputs
+
+
+class RowDenseExperts(RowModule):
+    """Experts that all receive all tokens. A row contains the inputs of all experts."""
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the row counts that can be probed in a fraction of a second."""
+        return _counts_for(_num_weights(self.module))
+
+    def function(self, weight: Tensor | None = None) -> RowFunction:
+        """Return the experts as a function of rows [count, experts, size]."""
+        return self._run
+
+    @torch.inference_mode()
+    def _run(self, rows: Tensor) -> Tensor:
+        count, experts, size = rows.shape
+        outputs: Tensor = self.module(rows.transpose(0, 1).reshape(-1, size))
+        return outputs.view(experts, count, -1).transpose(0, 1)
 
 
 class RowMixer(RowModule):

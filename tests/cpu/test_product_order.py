@@ -120,3 +120,32 @@ def test_a_row_of_nan_does_not_change_other_rows(
     assert not result[17].isfinite().any()
     others = [number for number in range(19) if number not in (3, 17)]
     assert torch.equal(result[others], plain[others])
+
+
+@pytest.mark.parametrize(("count", "inner", "outer"), [(1, 8, 16), (7, 200, 656), (33, 72, 1104)])
+def test_weights_stored_as_inputs_by_outputs(count: int, inner: int, outer: int) -> None:
+    """Sums follow the order of the inputs, whichever rows are multiplied together."""
+    noise = torch.Generator().manual_seed(count)
+    rows = torch.randn(count, inner, generator=noise).bfloat16()
+    weight = torch.randn(inner, outer, generator=noise).bfloat16()
+    bias = torch.randn(outer, generator=noise).bfloat16()
+    total = torch.zeros(count, outer)
+    for number in range(inner):
+        total += rows[:, number, None].float() * weight[number].float()
+    assert torch.equal(product(rows, weight.T, None), total.bfloat16())
+    assert torch.equal(product(rows, weight.T, bias), (total + bias.float()).bfloat16())
+    assert torch.equal(product(rows[-1:], weight.T, None), total[-1:].bfloat16())
+    exact = rows.double() @ weight.double()
+    found = product(rows.float(), weight.float().T, None)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)
+    assert torch.equal(product(rows[:2].float(), weight.float().T, None), found[:2])
+
+
+def test_weights_that_no_kernel_supports_are_recognised() -> None:
+    weight = torch.empty(64, 48)
+    assert dispatch.takes_weight(weight)
+    assert dispatch.takes_weight(weight.T)
+    assert dispatch.takes_weight(weight.bfloat16().T)
+    assert not dispatch.takes_weight(weight.half().T)
+    assert not dispatch.takes_weight(torch.empty(64, 40).T)  # outputs: a multiple of 16
+    assert not dispatch.takes_weight(weight[:, ::2])

@@ -12,23 +12,32 @@ from transformers import AutoModelForCausalLM, Qwen2MoeConfig
 
 from paceline import LLM, SamplingParams
 from paceline.backend.experts import ExpertsOverride, routing_overrides
-from paceline.backend.product_calls import RouterOverride
+from paceline.backend.product_calls import DenseExpertsOverride, RouterOverride
 from paceline.backend.products import Products
 from paceline.cpu.backend import CPU
 from paceline.cpu.product_choice import everywhere, trial
 from paceline.errors import ConfigError
 from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.model.model_view import ModelView
-from tests.support.models import make
+from tests.support.models import EAGER_ONLY, make
 from tests.support.shared import Pair
 
-SHAPED = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "deepseek_v3", "shared")
+SHAPED = (
+    "mixtral",
+    "qwen3_moe",
+    "olmoe",
+    "granitemoe",
+    "deepseek_v3",
+    "gpt_oss",
+    "llama4",
+    "shared",
+)
 
 
 def mixture(name: str, dtype: torch.dtype = torch.float32) -> Any:
     """A tiny mixture of experts; "shared": one with a gate of a single output."""
     if name != "shared":
-        return copy.deepcopy(make(name, "sdpa")).to(dtype)
+        return copy.deepcopy(make(name, "eager" if name in EAGER_ONLY else "sdpa")).to(dtype)
     torch.manual_seed(0)
     config = Qwen2MoeConfig(
         vocab_size=97,
@@ -57,7 +66,8 @@ def test_a_view_computes_what_the_model_does(name: str) -> None:
     model = mixture(name)
     products = everywhere(model)
     assert products is not None
-    assert {ExpertsOverride, RouterOverride} <= set(products.routing.values())
+    experts = DenseExpertsOverride if name == "llama4" else ExpertsOverride
+    assert {experts, RouterOverride} <= set(products.routing.values())
     token_ids = torch.arange(13)[None]
     expected = model(input_ids=token_ids, use_cache=False).logits
     logits = ModelView(model, products).module(input_ids=token_ids, use_cache=False).logits
@@ -65,9 +75,10 @@ def test_a_view_computes_what_the_model_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
 @torch.inference_mode()
-def test_rows_do_not_depend_on_other_rows_of_their_experts(dtype: torch.dtype) -> None:
-    model = mixture("mixtral", dtype)
+def test_rows_do_not_depend_on_other_rows_of_their_experts(name: str, dtype: torch.dtype) -> None:
+    model = mixture(name, dtype)
     products = everywhere(model)
     assert products is not None
     call = ExpertsOverride(experts_in(model), products)
@@ -78,6 +89,18 @@ def test_rows_do_not_depend_on_other_rows_of_their_experts(dtype: torch.dtype) -
         choices = torch.tensor([others]).repeat(40, 1)
         choices[7] = torch.tensor([1, 3])
         assert torch.equal(call(rows, choices, weights)[7], row[0])
+
+
+@torch.inference_mode()
+def test_rows_do_not_depend_on_other_rows_of_experts_that_receive_all_rows() -> None:
+    model = mixture("llama4", torch.bfloat16)
+    products = everywhere(model)
+    assert products is not None
+    module = next(m for m, kind in products.routing.items() if kind is DenseExpertsOverride)
+    call = DenseExpertsOverride(module, products)
+    rows = torch.randn(2, 40, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    together = call(rows.flatten(0, 1)).view(2, 40, 64)
+    assert torch.equal(call(rows[:, 7:8].flatten(0, 1)), together[:, 7])
 
 
 @torch.inference_mode()
@@ -115,7 +138,7 @@ def test_biases_and_experts_without_gates() -> None:
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "shared"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "shared"])
 @pytest.mark.parametrize("spec", ["auto", "lookahead"])
 def test_drafts_and_batches_change_no_bit(pair: Pair, name: str, spec: str) -> None:
     model = mixture(name, torch.bfloat16)
@@ -148,12 +171,13 @@ def test_small_mixtures_are_left_alone_by_default() -> None:
     assert "is a mixture of 4 experts (num_experts), and 'auto' tries" in result.reason
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "llama4"])
-def test_experts_with_transposed_weights_are_refused(name: str) -> None:
-    model = make(name)
+def test_experts_of_odd_sizes_are_refused() -> None:
+    config = copy.deepcopy(make("mixtral").config)
+    config.intermediate_size = 44
+    model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(
         ConfigError,
-        match=rf"got True; {type(model).__name__} is a mixture of \d experts.*one expert or token",
+        match=r"got True; MixtralForCausalLM is a mixture of \d experts.*one expert or token",
     ):
         resolve_batch_invariance(model, True)
     assert "mixture of" in resolve_batch_invariance(model, "auto").reason

@@ -9,7 +9,9 @@ from paceline.cpu import amx, avx512_dot
 from paceline.cpu.linear import dotted, tiled
 from paceline.cpu.linear.call import run_product
 from paceline.cpu.linear.kernel import multiply
+from paceline.cpu.linear.transposed import OUTER, multiply_transposed
 from paceline.cpu.memory import KINDS
+from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import TeamJob
 
 
@@ -18,8 +20,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Args:
         rows: Tensor [..., inner] on the CPU.
-        weight: Contiguous tensor [outer, inner] on the CPU, of the same dtype. Both sizes are
-            multiples of 8.
+        weight: Tensor [outer, inner] on the CPU, of the same dtype; see `takes_weight`.
         bias: Tensor [outer], or None.
     """
     outer, inner = weight.shape
@@ -36,8 +37,24 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         out.data_ptr(),
     )
     kinds, sizes = (KINDS[dtype], KINDS[out.dtype]), (count, inner, outer)
-    run_product(kernel_of(dtype, inner, outer), addresses, kinds, sizes)
+    is_transposed = not weight.is_contiguous()
+    kernel = multiply_transposed if is_transposed else kernel_of(dtype, inner, outer)
+    run_product(kernel, addresses, kinds, sizes)
     return out if out.dtype == dtype else out.to(dtype)
+
+
+def takes_weight(weight: Tensor) -> bool:
+    """Return whether `product` supports a weight [outer, inner].
+
+    The weight is contiguous, or the transposed view of a contiguous tensor.
+    """
+    if weight.device.type != "cpu" or weight.dtype not in KINDS:
+        return False
+    outer, inner = weight.shape
+    if weight.is_contiguous():
+        return outer % WIDTH == 0 and inner % WIDTH == 0
+    transposed = weight.T.is_contiguous() and weight.dtype != torch.float16
+    return transposed and outer % OUTER == 0 and inner % WIDTH == 0
 
 
 def kernel_of(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
