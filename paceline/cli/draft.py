@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from paceline import demo
 from paceline.cli.files import ResultFiles
 from paceline.cli.loading import use_threads
-from paceline.cli.options import TargetModel, command_group, flattened, only, switchable, without
+from paceline.cli.options import TargetModel, command_group, flattened, only, without
 from paceline.cli.show import print_note, table_console
 from paceline.training.draft.settings import DraftTraining
 from paceline.util.config import require_range
@@ -26,7 +26,6 @@ Recordings = Annotated[
     ),
 ]
 flattened("Training")(DraftTraining)
-switchable(DraftTraining, "uses_target_states")
 
 
 @draft.command(sort_key=1)
@@ -65,7 +64,7 @@ def train(
         accepted = f"{folder.record().best.per_chain:.3f} of {config.length} draft tokens accepted"
         return print_note(f"{out} is finished: {accepted} per chain")
     if config.uses_target_states:
-        data = data.with_states(CachedLM(loaded), config.reads_at, progress=True)
+        data = data.with_states(CachedLM(loaded), config, progress=True)
     trainer = DraftTrainer(loaded, data, config, folder)
     del loaded
     try:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from paceline import demo
 from paceline.model import gguf, gguf_header
+from paceline.util.files import parse_json
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
@@ -22,7 +23,15 @@ def missing_source(source: str | Path) -> str:
     if (source != "" and Path(source).exists()) or (
         isinstance(source, str) and not is_file and _HUB_ID.fullmatch(source)
     ):
-        return ""
+        is_head = _holds_state_head(Path(source))
+        return (
+            ""
+            if not is_head
+            else (
+                "the folder holds a head, not a model. Draft with it: --drafter"
+                f" state_head:head={source}"
+            )
+        )
     return f"there is no such {'file' if is_file else 'folder'}. Check the path."
 
 
@@ -53,3 +62,12 @@ def checkpoint_source(source: str | Path | PreTrainedModel) -> str:
         if isinstance(path, str | Path) and gguf.is_gguf(path)
         else str(path)
     )
+
+
+def _holds_state_head(folder: Path) -> bool:
+    """Return whether a folder holds a published head, such as an EAGLE-3 head."""
+    try:
+        config = parse_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "speculators_model_type" in config

@@ -82,8 +82,7 @@ class Eagle3Head(StepHead):
         )
         if nested is not None:
             return tuple(layer + 1 for layer in nested)
-        count = target.config.get_text_config(decoder=True).num_hidden_layers
-        return EAGLE3_FIRST_LAYER, count // 2, count - EAGLE3_LAST_LAYER_FROM_END
+        return default_layers(target)
 
     def _load(
         self, tensors: dict[str, Tensor], target: PreTrainedModel
@@ -144,3 +143,9 @@ class Eagle3Head(StepHead):
         if self._token_ids is None:
             logits = logits[:, : self._vocab_size]
         return logits, self._token_ids
+
+
+def default_layers(target: PreTrainedModel) -> tuple[int, ...]:
+    """Return the target layers that a head reads if its configuration names none."""
+    count = target.config.get_text_config(decoder=True).num_hidden_layers
+    return EAGLE3_FIRST_LAYER, count // 2, count - EAGLE3_LAST_LAYER_FROM_END

@@ -14,8 +14,8 @@ from transformers.utils import cached_file
 from paceline.errors import ConfigError
 from paceline.util.files import parse_json
 
-_CONFIG, _WEIGHTS, _PICKLES = "config.json", "*.safetensors", ("*.bin", "*.pt", "*.pth")
-_ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, _WEIGHTS, _PICKLES = "config.json", "*.safetensors", ("*.bin", "*.pt", "*.pth")
+ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HELP = "Copy the head again from its source."
 
 
@@ -44,17 +44,17 @@ class HeadFiles:
                 loaded safely.
         """
         folder = _folder_of(source)
-        path = folder / _CONFIG
+        path = folder / CONFIG
         try:
             config = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"state head {source!r}: got no readable {_CONFIG} ({error}); expected the folder"
+                f"state head {source!r}: got no readable {CONFIG} ({error}); expected the folder"
                 f" of an EAGLE-3 or DFlash head. {_HELP}"
             ) from error
         if not isinstance(config, dict):
             raise ConfigError(
-                f"state head {source!r}: got a {_CONFIG} that is no JSON object. {_HELP}"
+                f"state head {source!r}: got a {CONFIG} that is no JSON object. {_HELP}"
             )
         if not any(folder.glob(_WEIGHTS)):
             pickled = any(any(folder.glob(pattern)) for pattern in _PICKLES)
@@ -73,7 +73,8 @@ class HeadFiles:
         """
         tensors: dict[str, Tensor] = {}
         try:
-            for path in sorted(self.folder.glob(_WEIGHTS)):
+            single = self.folder / ONE_FILE  # other files may be shards, or the state of a training
+            for path in [single] if single.exists() else sorted(self.folder.glob(_WEIGHTS)):
                 tensors |= load_file(path)
         except (OSError, safetensors.SafetensorError) as error:
             raise ConfigError(
@@ -85,7 +86,7 @@ class HeadFiles:
         """Return the error for a head with inconsistent files."""
         return ConfigError(
             f"state head {self.source!r}: got a head that cannot be loaded ({fault}); expected"
-            f" weights that match its {_CONFIG}. {_HELP}"
+            f" weights that match its {CONFIG}. {_HELP}"
         )
 
 
@@ -95,8 +96,8 @@ def _folder_of(source: str) -> Path:
     if folder.is_dir():
         return folder
     try:
-        path = Path(cached_file(source, _CONFIG))
-        if cached_file(source, _ONE_FILE, _raise_exceptions_for_missing_entries=False) is None:
+        path = Path(cached_file(source, CONFIG))
+        if cached_file(source, ONE_FILE, _raise_exceptions_for_missing_entries=False) is None:
             index = cached_file(source, _INDEX, _raise_exceptions_for_missing_entries=False)
             for name in (
                 set(parse_json(Path(index).read_bytes())["weight_map"].values()) if index else ()

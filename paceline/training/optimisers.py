@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import PreTrainedModel
 
 from paceline.cpu import amx, avx512_dot
 from paceline.training import settings
@@ -81,20 +80,19 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 
 def model_optimisers(
-    model: PreTrainedModel, lr: float, embedding_lr: float
+    model: nn.Module, lr: float, embedding_lr: float
 ) -> tuple[Muon, torch.optim.AdamW]:
     """Return Muon for the matrices of a model, and AdamW for its embedding and norms.
 
     Args:
-        model: Model to train.
+        model: Model to train. Weights that require no gradient are left out.
         lr: Peak learning rate for matrices and norms.
         embedding_lr: Peak learning rate for the embedding.
     """
-    inner: Any = model.get_decoder()
-    first = inner.get_input_embeddings()
-    tables = [first.weight] if isinstance(first, torch.nn.Embedding) else []
-    table_ids = {id(table) for table in tables}
-    weights = list(model.parameters())
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    table_ids = {id(embedding.weight) for embedding in embeddings}
+    tables = [weight for weight in weights if id(weight) in table_ids]
     matrices = [weight for weight in weights if weight.ndim == 2 and id(weight) not in table_ids]
     norms = [weight for weight in weights if weight.ndim == 1]
     groups: list[dict[str, Any]] = [{"params": norms}, {"params": tables, "lr": embedding_lr}]

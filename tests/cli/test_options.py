@@ -154,7 +154,6 @@ def test_the_usage_names_every_argument(
 @pytest.mark.parametrize(
     ("words", "option", "value"),
     [
-        (["draft", "train", "demo", "--recording", "r"], "uses_target_states", False),
         (["head", "train", "r"], "scalars", False),
     ],
 )

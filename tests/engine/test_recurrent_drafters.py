@@ -81,7 +81,7 @@ def test_a_draft_model_learns_from_the_states_of_a_hybrid(name: str, tmp_path: P
     ticks = itertools.count(0.0, 0.25)  # seconds: every training step takes as long
     folder = DraftFolder(tmp_path, {"seed": 0}, {"target": "hybrid"})
     data = DraftData.split(chunks_of(pair) * 4, [], TRAINING)
-    data = data.with_states(CachedLM(pair.target), TRAINING.reads_at)
+    data = data.with_states(CachedLM(pair.target), TRAINING)
     DraftTrainer(pair.target, data, TRAINING, folder, lambda: next(ticks)).run()
     draft = load_draft(tmp_path, "float32")
     llm = LLM(pair.target, "draft_model:max_draft_tokens=4", draft, max_batch=3)

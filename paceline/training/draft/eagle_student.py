@@ -11,6 +11,7 @@ to the linear least-squares prediction of the next state.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, PreTrainedModel
 
 from paceline.model.eagle.checkpoint import build
@@ -26,7 +26,14 @@ from paceline.model.eagle.modules import READS, attach, embedding_and_lm_head
 from paceline.model.identity import Sketch
 from paceline.training.draft import settings
 from paceline.training.draft.chains import Chains, expected_chains
+from paceline.training.draft.chunk_states import (
+    least_squares,
+    loss_shares,
+    padded,
+    state_pairs,
+)
 from paceline.training.draft.evaluate import guesses_agree
+from paceline.training.draft.folder import save_draft
 from paceline.training.draft.independent_student import shrink_residuals
 from paceline.training.draft.loss import states_loss
 from paceline.training.draft.rows import Rows, hidden_of_rows, shifted
@@ -57,7 +64,7 @@ class EagleStudent:
         token_ids: NDArray[np.int64],
         chunks: Sequence[TextChunk],
     ) -> None:
-        self._config = config
+        self._config, self._token_ids = config, token_ids
         self.model = _first_model(target, name, config, token_ids).to(target.device)
         attach(self.model, target)
         with torch.no_grad():
@@ -65,7 +72,13 @@ class EagleStudent:
         self._dtype = product_dtype(self.model.device)
         head: Any = self.model.get_output_embeddings()
         self._out: Any = head.out
-        self._head = SampledHead(head, token_counts(chunks, head.vocab_size), self._dtype)
+        self._head = SampledHead(
+            head.kept,
+            head.added,
+            head.token_ids,
+            token_counts(chunks, head.vocab_size),
+            self._dtype,
+        )
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
         """Return the weighted mean cross-entropy against the target's distribution."""
@@ -74,12 +87,12 @@ class EagleStudent:
         first = min(chunk.first for chunk in chunks)
         rows = Rows.for_training(width, chain, int(random.integers(chain)), first)
         unread = int(random.integers(width)) if random.random() < settings.UNREAD_SHARE else 0
-        token_ids, states = (tensor.to(device) for tensor in _padded(chunks))
+        token_ids, states = (tensor.to(device) for tensor in padded(chunks))
         embedding = self._in_product_dtype(self.model.get_input_embeddings())
         decoder = self._in_product_dtype(self.model.get_decoder())
         hidden = hidden_of_rows(embedding, decoder, token_ids, shifted(states), rows, unread)
         drafted = self._in_product_dtype(self._out)(hidden)
-        present, shares = _loss_shares(rows, chunks)
+        present, shares = loss_shares(rows, chunks)
         shares = shares.to(device)
         text, row = present.nonzero().T.to(device)
         target = states[text, rows.positions.to(device)[row], 0]
@@ -94,6 +107,10 @@ class EagleStudent:
         }
         return lambda *args, **named: functional_call(module, weights, args, named)
 
+    def save(self, folder: Path) -> None:
+        """Write the draft model in bfloat16."""
+        save_draft(self.model, self._token_ids.tolist(), folder)
+
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
         """Return the acceptance of chains of `length` draft tokens along answers."""
         return expected_chains(
@@ -104,7 +121,7 @@ class EagleStudent:
         """Scale the inputs to unit size, and fit the input layer to predict next states."""
         embedding: Any = self.model.get_input_embeddings()
         norm: Any = self.model.get_decoder().norm
-        tokens, states, following = (tensor.to(self.model.device) for tensor in _pairs(chunks))
+        tokens, states, following = (tensor.to(self.model.device) for tensor in state_pairs(chunks))
         table = embedding_and_lm_head(target)[0].weight.detach()
         sizes = states.square().mean(0).sqrt().clamp(min=1e-6)
         size = sizes[: following.shape[1]]
@@ -115,20 +132,9 @@ class EagleStudent:
         norm.weight.copy_(size)
         inputs = torch.cat((table[tokens].float() * embedding.token_scale, states / sizes), dim=1)
         width = table.shape[1]
-        embedding.read.weight.copy_(_least_squares(inputs, following / size))
-        embedding.unread.weight.copy_(_least_squares(inputs[:, :width], following / size))
+        embedding.read.weight.copy_(least_squares(inputs, following / size))
+        embedding.unread.weight.copy_(least_squares(inputs[:, :width], following / size))
         embedding.unread.bias.zero_()
-
-
-def _loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return which rows each chunk has, [b, rows], and their weights in the loss, [n]."""
-    lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
-    present = rows.positions < lengths
-    weights = torch.tensor(settings.GUESS_WEIGHTS)[
-        rows.guessed.clamp(max=len(settings.GUESS_WEIGHTS) - 1)
-    ]
-    in_prompt = rows.positions + 1 < firsts
-    return present, torch.where(in_prompt, settings.PROMPT_WEIGHT * weights, weights)[present]
 
 
 def _first_model(
@@ -168,7 +174,7 @@ def _first_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model: PreTrainedModel = build(shape, token_ids.tolist())
-    shrink_residuals(model)
+    shrink_residuals(model.get_decoder().layers)
     return model
 
 
@@ -181,37 +187,3 @@ def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
     """
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
     return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()
-
-
-def _padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return padded token ids [b, width] and states [b, width, 1 + layers, hidden]."""
-    ids = [torch.from_numpy(chunk.token_ids).long() for chunk in chunks]
-    states = [_states(chunk) for chunk in chunks]
-    return pad_sequence(ids, batch_first=True), pad_sequence(states, batch_first=True)
-
-
-def _pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states from which they were chosen, and the following states."""
-    tokens, before, after = [], [], []
-    count = 0
-    for chunk in chunks:
-        states = _states(chunk)
-        tokens.append(torch.from_numpy(chunk.token_ids[1:]).long())
-        before.append(states[:-1].flatten(1).float())
-        after.append(states[1:, 0].float())
-        count += len(tokens[-1])
-        if count >= settings.LEAST_SQUARES_PAIRS:
-            break
-    return torch.cat(tokens), torch.cat(before), torch.cat(after)
-
-
-def _states(chunk: TextChunk) -> Tensor:
-    assert chunk.states is not None, "read before the training"
-    return chunk.states
-
-
-def _least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
-    square = inputs.T @ inputs
-    square.diagonal().add_(settings.LEAST_SQUARES_RIDGE)
-    solution: Tensor = torch.linalg.solve(square, inputs.T @ outputs)
-    return solution.T

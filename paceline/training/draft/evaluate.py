@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -142,11 +142,26 @@ def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDAr
     embedding, decoder = model.get_input_embeddings(), model.get_decoder()
     hidden = hidden_of_rows(embedding, decoder, ids[None], shifted(states[None]), rows)[0]
     drafted = head.out(hidden)
-    positions = rows.positions
+    return agreement_by_position(
+        rows, chunk, length, lambda drafting: head.guess(drafted[drafting.to(model.device)])
+    )
+
+
+def agreement_by_position(
+    rows: Rows, chunk: TextChunk, length: int, guess: Callable[[Tensor], Tensor]
+) -> NDArray[np.float64]:
+    """Return `agreements` by chain position, [length, tokens].
+
+    Args:
+        rows: Rows for the evaluation.
+        chunk: Answer with its prompt.
+        length: Number of draft tokens per chain.
+        guess: Function that returns the draft's argmax after the rows with these indices, [n].
+    """
+    ids, positions = torch.from_numpy(chunk.token_ids).long(), rows.positions
     drafting = ((positions >= chunk.first - 1) & (positions < len(ids) - 1)).nonzero()[:, 0]
     following = positions[drafting] + 1
-    guesses = head.guess(drafted[drafting.to(model.device)])
-    right = (guesses == ids[following.to(model.device)]).cpu()
+    right = guess(drafting).cpu() == ids[following]
     agreed = np.zeros((length, len(ids) - chunk.first))
     agreed[rows.guessed[drafting].numpy(), (following - chunk.first).numpy()] = right.numpy()
     return agreed

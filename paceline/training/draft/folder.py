@@ -1,8 +1,8 @@
 """Store a draft model on disk during training.
 
-`model.safetensors` (bfloat16), `config.json` and `kept_tokens.json` hold the best draft model so
-far. `training.json` records how it was trained and evaluated. `state.safetensors` allows training
-to resume and is deleted at the end.
+`model.safetensors` (bfloat16), `config.json` and, except for EAGLE-3 heads, `kept_tokens.json` hold
+the best draft model so far. `training.json` records how it was trained and evaluated.
+`state.safetensors` allows training to resume and is deleted at the end.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -137,7 +137,7 @@ class DraftFolder:
         """
         return read_document(self.path / RECORD, RECORD_KIND)
 
-    def restore(self, model: PreTrainedModel, optimisers: Sequence[Optimizer]) -> DraftProgress:
+    def restore(self, model: nn.Module, optimisers: Sequence[Optimizer]) -> DraftProgress:
         """Load the last checkpoint into the model and optimisers, and return its progress.
 
         Raises:
@@ -153,32 +153,35 @@ class DraftFolder:
         return DraftProgress(**values, curve=curve)
 
     def save_validation(
-        self, model: PreTrainedModel, progress: DraftProgress, chains: Chains, token_ids: Tensor
+        self, save: Callable[[Path], None], progress: DraftProgress, chains: Chains, kept: int
     ) -> None:
         """Write the record and, if the last validation is the best so far, the model.
 
         Args:
-            model: Draft model.
+            save: Function that writes the model to an existing folder.
             progress: Training progress, including the curve.
             chains: Acceptance at the last validation.
-            token_ids: Token ids of the reduced draft vocabulary.
+            kept: Size of the reduced draft vocabulary.
         """
         best = progress.best
         if best is progress.curve[-1]:
-            _save_model(model, self.path)
-            save_kept(self.path, token_ids.tolist(), int(model.config.vocab_size))
+            _replace_files(save, self.path)
         else:
             chains = self.record().chains
         record = TrainingRecord(
-            self._settings, self.about, self._note, len(token_ids), progress.curve, best, chains
+            self._settings, self.about, self._note, kept, progress.curve, best, chains
         )
         write_document(self.path / RECORD, RECORD_KIND, record)
 
     def save_state(
-        self, model: PreTrainedModel, optimisers: Sequence[Optimizer], progress: DraftProgress
+        self, model: nn.Module, optimisers: Sequence[Optimizer], progress: DraftProgress
     ) -> None:
         """Write the checkpoint from which training can resume."""
-        weights = {name: weight.detach() for name, weight in model.named_parameters()}
+        weights = {
+            name: weight.detach()
+            for name, weight in model.named_parameters()
+            if weight.requires_grad
+        }
         self._state.save(
             {"settings": self._settings, "progress": asdict(progress)},
             {"model": weights, "optimiser": state_tensors(optimisers)},
@@ -191,10 +194,22 @@ class DraftFolder:
         return record
 
 
-def _save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a bfloat16 copy elsewhere, then move its files, the weights last."""
+def save_draft(model: PreTrainedModel, token_ids: Sequence[int], folder: Path) -> None:
+    """Write a bfloat16 copy of a draft model, and its reduced vocabulary.
+
+    Args:
+        model: Draft model.
+        token_ids: Token ids of the reduced draft vocabulary.
+        folder: Existing folder.
+    """
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    save_kept(folder, token_ids, int(model.config.vocab_size))
+
+
+def _replace_files(save: Callable[[Path], None], folder: Path) -> None:
+    """Write a model elsewhere, then move its files, the weights last."""
     with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
-        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(partial)
+        save(Path(partial))
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):
             path.chmod(0o644)  # safetensors writes 0600
             os.replace(path, folder / path.name)

@@ -6,7 +6,8 @@ target's embedding onto its principal components.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from paceline.training.draft import settings
 from paceline.training.draft.batches import TextBatch, collated
 from paceline.training.draft.chains import Chains, expected_chains
 from paceline.training.draft.evaluate import agreements
+from paceline.training.draft.folder import save_draft
 from paceline.training.draft.loss import distillation_loss
 from paceline.training.draft.settings import DraftTraining
 from paceline.training.text_chunks import TextChunk
@@ -55,6 +57,10 @@ class IndependentStudent:
             hidden.flatten(0, 1)[batch.positions], weight, batch.targets, batch.probs
         )
 
+    def save(self, folder: Path) -> None:
+        """Write the draft model in bfloat16."""
+        save_draft(self.model, self._token_ids.tolist(), folder)
+
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
         """Return the acceptance of chains of `length` draft tokens along answers."""
         return expected_chains(agreements(self.model, held_out, self._token_ids), length)
@@ -89,7 +95,7 @@ def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedMod
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model: Any = LlamaForCausalLM(shape)
-    shrink_residuals(model)
+    shrink_residuals(model.model.layers)
     with torch.no_grad():
         embedding = principal(target.get_input_embeddings().weight.detach().float(), hidden)
         model.get_input_embeddings().weight.copy_(
@@ -100,10 +106,11 @@ def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedMod
 
 
 @torch.no_grad()
-def shrink_residuals(model: Any) -> None:
+def shrink_residuals(layers: Iterable[Any]) -> None:
     """Scale down the weights that add to the residual stream (GPT-2's initialisation)."""
-    scale = (2 * len(model.model.layers)) ** -0.5
-    for layer in model.model.layers:
+    layers = list(layers)
+    scale = (2 * len(layers)) ** -0.5
+    for layer in layers:
         layer.self_attn.o_proj.weight.mul_(scale)
         layer.mlp.down_proj.weight.mul_(scale)
 

@@ -15,6 +15,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.identity import model_identity
 from paceline.model.loading import load_model
+from paceline.training.draft.eagle3_student import eagle3_layers
 from paceline.training.draft.eagle_student import middle_layers
 from paceline.training.draft.folder import DraftFolder
 from paceline.training.draft.settings import DraftTraining
@@ -60,19 +61,25 @@ class DraftData:
             [shortened(answer, config.context) for answer in training], list(texts), held_out
         )
 
-    def with_states(self, target: CachedLM, reads_at: float, progress: bool = False) -> DraftData:
+    def with_states(
+        self, target: CachedLM, config: DraftTraining, progress: bool = False
+    ) -> DraftData:
         """Return the same chunks with the target's hidden states.
 
         Args:
             target: Target model.
-            reads_at: Depth of the middle layer to read, as a share of the target's layers.
+            config: Settings of the training, which determine the layers to read.
             progress: Whether to show a progress bar.
         Raises:
             UnsupportedModelError: The target's hidden states cannot be read.
         """
         groups = (self.answers, self.texts, self.held_out)
         chunks = [chunk for group in groups for chunk in group]
-        layers = middle_layers(target.model, reads_at)
+        layers = (
+            eagle3_layers(target.model)
+            if config.kind == "eagle3"
+            else middle_layers(target.model, config.reads_at)
+        )
         states = read_states(target, chunks, layers, progress)
         return DraftData(
             *([replace(chunk, states=next(states)) for chunk in group] for group in groups)

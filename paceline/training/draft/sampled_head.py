@@ -10,7 +10,6 @@ Senecal 2008; Jean et al. 2015).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,23 +24,30 @@ class SampledHead:
     """Samples rows of an LM head for each training step.
 
     Args:
-        head: `TargetStateHead` that is attached to its target.
+        weight: Rows of the LM head in the reduced vocabulary, [kept, states].
+        bias: Bias of these rows, [kept]; None without a bias.
+        token_ids: Token ids of the rows, [kept].
         counts: Number of times that each token is predicted, [vocab].
         dtype: Dtype of the matrix products.
     """
 
-    def __init__(self, head: Any, counts: NDArray[np.int64], dtype: torch.dtype) -> None:
-        self._weight: Tensor = head.kept.to(dtype)
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        token_ids: Tensor,
+        counts: NDArray[np.int64],
+        dtype: torch.dtype,
+    ) -> None:
+        self._weight: Tensor = weight.detach().to(dtype)
         self._bias = (
-            head.kept.new_zeros(len(head.kept), dtype=torch.float32)
-            if head.added is None
-            else head.added.float()
+            weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
         )
-        token_ids = head.token_ids.cpu().numpy()
-        self._row_of_token = np.full(len(counts), len(token_ids))  # last row: not in the head
-        self._row_of_token[token_ids] = np.arange(len(token_ids))
-        self._frequent = np.zeros(len(token_ids) + 1, dtype=bool)
-        self._frequent[smallest_cover(counts[token_ids], FREQUENT_SHARE)] = True
+        kept = token_ids.cpu().numpy()
+        self._row_of_token = np.full(len(counts), len(kept))  # last row: not in the head
+        self._row_of_token[kept] = np.arange(len(kept))
+        self._frequent = np.zeros(len(kept) + 1, dtype=bool)
+        self._frequent[smallest_cover(counts[kept], FREQUENT_SHARE)] = True
 
     def sample(self, token_ids: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Return the weight [n, states] and bias [n] of the rows for one step.

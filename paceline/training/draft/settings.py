@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from paceline.errors import ConfigError
 from paceline.training.settings import TrainingSettings
 from paceline.util.config import require_range
+
+DraftKind = Literal["eagle", "independent", "eagle3"]
 
 HEAD_SIZE = 32  # Dimensions of an attention head.
 
@@ -26,6 +29,10 @@ EAGLE_LAYERS = 2  # Default number of layers of a draft that reads target states
 EAGLE_DEVIATION = 0.03  # Standard deviation of that draft's weights.
 LEAST_SQUARES_PAIRS = 60_000  # Pairs of states to which the linear map is fitted.
 LEAST_SQUARES_RIDGE = 100.0  # Ridge, in pairs of unit size whose next state is 0.
+
+EAGLE3_LAYERS = 1  # Default number of layers of an EAGLE-3 head.
+EAGLE3_HEAD = 64  # Dimensions of an attention head, for targets without attention.
+EAGLE3_NORM_EPS = 1e-5  # Epsilon of an EAGLE-3 head's norms, as in most published heads.
 
 # Loss of a draft that reads target states.
 GUESS_WEIGHTS = (1.0, 0.6, 0.5, 0.4)  # Weight after 0, 1, ... guesses; the last also applies later.
@@ -48,17 +55,20 @@ class DraftTraining(TrainingSettings):
     Attributes:
         batch: Number of tokens per training step; at least 1.
         lr: Peak learning rate, for both Muon (matrices) and AdamW (embedding and norms); above 0.
-        uses_target_states: Whether the draft model reads the target's hidden states (EAGLE-style)
-            and uses the target's embedding and LM head. More of its tokens are accepted, but it
-            works only with this target. Otherwise, the draft model is independent.
-        reads_at: Depth of an additional layer whose states the draft model reads, as a share of
-            the target's layers; from 0 to 1. 0 reads only the last layer.
-        hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 without
-            target states.
-        layers: Number of decoder layers; at least 0. 0 uses 2 layers, or 3 without target states.
-        neurons: Size of each feed-forward layer; at least 0. 0 uses 4/3 of the hidden size, or 4
-            times the hidden size without target states.
-        start: Draft model that provides the initial shape and weights. Default: none.
+        kind: Kind of draft. "eagle" reads the target's hidden states and uses its embedding and LM
+            head; it works only with this target, in paceline. "eagle3" also reads states, and is
+            saved as an EAGLE-3 head in the format of speculators, which vLLM loads. "independent"
+            reads only tokens.
+        reads_at: For "eagle": depth of an additional layer whose states the draft model reads, as
+            a share of the target's layers; from 0 to 1. 0 reads only the last layer.
+        hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 for
+            "independent". "eagle3" always uses the target's.
+        layers: Number of decoder layers; at least 0. 0 uses 2 layers for "eagle", 3 for
+            "independent" and 1 for "eagle3".
+        neurons: Size of each feed-forward layer; at least 0. 0 uses 4/3 of the hidden size for
+            "eagle", 4 times the hidden size for "independent", and the target's for "eagle3".
+        start: Draft model that provides the initial shape and weights; not for "eagle3". Default:
+            none.
         minutes: Training time in minutes, including validation; above 0. A resumed run may use a
             different time.
         coverage: Share of the training tokens that the reduced draft vocabulary covers; above 0,
@@ -76,7 +86,7 @@ class DraftTraining(TrainingSettings):
 
     batch: int = 2048
     lr: float = 8e-3
-    uses_target_states: bool = True
+    kind: DraftKind = "eagle"
     reads_at: float = 0.75
     hidden: int = 0
     layers: int = 0
@@ -90,12 +100,29 @@ class DraftTraining(TrainingSettings):
     held_out: int = 16
     validations: int = 30
 
+    @property
+    def uses_target_states(self) -> bool:
+        """True if the draft reads the target's hidden states."""
+        return self.kind != "independent"
+
     def __post_init__(self) -> None:
         minimums = {"hidden": 0, "layers": 0, "neurons": 0, "length": 1, "context": 8}
         minimums |= {"held_out": 2, "validations": 1}
         self.require("draft train", minimums, positive=("minutes", "coverage"))
         for name in ("answers", "reads_at", "coverage"):
             require_range("draft train", name, getattr(self, name), 0, 1)
+        if self.kind not in get_args(DraftKind):
+            raise ConfigError(
+                f"draft train: kind: got {self.kind!r}; expected one of"
+                f" {', '.join(get_args(DraftKind))}."
+            )
+        for name in ("hidden", "start"):
+            if self.kind == "eagle3" and getattr(self, name):
+                raise ConfigError(
+                    f"draft train: {name}: got {getattr(self, name)!r} for an EAGLE-3 head;"
+                    " expected none, because the head has the target's hidden size and is trained"
+                    " from scratch. Leave it out."
+                )
         if self.hidden % HEAD_SIZE:
             raise ConfigError(
                 f"draft train: hidden: got {self.hidden}; expected a multiple of {HEAD_SIZE}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from transformers import PreTrainedModel
+from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.model.eagle.modules import READS, layers_read, uses_target_states
@@ -26,7 +26,7 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
         kinds = ("has its own embedding", "reads the target's states")
         raise ConfigError(
             f"draft train: start: got {config.start!r}, which {kinds[uses_target_states(start)]};"
-            f" expected one that {kinds[config.uses_target_states]}. Change uses_target_states, or"
+            f" expected one that {kinds[config.uses_target_states]}. Change kind, or"
             " start from another draft."
         )
     shape = {
@@ -48,7 +48,7 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
     return dataclasses.replace(config, reads_at=layers[0] / depth if layers else 0.0)
 
 
-def load_start(model: PreTrainedModel, start: str) -> None:
+def load_start(model: nn.Module, start: str) -> None:
     """Copy the weights of another draft model, except the reduced vocabulary.
 
     Args:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
@@ -26,6 +26,7 @@ from paceline.engine.keyboard_interrupts import interrupts_held
 from paceline.training.draft import settings
 from paceline.training.draft.batches import Batches
 from paceline.training.draft.chains import Chains
+from paceline.training.draft.eagle3_student import Eagle3Student
 from paceline.training.draft.eagle_student import EagleStudent
 from paceline.training.draft.folder import DraftFolder, DraftProgress, TrainingPoint
 from paceline.training.draft.independent_student import IndependentStudent
@@ -40,13 +41,15 @@ ANSWERS, TEXTS = "answers", "texts"
 
 
 class Student(Protocol):
-    """Interface of both kinds of draft models: loss and acceptance rate.
+    """Interface of all kinds of drafts: loss, acceptance rate and files.
 
     Attributes:
         model: The draft model, in float32.
     """
 
-    model: PreTrainedModel
+    @property
+    def model(self) -> nn.Module:
+        """Return the module with the weights to train."""
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
         """Return the loss on a batch.
@@ -58,6 +61,9 @@ class Student(Protocol):
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
         """Return the acceptance of chains of `length` draft tokens along answers."""
+
+    def save(self, folder: Path) -> None:
+        """Write the draft model to an existing folder."""
 
 
 class DraftTrainer(Trainer):
@@ -94,9 +100,11 @@ class DraftTrainer(Trainer):
         self._config, self._folder, self._held_out = config, folder, data.held_out
         vocab_size = int(target.config.get_text_config(decoder=True).vocab_size)
         token_ids = reduced_vocabulary(data, vocab_size, config.coverage)
-        self._token_ids = torch.from_numpy(token_ids)
+        self._kept = len(token_ids)
         self._student: Student
-        if config.uses_target_states:
+        if config.kind == "eagle3":
+            self._student = Eagle3Student(target, config, token_ids, data.training)
+        elif config.kind == "eagle":
             name = str(folder.about["target"])
             self._student = EagleStudent(target, name, config, token_ids, data.training)
         else:
@@ -104,7 +112,7 @@ class DraftTrainer(Trainer):
         self.model = self._student.model
         if config.start:
             load_start(self.model, config.start)
-        self.parameters = list(self.model.parameters())
+        self.parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimisers = model_optimisers(
             self.model, config.lr, settings.EMBEDDING_LR_FACTOR * config.lr
         )
@@ -133,7 +141,7 @@ class DraftTrainer(Trainer):
         point = TrainingPoint(minutes, progress.steps, progress.tokens, losses, *scores)
         with interrupts_held():  # the record and the state must match
             progress.curve.append(point)
-            self._folder.save_validation(self.model, progress, chains, self._token_ids)
+            self._folder.save_validation(self._student.save, progress, chains, self._kept)
             self.save_state()
         return (
             f"{chains.agreement:.3f} of tokens agree, {chains.per_chain:.3f} of {config.length}"

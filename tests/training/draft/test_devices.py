@@ -70,7 +70,7 @@ def test_a_draft_that_reads_states_learns_there(pair: Pair, stretches: list[Text
 def test_a_draft_with_an_embedding_of_its_own_learns_there(
     pair: Pair, stretches: list[TextChunk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = dataclasses.replace(CONFIG, uses_target_states=False)
+    config = dataclasses.replace(CONFIG, kind="independent")
     here = losses_of(IndependentStudent(pair.target, config, KEPT), stretches)
     target, first = moved(copy.deepcopy(pair.target)), first_model(pair.target, config)
     # `.to` keeps ties where both devices are real.

@@ -35,7 +35,7 @@ from paceline.training.text_chunks import TextChunk, recorded_chunks, shortened
 from tests.support.shared import COUNT, Pair
 
 QUICK = DraftTraining(
-    uses_target_states=False,
+    kind="independent",
     hidden=32,
     layers=1,
     minutes=0.05,
@@ -150,7 +150,7 @@ def test_the_first_embedding_is_the_targets_in_fewer_dimensions(pair: Pair) -> N
     projected = principal(rows, 16)
     best = torch.linalg.svdvals(rows)[:16]
     torch.testing.assert_close(torch.linalg.svdvals(projected), best, rtol=1e-3, atol=1e-3)
-    model = first_model(pair.target, DraftTraining(uses_target_states=False, hidden=64, layers=2))
+    model = first_model(pair.target, DraftTraining(kind="independent", hidden=64, layers=2))
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert model.config.vocab_size == pair.target.config.vocab_size
 
@@ -229,7 +229,7 @@ def counting(count: int) -> list[TextChunk]:
 
 def test_a_trained_draft_improves_and_is_lossless(pair: Pair, tmp_path: Path) -> None:
     config = DraftTraining(
-        uses_target_states=False,
+        kind="independent",
         hidden=64,
         layers=1,
         minutes=0.25,

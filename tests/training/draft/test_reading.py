@@ -62,7 +62,7 @@ def trained(
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
     # seconds: every step takes as long, whatever else the machine does
     ticks = itertools.count(0.0, 0.25)
-    data = DraftData.split(answers, [], config).with_states(CachedLM(pair.target), config.reads_at)
+    data = DraftData.split(answers, [], config).with_states(CachedLM(pair.target), config)
     trainer = DraftTrainer(pair.target, data, config, folder, lambda: next(ticks))
     trainer.run()
     return trainer
@@ -82,9 +82,7 @@ def test_training_lowers_the_loss_and_continues(
     record = DraftFolder(folder, {"seed": 0}, {"target": "the pair's"}).record()
     assert record.curve[-1].losses["answers"] < record.curve[0].losses["answers"]
     assert (folder / STATE).exists()
-    data = DraftData.split(answers * 2, [], CONFIG).with_states(
-        CachedLM(pair.target), CONFIG.reads_at
-    )
+    data = DraftData.split(answers * 2, [], CONFIG).with_states(CachedLM(pair.target), CONFIG)
     again = DraftTrainer(
         pair.target, data, CONFIG, DraftFolder(folder, {"seed": 0}, {"target": "the pair's"})
     )
@@ -97,7 +95,7 @@ def test_a_draft_begins_as_another_one(
     config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
     config = shaped_as_start(config)
     assert (config.hidden, config.layers) == (CONFIG.hidden, CONFIG.layers)
-    data = DraftData.split(answers, [], config).with_states(CachedLM(pair.target), config.reads_at)
+    data = DraftData.split(answers, [], config).with_states(CachedLM(pair.target), config)
     trainer = DraftTrainer(
         pair.target, data, config, DraftFolder(tmp_path, {}, {"target": "the pair's"})
     )
@@ -133,7 +131,7 @@ def test_a_draft_that_reads_no_layer_in_the_middle(
     ("other", "what"),
     [
         ({"hidden": 96}, "hidden: got 96; expected 64"),
-        ({"uses_target_states": False}, "start: got .* reads the target's states; exp"),
+        ({"kind": "independent"}, "start: got .* reads the target's states; exp"),
     ],
 )
 def test_a_start_of_another_shape_or_kind_is_refused(

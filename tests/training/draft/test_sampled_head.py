@@ -29,7 +29,7 @@ def rows_of(weight: torch.Tensor, head: SimpleNamespace) -> list[int]:
 
 
 def test_frequent_tokens_and_those_of_the_texts_are_always_included(head: SimpleNamespace) -> None:
-    sampled = SampledHead(head, COUNTS, torch.float32)
+    sampled = SampledHead(head.kept, head.added, head.token_ids, COUNTS, torch.float32)
     text_ids = torch.tensor([[297, 150, 1, 2]])  # the last two are not in the head
     for seed in range(5):
         weight, bias = sampled.sample(text_ids, np.random.default_rng(seed))
@@ -44,7 +44,10 @@ def test_frequent_tokens_and_those_of_the_texts_are_always_included(head: Simple
 
 
 def test_the_sum_over_samples_is_unbiased(head: SimpleNamespace) -> None:
-    sampled, random = SampledHead(head, COUNTS, torch.float32), np.random.default_rng(0)
+    sampled, random = (
+        SampledHead(head.kept, head.added, head.token_ids, COUNTS, torch.float32),
+        np.random.default_rng(0),
+    )
     state = torch.randn(8, generator=torch.Generator().manual_seed(1)) / 4
     parts = [
         weight @ state + bias

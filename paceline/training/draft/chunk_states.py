@@ -1,0 +1,59 @@
+"""Arrange the target states of text chunks, and weight their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from paceline.training.draft import settings
+from paceline.training.draft.rows import Rows
+from paceline.training.text_chunks import TextChunk
+
+
+def loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
+    """Return which rows each chunk has, [b, rows], and their weights in the loss, [n]."""
+    lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
+    present = rows.positions < lengths
+    weights = torch.tensor(settings.GUESS_WEIGHTS)[
+        rows.guessed.clamp(max=len(settings.GUESS_WEIGHTS) - 1)
+    ]
+    in_prompt = rows.positions + 1 < firsts
+    return present, torch.where(in_prompt, settings.PROMPT_WEIGHT * weights, weights)[present]
+
+
+def padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
+    """Return padded token ids [b, width] and states [b, width, 1 + layers, hidden]."""
+    ids = [torch.from_numpy(chunk.token_ids).long() for chunk in chunks]
+    states = [_states(chunk) for chunk in chunks]
+    return pad_sequence(ids, batch_first=True), pad_sequence(states, batch_first=True)
+
+
+def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, the states from which they were chosen, and the following states."""
+    tokens, before, after = [], [], []
+    count = 0
+    for chunk in chunks:
+        states = _states(chunk)
+        tokens.append(torch.from_numpy(chunk.token_ids[1:]).long())
+        before.append(states[:-1].flatten(1).float())
+        after.append(states[1:, 0].float())
+        count += len(tokens[-1])
+        if count >= settings.LEAST_SQUARES_PAIRS:
+            break
+    return torch.cat(tokens), torch.cat(before), torch.cat(after)
+
+
+def least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
+    """Fit a linear map from inputs [n, a] to outputs [n, b] with a ridge, [b, a]."""
+    square = inputs.T @ inputs
+    square.diagonal().add_(settings.LEAST_SQUARES_RIDGE)
+    solution: Tensor = torch.linalg.solve(square, inputs.T @ outputs)
+    return solution.T
+
+
+def _states(chunk: TextChunk) -> Tensor:
+    assert chunk.states is not None, "read before the training"
+    return chunk.states
