@@ -86,18 +86,16 @@ class NodeLogits:
         )
 
     @staticmethod
-    def from_padded(padded: Tensor, counts: list[int], scored: int = 0) -> NodeLogits:
+    def from_padded(flat: Tensor, counts: list[int], scored: int = 0) -> NodeLogits:
         """Return the logits for requests padded to the same number of rows.
 
         Args:
-            padded: Logits [batch, scored + 1 + width, vocab].
+            flat: Logits [batch * (scored + 1 + width), vocab].
             counts: Number of rows per request, without padding and scored prompt tokens.
             scored: Number of rows of scored prompt tokens before each request's rows.
         """
-        width = padded.shape[1]
-        return NodeLogits(
-            padded.flatten(0, 1), [row * width + scored for row in range(len(padded))], counts
-        )
+        width = flat.shape[0] // len(counts)
+        return NodeLogits(flat, [row * width + scored for row in range(len(counts))], counts)
 
     def without_prompts(self) -> NodeLogits:
         """Return the logits without the rows of scored prompt tokens."""

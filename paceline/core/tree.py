@@ -96,6 +96,20 @@ class DraftTree:
             result[parent + 1].append(node)
         return result
 
+    def child(self, node: int, token: int) -> int | None:
+        """Return the child of a node (-1 is the root) that has the given token, or None.
+
+        Probes are excluded.
+        """
+        child = node
+        try:
+            while True:  # children come after their parent
+                child = self.token_ids.index(token, child + 1, self.num_candidates)
+                if self.parents[child] == node:
+                    return child
+        except ValueError:
+            return None
+
     def path(self, node: int) -> list[int]:
         """Return the nodes from a child of the root down to `node`; empty for -1."""
         path: list[int] = []
@@ -246,11 +260,6 @@ class TreeBuilder:
 def node_depths(parents: Sequence[int]) -> IntArray:
     """Return the depth of every node, [n]; 1 for a child of the root."""
     return tree_shape(tuple(parents))[0]
-
-
-def ancestor_mask(parents: Sequence[int]) -> BoolArray:
-    """Return the mask [n, n] that is True where node j is node i or an ancestor of it."""
-    return tree_shape(tuple(parents))[1]
 
 
 @lru_cache(maxsize=CACHED_TREE_SHAPES)

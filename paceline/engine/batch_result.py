@@ -81,6 +81,8 @@ def _completed(
     top = outcome.target_top
     if top is not None and top.token_ids.shape[1] != top_k:
         top = top.first(top_k) if top_k else None
+    elif logprobs is None and head_draft is None:
+        return outcome
     return Outcome(
         outcome.request,
         outcome.tree,

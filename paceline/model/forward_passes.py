@@ -107,17 +107,17 @@ class ForwardPasses(CachedRequests):
             packing = pack(requests, trees, chunk, self.min_rows)
             self._read_target_states(packing)
             self._begin_states(trees, packing)
-            flat = self._shared(self._runner.ragged(packing, self._requests))
             self._count(packing.pending, packing.nodes)
+            flat = self._shared(self._runner.ragged(packing, self._requests))
             return NodeLogits.from_rows(
                 flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
             )
         layout = lay_out(requests, trees, chunk, self.min_rows)
         self._read_target_states(layout)
         self._begin_states(trees, layout)
-        flat = self._shared(self._runner.padded(layout, self._requests))
         self._count(layout.pending, layout.nodes)
-        return NodeLogits.from_padded(flat.unflatten(0, (len(counts), -1)), counts, layout.scored)  # type: ignore[no-untyped-call]
+        flat = self._shared(self._runner.padded(layout, self._requests))
+        return NodeLogits.from_padded(flat, counts, layout.scored)
 
     def forward_with_hidden(
         self,

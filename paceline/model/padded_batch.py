@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.attention.reach import UNLIMITED, Reach
 from paceline.core.request import Request
-from paceline.core.tree import BoolArray, DraftTree, IntArray, tree_shape
+from paceline.core.tree import BoolArray, DraftTree, IntArray
+from paceline.model.padded_kernel import arrange_rows, fill_visible
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedBatch:
+class PaddedBatch(NamedTuple):
     """Arrays for one forward pass over a batch, with one row per request.
 
     The columns of each row are padding, pending tokens (the newest last), tree nodes and padding.
@@ -58,7 +58,9 @@ class PaddedBatch:
     @property
     def trivial(self) -> bool:
         """True if no mask is needed: one token per row, after prefixes of equal length."""
-        return self.token_ids.shape[1] == 1 and bool((self.cached == self.cached[0]).all())
+        if self.token_ids.shape[1] > 1:
+            return False
+        return len(self.cached) == 1 or bool((self.cached == self.cached[0]).all())
 
     @property
     def causal(self) -> int:
@@ -76,36 +78,10 @@ class PaddedBatch:
             positions_seen: Number of cache positions in the mask.
             reach: Limit on how far back the layers attend.
         """
-        rows, columns = self.token_ids.shape
-        mask = np.zeros((rows, columns, positions_seen), dtype=np.bool_)
-        seen_at = np.tile(np.arange(positions_seen), (rows, 1)) if reach.is_limited else None
-        for row, num_cached in enumerate(self.cached.tolist()):
-            mask[row, :, :num_cached] = True
-            order = slice(None) if self.in_order else np.argsort(self.cache_positions[row])
-            mask[row, :, num_cached : num_cached + columns] = self.block[row][:, order]
-            if seen_at is not None:
-                seen_at[row, num_cached : num_cached + columns] = self.positions[row][order]
-        if seen_at is not None:
-            near = _is_near(self.positions[:, :, None], seen_at[:, None, :], reach)
-            mask &= near | self.padding[:, :, None]
+        mask = np.zeros((*self.token_ids.shape, positions_seen), dtype=np.bool_)
+        columns = self.positions, self.cache_positions, self.padding
+        fill_visible(mask, self.cached, columns, self.block, reach.window or 0, reach.chunk or 0)
         return mask
-
-
-def _is_near(query: IntArray, key: IntArray, reach: Reach) -> BoolArray:
-    """Return whether a key is within the reach of a query.
-
-    Args:
-        query: Text positions of the queries.
-        key: Text positions of the keys, broadcast against `query`.
-        reach: Window or chunk of the layers.
-    """
-    near: BoolArray
-    if reach.window:
-        near = key > query - reach.window
-    else:
-        assert reach.chunk, "called only for a limited reach"
-        near = key // reach.chunk == query // reach.chunk
-    return near
 
 
 def lay_out(
@@ -120,106 +96,58 @@ def lay_out(
         min_rows: Minimum value of requests x (1 + width). Smaller batches get padding columns.
     """
     rows = len(requests)
-    cached = np.array([request.cached for request in requests], dtype=np.int64)
-    pending = np.array(
-        [min(request.pending, prefill_chunk) for request in requests], dtype=np.int64
-    )
-    nodes = np.array([len(tree) for tree in trees], dtype=np.int64)
-    front, width = int(pending.max()), max(int(nodes.max()), -(-min_rows // rows) - 1)
+    pending = [min(request.pending, prefill_chunk) for request in requests]
+    nodes = [len(tree.token_ids) for tree in trees]
+    front, width = max(pending), max(max(nodes), -(-min_rows // rows) - 1)
     if front == 1 and width == 0:
-        return _single_tokens(requests, cached, pending, nodes)
-    columns = front + width
-    token_ids = _newest_tokens(requests, columns)
-    # Cache position of each column, relative to `cached`.
-    offsets = np.arange(columns) - (front - pending)[:, None]
-    depths = np.minimum(offsets, front)  # text position, relative to `cached`
-    block = np.zeros((rows, columns, columns), dtype=np.bool_)
-    block[:, :front, :front] = np.tri(front, dtype=np.bool_)
+        return _single_tokens(requests)
+    cached = [request.cached for request in requests]
+    # The states of another token, such as 0, may be NaN, which attention cannot mask.
+    newest = [request.token_ids[-1] for request in requests]
+    numbers: list[int] = []
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-        arrays = token_ids[row], depths[row], block[row]
-        _fill_row(arrays, request, tree, int(pending[row]), front)
-    padding = (offsets < 0) | (offsets >= (pending + nodes)[:, None])
-    positions = np.where(padding, 0, cached[:, None] + depths)
-    cache_positions = cached[:, None] + offsets % columns
-    num_logit_columns = columns if any(request.scoring for request in requests) else width + 1
+        numbers += request.token_ids[cached[row] : cached[row] + pending[row]]
+        numbers += tree.token_ids
+        numbers += tree.parents
+    counts = np.array([cached, pending, nodes, newest], dtype=np.int64)
+    columns = np.empty((3, rows, front + width), dtype=np.int64)
+    padding = np.empty((rows, front + width), dtype=np.bool_)
+    block = np.zeros((rows, front + width, front + width), dtype=np.bool_)
+    arrange_rows(counts, np.array(numbers, dtype=np.int64), front, columns, padding, block)
+    is_scoring = any(request.scoring for request in requests)
     return PaddedBatch(
-        token_ids,
-        positions,
-        cache_positions,
+        columns[0],
+        columns[1],
+        columns[2],
         block,
         padding,
-        cached,
-        pending,
-        nodes,
+        counts[0],
+        counts[1],
+        counts[2],
         width,
-        num_logit_columns,
+        front + width if is_scoring else width + 1,
         requests[0].slot,
-        in_order=bool((pending == front).all()),
+        in_order=pending.count(front) == rows,
     )
 
 
-def _newest_tokens(requests: Sequence[Request], columns: int) -> IntArray:
-    """Return each row's newest token, repeated in all columns as padding.
-
-    The states of another token, such as 0, may be NaN, which attention cannot mask.
-    """
-    token_ids = np.empty((len(requests), columns), dtype=np.int64)
-    token_ids[:] = [[request.token_ids[-1]] for request in requests]
-    return token_ids
-
-
-def _fill_row(
-    arrays: tuple[IntArray, IntArray, BoolArray],
-    request: Request,
-    tree: DraftTree,
-    num_pending: int,
-    front: int,
-) -> None:
-    """Write one request's pending tokens and tree into its row of a batch.
-
-    Args:
-        arrays: Token ids [columns], positions relative to the cache [columns], and `block`.
-        request: Request of the row.
-        tree: Draft tree of the request.
-        num_pending: Number of pending tokens to write; they end before column `front`.
-        front: First column of the tree.
-    """
-    token_ids, depths, block = arrays
-    num_nodes = len(tree)
-    first, stop = front - num_pending, front + num_nodes
-    token_ids[first:front] = request.token_ids[request.cached : request.cached + num_pending]
-    if num_nodes:
-        depth, ancestors = tree_shape(tuple(tree.parents))
-        token_ids[front:stop] = tree.token_ids
-        depths[front:stop] = num_pending - 1 + depth
-        block[front:stop, first:front] = True
-        block[front:stop, front:stop] = ancestors
-    if first:
-        block[:, :first] = False
-        block[:first, front - 1] = True
-    if stop < len(token_ids):
-        block[stop:, front - 1] = True
-
-
-def _single_tokens(
-    requests: Sequence[Request], cached: IntArray, pending: IntArray, nodes: IntArray
-) -> PaddedBatch:
+def _single_tokens(requests: Sequence[Request]) -> PaddedBatch:
     """Arrange one pending token per row, without trees, for decoding and drafting."""
-    token_ids = np.array(
-        [[request.token_ids[request.cached]] for request in requests], dtype=np.int64
-    )
-    cache_positions = cached[:, None]
-    block = np.ones((len(requests), 1, 1), dtype=np.bool_)
-    padding = np.zeros((len(requests), 1), dtype=np.bool_)
+    cached = [request.cached for request in requests]
+    newest = [request.token_ids[length] for request, length in zip(requests, cached, strict=True)]
+    ones = [1] * len(cached)
+    token_ids, lengths, pending = np.array([newest, cached, ones], dtype=np.int64)
+    cache_positions = lengths[:, None]
+    padding = pending[:, None] == 0
     return PaddedBatch(
-        token_ids,
+        token_ids[:, None],
         cache_positions,
         cache_positions,
-        block,
+        ~padding[:, None],
         padding,
-        cached,
+        lengths,
         pending,
-        nodes,
+        pending - 1,
         0,
         1,
         requests[0].slot,

@@ -38,12 +38,17 @@ def score_outcomes(outcomes: Sequence[Outcome], logits: NodeLogits) -> Pending:
         log-probabilities of the most likely tokens and of the new token, or is None if the request
         has not requested them.
     """
-    texts = []
+    texts: list[_Tokens | None] = []
     for start, outcome in zip(logits.starts, outcomes, strict=True):
         count, new = outcome.request.params.logprobs, outcome.new_token_ids
+        if count is None:
+            texts.append(None)
+            continue
         walked = [start, *(start + 1 + node for node in outcome.accepted)]
-        texts.append(None if count is None else _Tokens(walked[: len(new)], new, count))
+        texts.append(_Tokens(walked[: len(new)], new, count))
     wanted = [tokens for tokens in texts if tokens is not None]
+    if not wanted:
+        return Pending((), lambda arrays: texts)
     pending = _score(logits.flat, wanted)
 
     def finished(arrays: Arrays) -> list[Scored | None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from paceline.core.drafter import Outcome
+from paceline.core.drafter import Outcome, TopTokens
 from paceline.core.not_numbers import NO_TOKEN, take_token
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -34,6 +34,7 @@ def make_outcome(
     accepted: list[int],
     run: list[int],
     argmax: list[int],
+    top: TopTokens | None = None,
 ) -> Outcome:
     """Return a request's outcome, and record NaN or infinite logits.
 
@@ -44,6 +45,7 @@ def make_outcome(
         run: Emitted tokens.
         argmax: Most likely token after the root and each node; NO_TOKEN if the logits are NaN or
             infinite.
+        top: Most likely tokens after the root and each node, if requested; default None.
     """
     unclean = NO_TOKEN in argmax
     if unclean:
@@ -51,7 +53,7 @@ def make_outcome(
             argmax[row] == NO_TOKEN for row in (0, *(node + 1 for node in accepted))
         )
         argmax = [max(token, 0) for token in argmax]
-    return Outcome(request, tree, accepted, run, argmax, unclean=unclean)
+    return Outcome(request, tree, accepted, run, argmax, top, unclean=unclean)
 
 
 def token_chooser(
@@ -70,6 +72,8 @@ def token_chooser(
         argmax: Most likely token after the root and every node.
         dtype: Data type of the logits, for errors.
     """
+    if tokens is argmax and NO_TOKEN not in argmax:
+        return lambda node: argmax[node + 1]
     return lambda node: (
         NO_TOKEN
         if draft_may_cause_nan(tree, argmax, node)

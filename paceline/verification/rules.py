@@ -44,7 +44,6 @@ def follow(
         Accepted nodes and emitted tokens. There is one token more than there are nodes, or the
         same number if the request ended. Both are empty if there is no token after the root.
     """
-    child = tree.edges()
     accepted: list[int] = []
     run: list[int] = []
     node: int | None = -1
@@ -53,7 +52,7 @@ def follow(
         if token == NO_TOKEN:  # the cached keys and values of this node are not finite either
             return accepted[:-1], run
         run.append(token)
-        node = child.get((node, run[-1]))
+        node = tree.child(node, token)
         if node is not None:
             accepted.append(node)
         if ended(run):

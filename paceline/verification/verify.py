@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from paceline.backend.resolve import argmax_tokens
@@ -102,10 +100,12 @@ def best_tokens(logits: NodeLogits) -> tuple[list[list[int]], TopTokens | None]:
     top = None
     if logits.top is None:
         (token_ids,) = fetch(argmax_tokens(logits.flat))
+        best: list[int] = token_ids.tolist()
     else:
         top = logits.top.tokens(fetch(*logits.top.tensors))
-        token_ids = np.where(top.probs[:, 0] > 0, top.token_ids[:, 0], NO_TOKEN)
-    best: list[int] = token_ids.tolist()
+        best, probs = top.token_ids[:, 0].tolist(), top.probs[:, 0].tolist()
+        if 0.0 in probs:
+            best = [token if prob else NO_TOKEN for token, prob in zip(best, probs, strict=True)]
     spans = zip(logits.starts, logits.counts, strict=True)
     return [best[start : start + count] for start, count in spans], top
 
@@ -125,14 +125,15 @@ def verify(
         tree; see `draft_may_cause_nan`.
     """
     target = _target_tokens(requests, trees, logits)
+    tops = split_top_tokens(logits, target.top)
     outcomes = []
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
         accepted, run = _walk(request, tree, row, logits, target)
         if request.params.adjusts and contains_forbidden_token(request, run):
             request.failure = request.failure or forbidden_error()
         argmax = target.argmax[row][: 1 + len(tree)]
-        outcomes.append(make_outcome(request, tree, accepted, run, argmax))
-    return with_top_tokens(outcomes, logits, target.top)
+        outcomes.append(make_outcome(request, tree, accepted, run, argmax, tops[row]))
+    return outcomes
 
 
 def _target_tokens(
@@ -186,23 +187,17 @@ def _can_draw_lazily(
     return not changed and all(tree.probs is None for tree in trees)
 
 
-def with_top_tokens(
-    outcomes: list[Outcome], logits: NodeLogits, top: TopTokens | None
-) -> list[Outcome]:
-    """Add the target's top tokens after the root and every node to outcomes.
+def split_top_tokens(logits: NodeLogits, top: TopTokens | None) -> Sequence[TopTokens | None]:
+    """Return the target's top tokens after the root and every node of each request.
 
     Args:
-        outcomes: Outcomes of a step.
-        logits: Logits with rows in the order of `outcomes`.
-        top: Top tokens of each row; None if they were not requested.
+        logits: Logits of the requests.
+        top: Top tokens of each row of the logits; None if they were not requested.
     """
     if top is None:
-        return outcomes
-    spans = [
-        slice(start, start + count)
-        for start, count in zip(logits.starts, logits.counts, strict=True)
-    ]
+        return [None] * len(logits)
+    token_ids, probs = top.token_ids, top.probs
     return [
-        replace(outcome, target_top=TopTokens(top.token_ids[span], top.probs[span]))
-        for span, outcome in zip(spans, outcomes, strict=True)
+        TopTokens(token_ids[start : start + count], probs[start : start + count])
+        for start, count in zip(logits.starts, logits.counts, strict=True)
     ]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import DraftTree
-from paceline.core.tree import EMPTY_TREE, TreeBuilder, ancestor_mask, node_depths, tree_shape
+from paceline.core.tree import EMPTY_TREE, TreeBuilder, node_depths, tree_shape
 
 
 @st.composite
@@ -50,6 +50,13 @@ def test_children(parents: list[int]) -> None:
     assert tree.is_chain() == all(len(nodes) == 1 for nodes in children[:-1])
 
 
+def test_child() -> None:
+    tree = DraftTree([5, 7, 5, 7, 9, 7], [-1, -1, 1, 0, 1, 1], probes=1)
+    assert [tree.child(node, 7) for node in range(-1, 6)] == [1, 3, None, None, None, None, None]
+    assert [tree.child(node, 5) for node in range(-1, 3)] == [0, None, 2, None]
+    assert tree.child(-1, 9) is None
+
+
 def test_shapes_are_shared_and_cannot_be_written() -> None:
     depth, mask = tree_shape((-1, 0, 0))
     assert tree_shape((-1, 0, 0))[0] is depth
@@ -57,7 +64,7 @@ def test_shapes_are_shared_and_cannot_be_written() -> None:
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
     assert node_depths([-1, 0, 0]).tolist() == [1, 2, 2]
-    assert ancestor_mask([-1, 0, 0]).tolist() == [
+    assert tree_shape((-1, 0, 0))[1].tolist() == [
         [True, False, False],
         [True, True, False],
         [True, False, True],

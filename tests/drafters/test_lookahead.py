@@ -13,7 +13,7 @@ import pytest
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
 from paceline.core.request import Request
-from paceline.core.tree import TreeBuilder, ancestor_mask, node_depths
+from paceline.core.tree import TreeBuilder, node_depths, tree_shape
 from paceline.drafters import create
 from paceline.drafters.lookahead.drafter import WINDOW_LEFT_OUT, Lookahead
 from paceline.drafters.lookahead.window import LookaheadWindow
@@ -85,7 +85,7 @@ def test_the_window_is_the_papers_mask() -> None:
     ]
     assert [
         "".join("x" if seen else "." for seen in row)
-        for row in ancestor_mask(tree.parents).tolist()
+        for row in tree_shape(tuple(tree.parents))[1].tolist()
     ] == drawn
     assert node_depths(tree.parents).tolist() == [1, 2, 1, 2, 3, 1, 2, 1, 2]
 
@@ -187,7 +187,7 @@ def test_shared_prefixes_are_merged_and_guesses_cut_at_the_end() -> None:
         tuple(
             tree.token_ids[node]
             for node in range(len(tree))
-            if ancestor_mask(tree.parents)[leaf, node]
+            if tree_shape(tuple(tree.parents))[1][leaf, node]
         )
         for leaf in range(len(tree))
     }

@@ -67,7 +67,7 @@ class Alphabet:
                 texts.append(texts[parent + 1] + spelled([token]))
             for node, text in enumerate(texts):
                 logits[row, node, ord(self._after(text)) - 65] = 20.0
-        return NodeLogits.from_padded(logits, [1 + len(tree) for tree in trees])
+        return NodeLogits.from_padded(logits.flatten(0, 1), [1 + len(tree) for tree in trees])
 
     def forward(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], reduced_logits: bool = False

@@ -166,7 +166,7 @@ def test_logits_of_nodes() -> None:
     assert torch.equal(ragged.select([2, 0])[0], flat[4:])
     even = NodeLogits(flat, [0, 3], [3, 3]).padded()
     assert even.data_ptr() == flat.data_ptr()  # no copy
-    assert torch.equal(NodeLogits.from_padded(even, [2, 1])[1], flat[3:4])
+    assert torch.equal(NodeLogits.from_padded(even.flatten(0, 1), [2, 1])[1], flat[3:4])
     assert NodeLogits(flat[:0], [], []).padded().shape == (0, 1, 2)
 
 

@@ -64,6 +64,8 @@ class ArrayTrees:
                 origins += [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
             bounds.append(len(token_ids))
         nodes: NDArray[np.void] = np.empty(len(token_ids), dtype=DRAFT_NODE)
+        if not token_ids:
+            return ArrayTrees(nodes, bounds[:-1], bounds[1:])
         nodes["token"], nodes["parent"] = token_ids, parents
         nodes["confidence"], nodes["origin"] = confidence, origins
         return ArrayTrees(nodes, bounds[:-1], bounds[1:])

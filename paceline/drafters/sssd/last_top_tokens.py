@@ -32,7 +32,7 @@ class LastTopTokens:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._tokens: dict[int, IntArray] = {}  # by request id
+        self._tokens: dict[int, list[int]] = {}  # by request id
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Store the top tokens after the last accepted node of each outcome."""
@@ -40,18 +40,16 @@ class LastTopTokens:
             for outcome in outcomes:
                 if outcome.target_top is not None:
                     row = outcome.accepted[-1] + 1 if outcome.accepted else 0
-                    self._tokens[outcome.request.id] = outcome.target_top.token_ids[row]
+                    self._tokens[outcome.request.id] = outcome.target_top.token_ids[row].tolist()
 
     def rows(self, requests: Sequence[Request]) -> IntArray:
         """Return [batch, count] token ids without the newest tokens; -1 fills the rows."""
-        rows = np.full((len(requests), self._count), -1, dtype=np.int64)
-        if self._count:
-            for row, request in zip(rows, requests, strict=True):
-                tokens = self._tokens.get(request.id)
-                if tokens is not None:
-                    others = tokens[tokens != request.token_ids[-1]][: self._count]
-                    row[: len(others)] = others
-        return rows
+        rows = []
+        for request in requests:
+            tokens, newest = self._tokens.get(request.id, ()), request.token_ids[-1]
+            others = [token for token in tokens if token != newest][: self._count]
+            rows.append(others + [-1] * (self._count - len(others)))
+        return np.array(rows, dtype=np.int64).reshape(len(requests), self._count)
 
     def stop(self, request: Request) -> None:
         """Drop the tokens of a request."""

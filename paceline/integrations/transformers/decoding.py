@@ -26,7 +26,7 @@ from paceline.model.cached_lm import CachedLM, as_cached_lm
 from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.verification.outcomes import draft_may_cause_nan, make_outcome
 from paceline.verification.rules import follow
-from paceline.verification.verify import best_tokens, with_top_tokens
+from paceline.verification.verify import best_tokens, split_top_tokens
 
 
 def verify_rows(
@@ -42,9 +42,10 @@ def verify_rows(
         logits: Logits after the root and every node.
     """
     best, top = best_tokens(logits)
+    tops = split_top_tokens(logits, top)
     outcomes = []
-    for start, row, tree, argmax in zip(
-        logits.starts, cast(Sequence[RowRequest], rows), trees, best, strict=True
+    for start, row, tree, argmax, row_top in zip(
+        logits.starts, cast(Sequence[RowRequest], rows), trees, best, tops, strict=True
     ):
 
         def choose(
@@ -63,8 +64,8 @@ def verify_rows(
             )
 
         accepted, run = follow(tree, choose, row.end_reason)
-        outcomes.append(make_outcome(row, tree, accepted, run, argmax[: 1 + len(tree)]))
-    return with_top_tokens(outcomes, logits, top)
+        outcomes.append(make_outcome(row, tree, accepted, run, argmax[: 1 + len(tree)], row_top))
+    return outcomes
 
 
 def _without_states(request: GenerateCall, model: CachedLM) -> GenerateCall:

@@ -48,20 +48,22 @@ class CapturedStates:
             column_picks: Row selectors for all columns (`ModelRunner.column_picks`).
             pending: Positions of the pending tokens (`ModelRunner.pending`).
         """
-        rows = [
-            torch.cat([pick(inputs) for pick, inputs in zip(head_picks, self.head, strict=True)])
-        ]
-        rows += [
-            torch.cat([pick(inputs) for pick, inputs in zip(column_picks, layer, strict=True)])
-            for layer in self.below
-        ]
-        states = torch.stack([row[: len(logits.flat)] for row in rows], dim=1)
+        count = len(logits.flat)
+        rows = [_picked(head_picks, self.head)[:count]]
+        rows += [_picked(column_picks, layer)[:count] for layer in self.below]
+        states = torch.stack(rows, dim=1) if len(rows) > 1 else rows[0][:, None]
         before = [
             torch.stack([level[row, first:last] for level in levels], dim=1)
             for spans, *levels in zip(pending, self.last, *self.below, strict=bool(self.last))
             for row, first, last in spans
         ]
         return replace(logits, states=states, pending=before if self.last else None)
+
+
+def _picked(picks: Sequence[_Pick], calls: Sequence[Tensor]) -> Tensor:
+    """Return the selected rows of all calls of a module."""
+    rows = [pick(states) for pick, states in zip(picks, calls, strict=True)]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 class StateRequest(NamedTuple):
