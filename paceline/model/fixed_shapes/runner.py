@@ -21,7 +21,7 @@ from paceline.model.fixed_shapes.graphs import GraphMemory
 from paceline.model.fixed_shapes.output import BucketOutput
 from paceline.model.fixed_shapes.packed_bucket import PackedBucket
 from paceline.model.fixed_shapes.padded_bucket import PaddedBucket
-from paceline.model.fixed_shapes.settings import KEY_ALIGNMENT, MAX_TOKENS
+from paceline.model.fixed_shapes.settings import COMPUTED_KEY_FIELDS, KEY_ALIGNMENT, MAX_TOKENS
 from paceline.model.model_view import View, is_steady
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.per_layer import key_shapes, layer_values
@@ -203,8 +203,8 @@ def reads_regions(
         fixed_shapes: As in `CachedLM`.
     """
     config = model.config.get_text_config(decoder=True)
-    if getattr(config, "kv_lora_rank", None):
-        return False  # Attention gets keys that are computed from those in the cache.
+    if any(getattr(config, name, None) for name in COMPUTED_KEY_FIELDS):
+        return False
     shapes = key_shapes(config)
     # Attention pads other heads, which moves their rows.
     if not shapes or any(dim % KEY_ALIGNMENT for _, dim in shapes):

@@ -29,3 +29,7 @@ MASKED_SCORE = -1e30
 
 # Multiple of the head sizes with which attention reads slots of different lengths.
 KEY_ALIGNMENT = 16
+
+# Configuration fields of models whose attention gets keys or values computed from those in the
+# cache: latent attention, and differential attention, which splits the values into halves.
+COMPUTED_KEY_FIELDS = ("kv_lora_rank", "lambda_std_dev")
