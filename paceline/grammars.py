@@ -153,9 +153,9 @@ class Grammar:
             self._ids is not None and not torch.equal(ids[:, :num_consumed], self._ids)
         ):
             raise ConfigError(
-                f"grammar: got ids of shape {tuple(ids.shape)}, which do not go on from those"
-                " before; expected one answer, token by token. Give every answer a copy of it:"
-                " copy.copy(grammar)."
+                f"grammar: got ids of shape {tuple(ids.shape)}, which do not continue the"
+                " previous ids; expected one answer, token by token. Give every answer a copy of"
+                " it: copy.copy(grammar)."
             )
         new = ids[0, num_consumed:].tolist()
         self._ids = ids
@@ -222,8 +222,8 @@ def _grammar(
 def _compiled(tokenizer: Any, eos_token_ids: Iterable[int] | None) -> _Compiled:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(
-            f"grammar: got a tokenizer of type {type(tokenizer).__name__}; expected a fast one of"
-            " transformers, whose tokens can be read. Load it by AutoTokenizer.from_pretrained."
+            f"grammar: got a tokenizer of type {type(tokenizer).__name__}; expected a fast"
+            " transformers tokenizer. Load it with AutoTokenizer.from_pretrained."
         )
     own = tokenizer.eos_token_id
     given = (
@@ -236,7 +236,7 @@ def _compiled(tokenizer: Any, eos_token_ids: Iterable[int] | None) -> _Compiled:
     ends = tuple(token for token in given if 0 <= token < len(tokenizer))
     if not ends:
         raise ConfigError(
-            f"eos_token_ids: got {list(given)}; expected one of the tokenizer's tokens at least."
+            f"eos_token_ids: got {list(given)}; expected at least one of the tokenizer's tokens."
             " Pass LLM.eos_token_ids."
         )
     by_ends = _known.setdefault(tokenizer, {})
@@ -247,8 +247,8 @@ def _compiled(tokenizer: Any, eos_token_ids: Iterable[int] | None) -> _Compiled:
             by_ends[key] = _Compiled(from_tokenizer(tokenizer, eos_token=list(ends)))
         except ValueError as error:
             raise ConfigError(
-                f"grammar: got a tokenizer that llguidance cannot read [{error}]; expected one of"
-                " bytes. Use another model."
+                f"grammar: got a tokenizer that llguidance cannot read [{error}]; expected a"
+                " byte-level tokenizer. Use another model."
             ) from error
     return by_ends[key]
 
@@ -272,6 +272,7 @@ def _text(name: str, value: object) -> str:
 def _refused(name: str, source: object, reason: str) -> ConfigError:
     shown = source if isinstance(source, str) else repr(source)
     return ConfigError(
-        f"{name}: got {shown[:60]!r}, which cannot be compiled [{' '.join(reason.split())[:200]}];"
-        " expected one that llguidance takes. Correct or simplify it."
+        f"{name}: got {shown[:60]!r}, which cannot be compiled"
+        f" [{' '.join(reason.split())[:200]}]; expected one that llguidance accepts. Correct or"
+        " simplify it."
     )

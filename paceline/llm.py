@@ -58,7 +58,8 @@ class LLM(ChatFacade):
         dtype: "float32", "bfloat16", "float16" or "auto" (default), which uses the checkpoint's
             data type, or bfloat16 for a GGUF file.
         device: "cpu", "cuda", "cuda:1", or "auto" (default), which uses a GPU if there is one.
-        max_length: Maximum tokens of prompt and answer; at least 1. Default: the model's context.
+        max_length: Maximum number of tokens in the prompt and answer together; at least 1.
+            Default: the model's context.
         max_batch: Maximum number of requests per forward pass; at least 1. Further prompts wait.
         max_nodes: Maximum number of draft nodes verified per request and step; at least 0.
         lookahead_parallel: Share the work on every draft tree with the other processes in the run:

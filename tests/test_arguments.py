@@ -224,7 +224,7 @@ FAULTS: dict[str, tuple[Callable[[Sequence[Request]], Any], str]] = {
     ),
     "numbers of NumPy": (
         tree([np.int64(3)], [-1]),
-        "token_ids .*; expected a list of integers of Python",
+        "token_ids .*; expected a list of Python integers",
     ),
     "fractions": (tree([3.0], [-1]), "token_ids"),
     "nothing in a tree": (tree(None, None), "token_ids 'None'"),

@@ -34,7 +34,7 @@ EXPERTS = {
     "gpt_oss",
     "llama4",
 }
-OWN_ATTENTION = {"gptj", "falcon"}  # its code asks no table of attention functions
+OWN_ATTENTION = {"gptj", "falcon"}  # do not use transformers' attention functions
 ALL = [name for name in TREES if name not in EXPERTS | OWN_ATTENTION]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BRANCHES = [-1, 0, -1, 2, 2, 1]

@@ -258,9 +258,9 @@ def test_text_needs_a_tokenizer(pair: Pair, tokenizer: Any) -> None:
     llm = LLM(pair.target, "none")
     with pytest.raises(ConfigError, match="stop: got stop strings and no tokenizer"):
         llm.generate([GOOD], SamplingParams(stop=("x",)))
-    with pytest.raises(ConfigError, match="without chat template"):
+    with pytest.raises(ConfigError, match="no chat template"):
         llm.chat([{"role": "user", "content": "hello"}])
-    with pytest.raises(ConfigError, match="without chat template"):
+    with pytest.raises(ConfigError, match="no chat template"):
         LLM(pair.target, "none", tokenizer=tokenizer).chat([{"role": "user", "content": "hello"}])
     assert (
         LLM(pair.target, "none", tokenizer=tokenizer).generate("hello", SamplingParams(4))[0].text

@@ -266,7 +266,7 @@ def test_kinds_of_grammars(plain: LLM) -> None:
             lambda t: grammars.json_schema(t, {"type": "integer", "minimum": 3, "maximum": 1}),
             "Unsatisfiable",
         ),
-        (lambda t: grammars.json_schema(t, False), "expected one that llguidance takes"),
+        (lambda t: grammars.json_schema(t, False), "expected one that llguidance accepts"),
         (lambda t: grammars.json_schema(t, []), "Expecting object schema"),  # type: ignore[arg-type]
         (
             lambda t: grammars.json_schema(t, '{"type": "string"'),
@@ -282,12 +282,12 @@ def test_kinds_of_grammars(plain: LLM) -> None:
         (lambda t: grammars.lark(t, "start: other"), "unknown name"),
         (
             lambda t: grammars.json_object(t, []),
-            "eos_token_ids: got .*; expected one of the tokenizer's tokens",
+            "eos_token_ids: got .*; expected at least one of the tokenizer's tokens",
         ),
         (lambda t: grammars.json_object(t, [4096]), r"eos_token_ids: got \[4096\]"),
         (
             lambda t: grammars.json_object(None),
-            "got a tokenizer of type NoneType; expected a fast one",
+            "got a tokenizer of type NoneType; expected a fast transformers tokenizer",
         ),
     ],
 )
@@ -305,7 +305,7 @@ def test_what_it_may_not_be_asked(plain: LLM) -> None:
         grammar(torch.tensor([[3], [4]]), torch.zeros(2, 4096))
     grammar(torch.tensor([[3, 4]]), torch.zeros(1, 4096))
     for ids in ([3, 5], [3, 5, 6], [3]):
-        with pytest.raises(ConfigError, match="do not go on from those before"):
+        with pytest.raises(ConfigError, match="do not continue the previous ids"):
             grammar(torch.tensor([ids]), torch.zeros(1, 4096))
     copied = copy.copy(grammar)
     assert copied(torch.tensor([[3]]), torch.zeros(1, 4096)).shape == (1, 4096)

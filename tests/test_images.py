@@ -235,12 +235,12 @@ def files(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("text", "got data that are no image"),
+        ("text", "got data that are not an image"),
         ("cut", "cannot be read"),
         ("missing", "No such file"),
         ("folder", "Is a directory"),
-        ("bytes", "no image"),
-        ("empty", "no image"),
+        ("bytes", "not an image"),
+        ("empty", "not an image"),
         ("url", "got a URL with https://, which is not fetched"),
         ("file url", "got a URL with file://"),
         ("data url", "expected data:image/png;base64"),

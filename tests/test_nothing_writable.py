@@ -69,7 +69,7 @@ def test_compiled_code_stays_in_memory_and_one_line_says_so(
     for _ in range(2):
         assert imported().twice(4) == 8
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "Set PACELINE_CACHE to a folder" in line
+    assert "Set PACELINE_CACHE to a writable folder" in line
     assert "\n" not in line
 
 
@@ -190,13 +190,13 @@ def test_a_user_without_home(
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    with pytest.raises(cache.CacheError, match=r"user without home.*Set PACELINE_CACHE"):
+    with pytest.raises(cache.CacheError, match=r"user has no home.*Set PACELINE_CACHE"):
         cache.root()
     place = result_cache.ResultKey("test-v1", "a", "test", "found.json")
     assert result_cache.load_or_compute(
         place, lambda: ProbeResult(3), lambda kept: ProbeResult(**kept)
     ) == ProbeResult(3)
-    assert "user without home" in caplog.text
+    assert "user has no home" in caplog.text
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Prevent SDPA from using cuDNN on CUDA.
 
-cuDNN builds a new plan whenever the number of keys changes, and thus in every decode step.
+cuDNN builds a new plan whenever the number of keys changes, which happens in every decode step.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def why_not_by_position(model: PreTrainedModel) -> str | None:
     devices = {parameter.device.type for parameter in model.parameters()}
     if len(devices) > 1 or devices - _DEVICES:
         return (
-            f"it is on {', '.join(sorted(devices))}, and attention by position runs on the CPU or"
-            " on CUDA"
+            f"it is on {', '.join(sorted(devices))}, but attention by position runs only on a CPU"
+            " or on CUDA"
         )
     if devices == {"cuda"} and find_spec("triton") is None:
         return (
@@ -44,11 +44,11 @@ def why_not_by_position(model: PreTrainedModel) -> str | None:
         )
     if model.dtype not in _DTYPES:
         return (
-            f"it computes in {model.dtype}, and attention by position in"
+            f"its data type is {model.dtype}, but attention by position supports only"
             f" {', '.join(map(str, _DTYPES))}"
         )
     if not model._can_set_attn_implementation():
-        return "it has attention code of its own, which asks no table of functions"
+        return "it has its own attention code, which does not use transformers' attention functions"
     return None
 
 
@@ -140,7 +140,7 @@ def _obstacle(
             " on the CPU or on CUDA"
         )
     if torch.is_grad_enabled() and query.requires_grad:
-        return "a forward to differentiate; expected torch.no_grad() or torch.inference_mode()"
+        return "a forward pass with gradients; expected torch.no_grad() or torch.inference_mode()"
     if dropout:
         return f"dropout {dropout}; expected none"
     for name in ("position_bias", "cache"):

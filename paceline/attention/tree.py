@@ -16,12 +16,12 @@ class TreeVisibility:
     Attributes:
         cached: Number of tokens in the cache before the forward pass, int64 [rows]; all columns
             see them.
-        block: Whether a column sees the cache position at an offset after the cached tokens, bool
-            [rows, columns, columns].
+        block: Whether a column sees the cache position at each offset after the cached tokens,
+            bool [rows, columns, columns].
         positions: Text position of each column, int64 [rows, columns].
         key_positions: Text position of each cache position after the cached tokens, int64 [rows,
             columns]; read only if the reach is limited.
-        key_rows: Row of the keys that holds the first key of each row, int64 [rows].
+        key_rows: Row of the key tensor that holds the first key of each row, int64 [rows].
         reach: How far back the layer attends.
     """
 

@@ -134,7 +134,7 @@ def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constex
 
 @triton.jit
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
-    """Return the cache positions of keys, starting at a rank, and which keys exist."""
+    """Return the cache positions of keys from a rank on, and whether each key exists."""
     ranks = rank + tl.arange(0, KEYS)
     side_by_side = tl.load(leading + query)
     there = ranks < tl.load(count + query)
@@ -147,7 +147,7 @@ def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexp
 
 @triton.jit
 def _read(states, offsets, there, dims, dim: tl.constexpr):
-    """Return keys or values, with zeros where there are none."""
+    """Return keys or values, with zeros for missing ones."""
     mask = there[:, None] & (dims < dim)[None, :]
     return tl.load(states + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
 

@@ -73,7 +73,7 @@ class AttentionMetadata:
             (`stand_in_mask`). If empty, the ranges are computed from real masks.
         derived: Values computed from `VisibleRanges`, by the id of the ranges.
         key_rows: Row of the key tensor that holds the first key of each row, [rows]. Default: the
-            same number.
+            row's own index.
         addresses: Memory addresses of `cached`, `tail` and `key_rows`.
     """
 

@@ -25,7 +25,7 @@ class BlockFormat(NamedTuple):
     bytes: int
 
     def row_bytes(self, inner: int) -> int:
-        """Return the size in bytes of a row of `inner` numbers, a multiple of `numbers`."""
+        """Return the bytes in a row of `inner` numbers, which must fill whole blocks."""
         return inner // self.numbers * self.bytes
 
 

@@ -86,7 +86,7 @@ class PackedWeight(Tensor):
         return f"PackedWeight({self.block_format.name}, {list(self.shape)})"
 
     def like(self, order: Tensor | None, blocks: Tensor | None = None) -> PackedWeight:
-        """Return a weight with other rows in the same block format."""
+        """Return a weight with different rows in the same block format."""
         own = self.blocks if blocks is None else blocks
         return PackedWeight(own, self.block_format, self.shape[1], order)
 

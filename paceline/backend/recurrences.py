@@ -168,7 +168,7 @@ class Recurrences(Protocol):
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare inputs for `walk`: a state-space model with one decay rate per head.
+        """Prepare a state-space model with one decay rate per head for `walk`.
 
         Args:
             states: Queries and keys [tokens, groups, rows], values [tokens, heads, lanes].

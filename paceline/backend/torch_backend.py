@@ -128,7 +128,7 @@ class TorchBackend:
 
 
 def _rows(states: Tensor, metadata: AttentionMetadata) -> Tensor:
-    """Return keys or values with one row per row of queries."""
+    """Return keys or values, with one row for each row of queries."""
     rows = metadata.key_rows
     if states.shape[0] > int(rows.max()):
         return states[torch.from_numpy(rows)]

@@ -90,12 +90,12 @@ def _check_architecture(model: PreTrainedModel) -> None:
     if uses_target_states(model):
         raise UnsupportedModelError(
             "The draft model reads its target's hidden states and has no embedding that could be"
-            " enlarged. Run the bench without a cost scale of the draft model."
+            " enlarged. Run the benchmark without a cost scale for the draft model."
         )
     if model.config.model_type != "llama":
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be enlarged: it is not of the Llama architecture"
-            " (model_type 'llama'). Run the bench without a cost scale."
+            " (model_type 'llama'). Run the benchmark without a cost scale."
         )
 
 
@@ -132,7 +132,7 @@ def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
     if width < own or layers < config.num_hidden_layers:
         raise ConfigError(
             f"cost scale {width}x{layers} is smaller than the model, which is"
-            f" {own}x{config.num_hidden_layers}. Give sizes of at least that."
+            f" {own}x{config.num_hidden_layers}. Use sizes that are at least as large."
         )
     if width % step:
         below = max(own, width - width % step)

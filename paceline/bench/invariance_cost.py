@@ -60,7 +60,7 @@ class InvarianceCost:
 
     Attributes:
         model: Name of the model.
-        clock: "processor" with one thread, which other processes hardly disturb; otherwise "wall".
+        clock: "processor" with one thread, which other processes barely affect; otherwise "wall".
         reasons: Reason why batch invariance holds, by dtype.
         costs: Step times of all combinations.
         environment: Description of the machine.

@@ -182,9 +182,10 @@ class ObservedDrafter(DelegatingDrafter):
 
 @contextlib.contextmanager
 def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -> Iterator[None]:
-    """Make `model.generate` sample and stop as `LLM` would with `params`.
+    """Make `model.generate` sample and stop like `LLM` in a `with` block.
 
-    This applies until the `with` block ends.
+    Args:
+        params: Sampling parameters that `LLM` would use.
     """
     before, verbosity = model.generation_config, transformers.logging.get_verbosity()
     pad = before.pad_token_id if before.pad_token_id is not None else (eos or [0])[0]

@@ -33,8 +33,8 @@ class Lockstep:
         self._ranks = ranks = ranks or Ranks.join(config.models.device)
         if ranks.size != config.lookahead_parallel:
             raise ConfigError(
-                f"bench: lookahead_parallel is {config.lookahead_parallel}, but {ranks.size} ranks"
-                " joined. Start as many processes."
+                f"bench: lookahead_parallel is {config.lookahead_parallel}, but {ranks.size}"
+                f" ranks joined. Start {config.lookahead_parallel} processes."
             )
         for spec in config.drafters:
             drafter = None if entry(parse_spec(spec)[0]).needs_draft_model else create(spec)

@@ -54,7 +54,7 @@ class RunOptions:
     """Options of a run that are not part of its configuration.
 
     Attributes:
-        makers: Additional drafters: functions that build a drafter from the draft model, by name.
+        makers: Functions that build additional drafters from the draft model, by drafter name.
         loaded: Function called after the models have been loaded, before the first answer.
         ranks: Processes of a parallel run, if they have already joined.
         budget: Whether the engine may cut trees to a draft budget, unlike in the papers.

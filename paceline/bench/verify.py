@@ -37,9 +37,10 @@ def run_verify(
     Args:
         config: Models, drafters, prompts, sampling and `max_nodes` of the run.
         finished: Function called with each verdict.
-        batches: Batch sizes to test, in prompts answered together. Every drafter runs with each.
+        batches: Batch sizes to test, in prompts answered together. Every drafter runs with every
+            batch size.
         prefill_chunks: Prefill chunk sizes to test, in prompt tokens per forward pass. Every
-            drafter runs with each.
+            drafter runs with every chunk size.
         progress: Whether to show a progress bar on standard error, if it is a terminal.
     Raises:
         ConfigError: Models, prompts or drafters cannot be used, or required batch invariance is

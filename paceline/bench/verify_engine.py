@@ -140,7 +140,7 @@ class VerifyEngine:
         drafted: list[int],
         divergence: tuple[int, Tensor],
     ) -> Difference:
-        """Describe the first difference, running plain decoding again for its logits."""
+        """Describe the first difference, running plain decoding again to get its logits."""
         position, row = divergence
         ((_, plain_divergence, _),) = self.answer([ids], number, [plain[:position]])
         tokens = tuple(

@@ -188,7 +188,7 @@ def _print_memory(config: BenchConfig) -> None:
 
     if config.lookahead_parallel:
         raise ConfigError(
-            "bench: --memory and --lookahead-parallel exclude each other. Leave one of them out."
+            "bench: --memory and --lookahead-parallel cannot be combined. Leave one of them out."
         )
     peaks = memory_by_method(config)
     reference = next(iter(peaks))

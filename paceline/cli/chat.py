@@ -27,7 +27,7 @@ _HELP = {
     "/reset": "start a new conversation; the system message stays",
     "/save FILE": "write the conversation as a JSON line, for `paceline generate --file` and"
     " `datastore build`",
-    "/quit": "leave, as Ctrl-D does",
+    "/quit": "end the chat, like Ctrl-D",
 }
 
 _NAMES = [line.partition(" ")[0] for line in _HELP]
@@ -96,7 +96,7 @@ class Conversation:
                 print_note(f"{name:<11} {description}")
         elif command == "/reset":
             self.messages = list(self.opening)
-            print_note("the conversation is empty again")
+            print_note("the conversation has been cleared")
         elif command == "/save":
             self._save(rest.strip())
         elif command[:1] == "/" and command[1:].isalpha() and not line.startswith(" "):
@@ -178,7 +178,7 @@ def chat(
     opening = [{"role": "system", "content": system}] if system else []
     llm = build_llm(replace(models, model=model), drafter, keep_prefixes=1)
     conversation = Conversation(llm, sampling, opening)
-    print_note(f"{model} with {drafter}. /help lists the commands, /quit leaves.")
+    print_note(f"{model} with {drafter}. /help lists the commands; /quit ends the chat.")
     read, on_terminal, running = lines_of(_NAMES), sys.stdin.isatty(), True
     while running:
         try:
@@ -189,7 +189,7 @@ def chat(
         except KeyboardInterrupt:
             if not on_terminal:
                 raise
-            print_note("Ctrl-D or /quit leaves")
+            print_note("Ctrl-D or /quit ends the chat")
     advice = conversation.advice()
     if advice is not None:
         print_note(advice)

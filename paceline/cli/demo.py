@@ -92,8 +92,8 @@ def _check(show: DemoSettings, models: ModelOptions, console: Console) -> bool:
     for figures in result.figures():
         if figures.compared:
             verdict = (
-                f"{figures.equal} of {figures.compared} answers equal those of transformers token"
-                " by token"
+                f"{figures.equal} of {figures.compared} answers equal those of transformers,"
+                " token by token"
             )
             console.print(f"{figures.method}: {verdict}")
     return result.complete
@@ -112,7 +112,7 @@ def _can_draw() -> bool:
     """Return whether matplotlib is installed; if not, print how to install it."""
     if find_spec("matplotlib") is None:
         print_note(
-            "matplotlib is not installed, so no picture is drawn. For one: pip install"
+            "matplotlib is not installed, so no plot is drawn. To draw it, run: pip install"
             " 'paceline[bench]'"
         )
         return False

@@ -111,7 +111,7 @@ def _machine(threads: int | None) -> dict[str, str]:
         "bfloat16, float16": _half_precision(flags),
         "kernels of torch": f"{backends.cpu.get_cpu_capability()}, oneDNN"
         f" {'on' if backends.mkldnn.enabled else 'off'}",
-        "cores": f"{usable_cores()} for this process, {torch.get_num_threads()} threads of torch",
+        "cores": f"{usable_cores()} for this process, {torch.get_num_threads()} torch threads",
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "settings": settings or "none",
     }
@@ -223,7 +223,7 @@ def _costs(llm: LLM) -> str:
         return f"given by ${_COST_CURVE}"
     stored = llm.costs.recall()
     if stored is None:
-        return "not measured yet; run with --measure, or the first draft measures it"
+        return "not measured yet; run with --measure, or it is measured when drafting starts"
     curve = stored.curve
     shown_rows = sorted({1, curve.rows[-1], *({4, 8, 16, 32, 64} & set(curve.rows))})
     base_seconds, *others = (curve.seconds[curve.rows.index(rows)] for rows in shown_rows)
@@ -248,7 +248,7 @@ def _conditions(timed: Conditions) -> str:
         "" if timed.waited is None else f", {timed.waited:.0%} of the time waiting for a processor"
     )
     load = "" if timed.load is None else f", load {timed.load:.1f}"
-    state = "quiet" if timed.quiet else "disturbed, to be measured again on a quiet machine"
+    state = "quiet" if timed.quiet else "disturbed; will be measured again on an idle machine"
     return f"measured {age} ago, quartiles {timed.spread:.1%} apart{waited}{load}: {state}"
 
 

@@ -70,7 +70,9 @@ def train(
     try:
         trainer.run(TrainingReport(print_note, shown=True))
     except KeyboardInterrupt:
-        print_note(f"interrupted; {out} holds the last checkpoint; the same command resumes")
+        print_note(
+            f"interrupted; {out} holds the last checkpoint; run the same command again to resume"
+        )
         raise
     record = folder.finish()
     draw_curve(record, out / "curve.png")

@@ -68,7 +68,8 @@ def _build_app(listed: bool) -> App:
             commands.
     """
     app = new_app(
-        "paceline", "Lossless speculative decoding: the same answers from the same weights, sooner."
+        "paceline",
+        "Lossless speculative decoding: the same answers from the same weights, faster.",
     )
     for number, (title, names) in enumerate(GROUPS.items()):
         group = Group(title, sort_key=number)

@@ -42,8 +42,8 @@ def _papers_app() -> App:
     root = Path(paceline.__file__).parents[1]
     if not (root / "papers" / "registry.py").is_file():
         raise ConfigError(
-            "paper: the folder papers/ is missing, as only the repository holds it. Clone the"
-            " repository and run `python -m paceline paper` there."
+            "paper: the folder papers/ is missing, because it exists only in the repository."
+            " Clone the repository and run `python -m paceline paper` there."
         )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))

@@ -61,6 +61,6 @@ def refuse_standard_input(parallel: bool, prompts: Sequence[str]) -> None:
     """
     if parallel and "-" in prompts:
         raise ConfigError(
-            "'-' reads from standard input, which only one of the processes could do. Pass the"
+            "'-' reads from standard input, which only one of the processes could read. Pass the"
             " prompt itself."
         )

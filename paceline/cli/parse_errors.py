@@ -40,7 +40,7 @@ def parse_error_text(error: CycloptsError, program: str, *, has_model_option: bo
         case UnusedCliTokensError(unused_tokens=[word, *_]):
             if has_model_option:
                 return (
-                    f"Unexpected argument {word!r}: --model gives the model already. Leave one of"
+                    f"Unexpected argument {word!r}: --model already names the model. Leave one of"
                     " them out."
                 )
             return (

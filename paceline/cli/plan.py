@@ -92,8 +92,8 @@ def plan(
     if device.hardware == MEASURED:
         if device.weight_bits is not None or device.tensor_parallel != 1:
             raise ConfigError(
-                "plan: --weight-bits and --tensor-parallel need a named device. Choose another"
-                " --hardware than 'measured'."
+                "plan: --weight-bits and --tensor-parallel need a named device. Choose a"
+                " --hardware other than 'measured'."
             )
         models = ModelOptions(model, dtype=device.dtype, threads=device.threads)
         result = _measured(models, acceptance, workload)

@@ -62,7 +62,9 @@ def record(
             progress=True,
         )
     except KeyboardInterrupt:
-        print_note(f"interrupted; {out} holds the finished batches; the same command resumes")
+        print_note(
+            f"interrupted; {out} holds the finished batches; run the same command again to resume"
+        )
         raise
     if result.cut:
         print_note(cut_note(result.cut))
@@ -78,5 +80,9 @@ def _report(result: Recorded, out: Path) -> None:
         f"{result.new / result.seconds:.2f} answers/s, {result.tokens / result.seconds:.1f}"
         " tokens/s"
     )
-    before = f", {result.count - result.new} of them before" if result.new < result.count else ""
+    before = (
+        f", {result.count - result.new} of them recorded earlier"
+        if result.new < result.count
+        else ""
+    )
     print_note(f"wrote {out}: {result.count} answers{before}; {speed}")

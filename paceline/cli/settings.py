@@ -62,9 +62,11 @@ SMALL_DEMO = DemoSettings(
     every=1,
     batch=8,
     seconds=(0.0, 90.0),
-    remark="The built-in target is small, so it is padded to about 150 M parameters that compute"
-    " the same function: a forward pass has the cost of that size, the answers stay the same. In"
-    " bfloat16 near-equal logits may pick either token.",
+    remark=(
+        "The built-in target is small, so it is padded to about 150 M parameters. A forward pass"
+        " then costs as much as in a model of that size, but the answers do not change. In"
+        " bfloat16, either of two tokens with nearly equal logits may be chosen."
+    ),
     streaming="draft_model",
     green="drafted by the draft model, accepted by the target",
     answer=64,
@@ -78,8 +80,11 @@ REAL_DEMO = DemoSettings(
     every=3,
     batch=4,
     seconds=(30.0, 60.0),
-    remark="SmolLM2-135M-Instruct without a second model: every drafter uses only earlier text and"
-    " hidden states. In bfloat16 near-equal logits may pick another token than in transformers.",
+    remark=(
+        "SmolLM2-135M-Instruct without a second model: every drafter uses only earlier text and"
+        " hidden states. In bfloat16, a token may differ from transformers' where two logits are"
+        " nearly equal."
+    ),
     streaming="auto",
     green="drafted, then accepted by the model",
     answer=192,

@@ -134,7 +134,7 @@ def _print_verdict(console: Console, verdict: DrafterVerdict) -> None:
     name = f"{verdict.drafter}, batch {verdict.batch}, chunks of {verdict.prefill_chunk}"
     if not verdict.answers:
         line = (
-            f"{name}: samples with its own draws, so the distribution is equal, not the text;"
+            f"{name}: samples its own drafts, so only the distribution is the same, not the text;"
             f" {statistics}"
         )
         console.print(Text(line))

@@ -19,11 +19,13 @@ NO_TOKEN = -1
 _ADVICE = {
     torch.float16: "float16 overflows beyond 65504: load the model with dtype='bfloat16' or"
     " dtype='float32'.",
-    torch.bfloat16: "Load the model with dtype='float32'; if they stay, its checkpoint is damaged.",
+    torch.bfloat16: (
+        "Load the model with dtype='float32'; if the error persists, the checkpoint is damaged."
+    ),
 }
 _OTHERWISE = (
-    "Where the weights are in float16, load them with dtype='bfloat16' or dtype='float32'; else"
-    " the checkpoint is damaged."
+    "If the weights are in float16, load them with dtype='bfloat16' or dtype='float32';"
+    " otherwise, the checkpoint is damaged."
 )
 
 

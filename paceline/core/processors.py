@@ -82,6 +82,6 @@ class OwnProcessors:
                 given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
                 raise ConfigError(
                     f"logits_processors: got {given} from {name!r}; expected scores of shape"
-                    f" {tuple(shape)}. Return them from it."
+                    f" {tuple(shape)}. Return scores of this shape."
                 )
         return scores.float()

@@ -151,7 +151,7 @@ class Target(Protocol):
         """
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Assign a slot: a new one, or a finished request's slot with its first positions."""
+        """Assign a new slot, or a finished request's slot with its first positions."""
 
     def prefill_media(self, request: Request) -> None:
         """Compute an open request's tokens up to its last image, video or audio clip.
@@ -191,7 +191,7 @@ class Target(Protocol):
         """Drop a request's cache from position `length` onwards."""
 
     def clear_after(self, request: Request) -> None:
-        """Set a request's slot to zero after its cached tokens."""
+        """Fill a request's slot with zeros after its cached tokens."""
 
     def undo(self, request: Request, length: int) -> None:
         """Discard a failed step's entries in a request's cache, after `length` tokens."""

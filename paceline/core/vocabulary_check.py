@@ -22,7 +22,7 @@ def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> Non
     """
     if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):
         raise ConfigError(
-            f"drafter {drafter.name!r}: got guesses from a vocabulary of {drafter.ids_below}"
+            f"drafter {drafter.name!r}: got draft tokens from a vocabulary of {drafter.ids_below}"
             f" tokens; expected at most {vocab}, the target's. Use a datastore built with the"
             " target's tokenizer."
         )

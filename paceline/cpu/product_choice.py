@@ -85,7 +85,7 @@ class Trial:
 
     @property
     def experts_are_faster(self) -> bool:
-        """Return True if paceline's experts are no slower at any row count."""
+        """Return True if paceline's experts are at least as fast at every row count."""
         return all(
             own_seconds < TIE_RATIO * torch_seconds
             for own_seconds, torch_seconds in zip(self.our_experts, self.torch_experts, strict=True)

@@ -21,13 +21,13 @@ def make_folder(path: Path) -> None:
         foreign = sorted(entry.name for entry in path.iterdir() if not _is_of_store(entry.name))
     except OSError as error:
         raise DatastoreError(
-            f"The folder {str(path)!r} of the store cannot be created: {error}. Choose another"
+            f"The folder {str(path)!r} for the store cannot be created: {error}. Choose another"
             " folder."
         ) from error
     if foreign:
         raise DatastoreError(
-            f"The folder {str(path)!r} is no store, as it holds {foreign[0]!r}. Choose a store, or"
-            " a folder that is empty or does not exist."
+            f"The folder {str(path)!r} is not a store, because it holds {foreign[0]!r}. Choose a"
+            " store, or a folder that is empty or does not exist."
         )
 
 

@@ -103,8 +103,8 @@ def check_recorded(path: str | Path, tokenizer: Any) -> bool:
     recorded, given = settings["tokenizer"], fingerprint_of(tokenizer)
     if None not in (recorded, given) and recorded != given:
         raise ConfigError(
-            f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, which encoded"
-            " them. Name that tokenizer, or record the answers of another model."
+            f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, which"
+            " encoded them. Use that tokenizer, or answers from a model with this tokenizer."
         )
     return True
 
@@ -224,7 +224,7 @@ def _parquet(name: str) -> Iterator[Any]:
                 yield from batch.to_pylist()
     except Exception as error:  # those from pyarrow have no common ancestor
         raise ConfigError(
-            f"The input {name!r} is no Parquet file, or is damaged: {error}. Write it again."
+            f"The input {name!r} is not a Parquet file, or is damaged: {error}. Write it again."
         ) from error
 
 
@@ -270,7 +270,7 @@ def _opened(path: Path) -> Any:
         return open_text(path, "surrogateescape")
     except OSError as error:
         raise ConfigError(
-            f"The input {str(path)!r} cannot be read: {error}. Check its rights."
+            f"The input {str(path)!r} cannot be read: {error}. Check its permissions."
         ) from error
 
 
@@ -279,7 +279,7 @@ def _arrays(path: Path) -> Iterator[NDArray[Any]]:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(
-            f"The input {str(path)!r} is no array of numpy: {error}. Write it with numpy.save."
+            f"The input {str(path)!r} is not a numpy array: {error}. Write it with numpy.save."
         ) from error
     if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
         raise ConfigError(

@@ -160,7 +160,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     except ConfigError as error:
         raise DatastoreError(
             f"The {MANIFEST} of the store {str(path)!r} cannot be written: {error}. The store is"
-            " unchanged. Make room, or choose another folder."
+            " unchanged. Free some disk space, or choose another folder."
         ) from error
 
 
@@ -189,7 +189,7 @@ def read_manifest(path: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise DatastoreError(
-            f"The store {str(path)!r} cannot be read: {error}. Check its rights."
+            f"The store {str(path)!r} cannot be read: {error}. Check its permissions."
         ) from error
     except ValueError as error:
         raise DatastoreError(_damaged(path)) from error
@@ -236,6 +236,6 @@ def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
 
 def _damaged(path: Path) -> str:
     return (
-        f"The store {str(path)!r} cannot be used, as its {MANIFEST} is damaged or is no manifest."
-        " Build the store again from its documents."
+        f"The store {str(path)!r} cannot be used, because its {MANIFEST} is damaged or is not a"
+        " manifest. Build the store again from its documents."
     )

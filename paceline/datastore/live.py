@@ -205,7 +205,9 @@ class Datastore:
         try:
             self.close()
         except DatastoreError as error:  # no caller can catch the error any more
-            warnings.warn(f"outputs were not put on disk and are lost: {error}", stacklevel=2)
+            warnings.warn(
+                f"outputs could not be written to disk and are lost: {error}", stacklevel=2
+            )
 
     def _work(self) -> None:
         """Sort outputs in memory and write them to disk; this is the thread's main loop."""
@@ -238,7 +240,7 @@ class Datastore:
             return time.monotonic() + LOCK_RETRY_S
         except DatastoreError as error:
             warnings.warn(
-                f"outputs were not put on disk and are kept in memory: {error}", stacklevel=2
+                f"outputs could not be written to disk and stay in memory: {error}", stacklevel=2
             )
             return time.monotonic() + WRITE_RETRY_S
         return 0.0
@@ -290,7 +292,8 @@ class Datastore:
     def _check_open(self) -> None:
         if self._closing:
             raise DatastoreError(
-                f"The store {str(self.path)!r} is closed and takes no outputs. Open it again."
+                f"The store {str(self.path)!r} is closed and does not accept outputs. Open it"
+                " again."
             )
 
     def _publish(self) -> None:

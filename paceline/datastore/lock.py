@@ -43,8 +43,8 @@ def writing(path: Path, action: str) -> Iterator[None]:
         raise LockedError(_locked_message(path, file)) from error
     except OSError as error:
         raise DatastoreError(
-            f"The store {str(path)!r} cannot be written, as {LOCK} cannot be locked: {error}."
-            " Change its rights, or write to another folder."
+            f"The store {str(path)!r} cannot be written, because {LOCK} cannot be locked:"
+            f" {error}. Change its permissions, or write to another folder."
         ) from error
     try:
         holder = {
@@ -78,6 +78,6 @@ def _locked_message(path: Path, file: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         writer = "Another process"
     return (
-        f"{writer} is writing the store {str(path)!r}, which takes one writer at a time. Wait for"
-        " it, or end it."
+        f"{writer} is writing the store {str(path)!r}, which allows only one writer at a time."
+        " Wait for that process, or end it."
     )

@@ -136,7 +136,7 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
             continue
         except OSError as error:
             raise DatastoreError(
-                f"The store {str(path)!r} cannot be read: {error}. Check its rights."
+                f"The store {str(path)!r} cannot be read: {error}. Check its permissions."
             ) from error
         return manifest, shards
     raise DamagedShardError(path, missing, f"{MANIFEST} names it and it is not there")
@@ -157,8 +157,8 @@ def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
     if wanted not in (None, known):
         raise DatastoreError(
             f"store {str(path)!r}, built with the tokenizer {known}: got the tokenizer {wanted},"
-            " whose ids mean other text; expected the same. Build a store with this tokenizer:"
-            " paceline datastore build PATH --tokenizer DIRECTORY ..."
+            " whose ids stand for different text; expected the same tokenizer. Build a store"
+            " with this tokenizer: paceline datastore build PATH --tokenizer DIRECTORY ..."
         )
 
 
@@ -175,6 +175,6 @@ def check_same(path: Path, manifest: Manifest, vocab_size: int, tokenizer: str |
     """
     if (manifest.vocab_size, manifest.tokenizer) != (vocab_size, tokenizer):
         raise DatastoreError(
-            f"The store {str(path)!r} was replaced by a store with another vocabulary or"
+            f"The store {str(path)!r} was replaced by a store with a different vocabulary or"
             " tokenizer. Open it again."
         )

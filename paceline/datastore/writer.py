@@ -194,8 +194,7 @@ class _Writer:
             shards.append(self._write_shard("sort"))
         if not shards:
             raise DatastoreError(
-                f"There is no document with a token for the store {str(self._path)!r}. Look at the"
-                " inputs."
+                f"The inputs for the store {str(self._path)!r} contain no tokens. Check the inputs."
             )
         return shards
 
@@ -265,7 +264,7 @@ class _Writer:
             raise DatastoreError(
                 f"A shard of {info.tokens} tokens cannot be written to the store"
                 f" {str(self._path)!r}: {error}. It needs about {4 + manifest.width} bytes per"
-                " token. The store is unchanged. Make room, or choose another folder."
+                " token. The store is unchanged. Free some disk space, or choose another folder."
             ) from error
         gathering.clear()
         return written

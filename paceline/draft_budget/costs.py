@@ -179,7 +179,7 @@ def _curve_of_environment() -> CostCurve | None:
         rows, seconds = (np.array(content[name], dtype=float) for name in ("rows", "seconds"))
         usable = rows.ndim == 1 and rows.shape == seconds.shape and rows[0] == 1 and seconds[0] > 0
         if not usable or (np.diff(rows) <= 0).any() or (np.diff(seconds) < 0).any():
-            raise ValueError("rows must ascend from 1, and seconds must not fall")
+            raise ValueError("rows must increase, starting at 1, and seconds must not decrease")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
             f"{VARIABLE}: got {path!r}, which cannot be used ({error}); expected a JSON file with"

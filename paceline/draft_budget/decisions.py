@@ -17,7 +17,7 @@ PADDING = "verified: other trees of the step are as wide, so the row is padded a
 TOO_EXPENSIVE = "left out: more nodes yield fewer tokens per second"
 WHOLE = "verified: the tree has no confidences, or was sampled, so it is not cut"
 NO_BUDGET = "verified: the drafter does not use the budget"
-NOT_ALLOWED = "no draft: the drafter rests, or the request allows no nodes"
+NOT_ALLOWED = "no draft: the drafter is paused, or the request allows no nodes"
 NOT_PROPOSED = "no draft: the drafter proposed no nodes"
 
 

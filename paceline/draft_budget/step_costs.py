@@ -86,7 +86,7 @@ class StepCosts:
         return result
 
     def _parts(self, num_requests: int) -> tuple[float, float, float]:
-        """Return the duration of a plain step, and what drafting and each token add to it."""
+        """Return the duration of a plain step, and the time drafting and each token add."""
         a, b, c, d = self._fit
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 

@@ -116,7 +116,8 @@ def read(path: str | Path) -> tuple[Weights, Card]:
             raise ValueError(f"tokens beyond its vocabulary of {card.vocab_size}")
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"draft head {str(path)!r}: the file is no draft head, or damaged ({error}). {_HELP}"
+            f"draft head {str(path)!r}: the file is not a draft head, or is damaged ({error})."
+            f" {_HELP}"
         ) from error
     return weights, card
 
@@ -135,7 +136,7 @@ def _card(metadata: dict[str, str]) -> Card:
         ValueError, LookupError, TypeError: The header has no card, or a different version.
     """
     if metadata.get("kind") != _KIND:
-        raise ValueError("another kind of file")
+        raise ValueError("a different kind of file")
     if metadata.get("version") != _VERSION:
         raise ValueError(f"version {metadata.get('version')}; this release reads {_VERSION}")
     card = Card(**parse_json(metadata["card"]))

@@ -262,7 +262,8 @@ def _compare(drafter: Drafter, plain: list[list[int]], drafted: list[list[int]])
             )
             raise DrafterError(
                 f"The drafter {drafter.name!r} changed answer {index}: token {first} differs from"
-                " plain decoding. Look for a change of a request or of a tree after propose."
+                " plain decoding. Check whether the drafter changes a request, or a tree after"
+                " propose."
             )
 
 

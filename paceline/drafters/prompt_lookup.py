@@ -34,7 +34,7 @@ from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 
 
 class PromptLookup(Drafter):
-    """Drafts from text matches; lossless, and seed-identical at any temperature."""
+    """Drafts from text matches. A seed gives the same text as plain decoding."""
 
     name = "prompt_lookup"
     keeps_tokens = True

@@ -122,7 +122,7 @@ def _missing(drafter_class: Any) -> str | None:
     from paceline.core.drafter import Drafter  # imports numpy, which is not needed for lists
 
     if not isinstance(drafter_class, type) or not issubclass(drafter_class, Drafter):
-        return "which is no subclass of paceline.Drafter"
+        return "which is not a subclass of paceline.Drafter"
     if drafter_class.propose is Drafter.propose:
         return "which does not define propose"
     options = getattr(drafter_class, "Options", None)

@@ -82,8 +82,8 @@ class ChatFacade(EngineFacade):
             messages: Each message has a `role` and `content`, which is a string or a list of
                 parts. A part is {"type": "text", "text": ...}, {"type": "image", "image": ...}
                 with a Pillow image, path, bytes or data URL, or OpenAI's {"type": "image_url",
-                "image_url": {"url": "data:..."}}. It may be None in an assistant message with
-                `tool_calls`. All other fields are passed to the chat template unchanged.
+                "image_url": {"url": "data:..."}}. `content` may be None in an assistant message
+                with `tool_calls`. All other fields are passed to the chat template unchanged.
             chat_template_kwargs: Variables for the chat template, under the names that the
                 template uses, such as {"enable_thinking": False}. `add_generation_prompt` and
                 `continue_final_message` may be given here, too.

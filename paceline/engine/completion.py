@@ -52,12 +52,12 @@ class Chunk:
     """The tokens and the text that one step added to a streamed answer.
 
     Attributes:
-        text: Text that became final in this step. Joined together, all chunks give the
-            completion's text.
+        text: Text that became final in this step. The texts of all chunks, joined together, are
+            the completion's text.
         token_ids: Tokens from this step.
         accepted: For each token, whether it came from the draft tree.
-        pieces: (text, accepted) for each token with text, for display. Joined together, the texts
-            give `text`.
+        pieces: (text, accepted) for each token with text, for display. The texts, joined together,
+            are `text`.
         completion: The finished answer, in the last chunk.
         logprobs: Log-probabilities of the tokens from this step, in the format of
             `Completion.logprobs`.

@@ -30,8 +30,7 @@ def no_maker(spec: str) -> Drafter:
         ConfigError: Always.
     """
     raise ConfigError(
-        f"got {spec!r}; expected None, since this engine was given one drafter and no way to make"
-        " others."
+        f"got {spec!r}; expected None, because this engine cannot create other drafters."
     )
 
 
@@ -42,7 +41,7 @@ def refuse_others(spec: str) -> Drafter:
         ConfigError: Always.
     """
     raise ConfigError(
-        f"got {spec!r} in lookahead parallelism, where the processes share out the trees of one"
+        f"got {spec!r} in lookahead parallelism, where the processes share the trees of a single"
         " drafter; expected None, or the spec of that drafter. Leave it out."
     )
 
@@ -172,6 +171,7 @@ class DrafterPool:
         if idle is None:
             raise BusyError(
                 f"got one more drafter while {MAX_NAMED_DRAFTERS} others are in use; expected at"
-                " most that number. Let some requests end, or name a drafter that is in use."
+                " most that number. Wait for some requests to end, or name a drafter that is in"
+                " use."
             )
         del self._named[idle]

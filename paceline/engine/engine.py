@@ -139,7 +139,7 @@ class Engine(SharedSteps):
             if self.unfinished:
                 raise ConfigError(
                     f"change_drafter: got {drafter.name!r} while {self._open} requests are open;"
-                    " expected none. Let them end, or withdraw them."
+                    " expected none. Wait for them to end, or withdraw them."
                 )
             if self._parallel is not None:
                 self._parallel.check_drafter(drafter)

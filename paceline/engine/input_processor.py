@@ -175,7 +175,7 @@ class InputProcessor:
         if len(ids) + min(1, params.max_new_tokens) > self.max_length:
             raise CapacityError(
                 f"prompt {index}: got {len(ids)} tokens, which leave no room for an answer;"
-                f" expected less than {self.max_length}. Shorten it, or raise max_length if the"
+                f" expected fewer than {self.max_length}. Shorten it, or raise max_length if the"
                 " model's context allows."
             )
         if params.stop and self.tokenizer is None:

@@ -55,8 +55,9 @@ class Invariance:
         """
         if self.on and torch.get_num_threads() != self.threads:
             raise ConfigError(
-                f"threads: got {torch.get_num_threads()}; expected {self.threads}, for which batch"
-                " invariance was proven at load. Set them before, or pass batch_invariant=False."
+                f"threads: got {torch.get_num_threads()}; expected {self.threads}, the number at"
+                " load, for which batch invariance was checked. Set the number before loading,"
+                " or pass batch_invariant=False."
             )
 
     def model_options(self, prefill_chunk: int) -> dict[str, Any]:

@@ -36,8 +36,8 @@ def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | Non
         return "not tried on CUDA unless batch_invariant=True"
     foreign = foreign_weights(model)
     return foreign and (
-        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be tried"
-        " alone; expected plain weights in nn.Linear or Conv1D"
+        f"{foreign}, and sums over quantised weights, or by another library's code, cannot be"
+        " tested individually; expected plain weights in nn.Linear or Conv1D"
     )
 
 

@@ -92,7 +92,7 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
             findings.append(_probe_module(module))
         except Exception as error:  # a layer of another library may raise any type
             unknown = (
-                f"{module.name}, a {type(module.module).__name__}, cannot be tried alone:"
+                f"{module.name}, a {type(module.module).__name__}, cannot be tested individually:"
                 f" {' '.join(str(error).split())}"
             )
             break

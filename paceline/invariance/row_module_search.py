@@ -68,7 +68,7 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
     except Exception as error:  # a module of another library may raise any type
         return (
             [],
-            f"{model.__class__.__name__} cannot be watched in a forward: {error}"
+            f"{model.__class__.__name__} cannot be observed in a forward pass: {error}"
             f" ({type(error).__name__})",
         )
     finally:
@@ -113,7 +113,8 @@ def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.M
             if is_matrix(parameter):
                 return (
                     f"{name}.{parameter_name} belongs to a {type(module).__name__}, whose sums"
-                    " cannot be tried alone; expected weights in nn.Linear, Conv1D and embeddings"
+                    " cannot be tested individually; expected weights in nn.Linear, Conv1D and"
+                    " embeddings"
                 )
     return ""
 

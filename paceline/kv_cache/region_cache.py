@@ -1,8 +1,8 @@
 """Store keys and values in slots of different lengths.
 
-All slots share one row of cache positions per head, and each has a region of it. A region that
-becomes too short is extended, or it moves. A long text therefore takes no memory in the slots of
-short ones.
+Each head has one row of cache positions, which is divided into a region for each slot. A region
+that becomes too short is extended or moved. A long text therefore does not enlarge the slots of
+short texts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RegionCache(SlotCache):
 
     Args:
         layers, stores_per_block, states: As in `SlotCache`.
-        growth_step: The number of positions of all slots grows by a multiple of it.
+        growth_step: Number of cache positions by which the cache grows, or a multiple of it.
     Attributes:
         growth_step: As above.
         capacity: Cache positions of all slots together.

@@ -1,29 +1,29 @@
 """Define constants for the KV cache."""
 
 SPARE_POSITIONS = 64
-"""Cache positions that a slot gets beyond the needed ones when a forward pass outgrows the cache.
+"""Extra cache positions that a slot gets when a forward pass outgrows the cache.
 
-Growing copies the whole cache; engines reserve their memory beforehand.
+Growing copies the whole cache, so engines reserve their memory in advance.
 """
 
 CHECKPOINT_INTERVAL = 1024
 """Number of prompt tokens after which the recurrent states of a request are copied.
 
-A prompt that shares less than this with an earlier one is computed from its start, unless it
+If a prompt shares fewer tokens with an earlier one, it is computed from its start, unless it
 contains the whole earlier prompt or text.
 """
 
 GRAPH_GROWTH_POSITIONS = 1024
-"""Cache positions of which slots grow by a multiple if forward passes are captured graphs."""
+"""Slots grow by a multiple of this number of positions if forward passes are captured graphs."""
 
 REGION_SLACK = 8
-"""A region that becomes too short grows by one position for this many, so that few regions move."""
+"""A region that is too short gets one spare position per this many, so that few regions move."""
 
 POOL_GROWTH = 1.25
-"""Factor by which the positions of all regions grow. Growing copies them."""
+"""Factor by which the total number of positions grows. Growing copies all regions."""
 
 GRAPH_POOL_GROWTH_POSITIONS = 4096
-"""Cache positions of all slots together of which slots of different lengths grow by a multiple.
+"""Granularity of the total number of positions if slots have different lengths.
 
-It applies if forward passes are captured graphs, because growing ends the use of all graphs.
+It applies if forward passes are captured graphs, because growing invalidates all graphs.
 """

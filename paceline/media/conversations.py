@@ -51,8 +51,8 @@ def conversation_prompt(
     template = loaded if getattr(loaded, "chat_template", None) else tokenizer
     if not getattr(template, "chat_template", None):
         raise ConfigError(
-            "messages: got images for a processor without chat template; expected one with. Use"
-            " generate with a MultimodalPrompt."
+            "messages: got images, but the processor has no chat template. Use generate with a"
+            " MultimodalPrompt."
         )
     variables = template_options(checked, options, endings)
     shown, variables = with_tools(template, _without_content(checked), variables, tools)

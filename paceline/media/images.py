@@ -46,7 +46,7 @@ def load_image(source: Any, where: str, files: bool = True) -> Image:
         raise _too_large(where, "too many") from error
     except image_module.UnidentifiedImageError as error:
         raise ConfigError(
-            f"{where}: got data that are no image; expected a file of type"
+            f"{where}: got data that are not an image; expected a file of type"
             f" {', '.join(IMAGE_FORMATS)}."
         ) from error
     except (OSError, ValueError, SyntaxError) as error:
@@ -88,8 +88,8 @@ def _path(source: Any, where: str, files: bool) -> Path:
         )
     if not files:
         raise ConfigError(
-            f"{where}: got no URL; expected a data URL, data:image/png;base64,... The server reads"
-            " no files for its clients."
+            f"{where}: got no URL; expected a data URL, data:image/png;base64,... The server does"
+            " not read files for its clients."
         )
     return Path(source)
 
@@ -115,13 +115,15 @@ def _upright(image: Image, where: str, image_module: Any, operations: Any) -> Im
     if width * height > MAX_IMAGE_PIXELS:
         raise _too_large(where, f"{width} x {height}")
     if not width or not height:
-        raise ConfigError(f"{where}: got an image of {width} x {height} pixels; expected some.")
+        raise ConfigError(
+            f"{where}: got an image of {width} x {height} pixels; expected at least one."
+        )
     upright: Image = operations.exif_transpose(image).convert("RGB")
     return upright
 
 
 def _too_large(where: str, size: str) -> ConfigError:
     return ConfigError(
-        f"{where}: got an image of {size} pixels; expected at most {MAX_IMAGE_PIXELS:,} in all."
+        f"{where}: got an image of {size} pixels; expected at most {MAX_IMAGE_PIXELS:,} in total."
         " Make it smaller."
     )

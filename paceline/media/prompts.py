@@ -24,7 +24,8 @@ class MultimodalPrompt:
         images: Images in the order of their placeholders: Pillow images, paths, bytes or data
             URLs.
         videos: Videos, each a sequence of images or an array [frames, height, width, 3].
-        audio: Audio clips, each an array of samples at the rate that the processor expects.
+        audio: Audio clips, each an array of samples at the sampling rate that the processor
+            expects.
     """
 
     text: str

@@ -140,8 +140,8 @@ class CachedLM(ForwardPasses):
         if self._vocabulary is not None and self._vocabulary.target_rows != vocabulary.target_rows:
             raise ConfigError(
                 f"draft model: got a target with {vocabulary.target_rows} rows in its LM head,"
-                f" while it serves one with {self._vocabulary.target_rows}; expected targets with"
-                " the same. Load the draft model again for this one."
+                f" while it serves one with {self._vocabulary.target_rows}; expected the same"
+                " number. Load the draft model again for this one."
             )
         self._vocabulary = self._runner.vocabulary = vocabulary
         reduced = kept_ids(self._model)

@@ -34,8 +34,8 @@ class CachedRequests(TargetBase):
     Args:
         model: Decoder-only model.
         architecture: Properties of the model.
-        growth_step: If slots may differ in length, the number of positions of all slots is a
-            multiple of it; None if they may not. Default None.
+        growth_step: Number of cache positions by which the cache grows if slots may differ in
+            length; None if they may not. Default None.
     Attributes:
         architecture: Properties of the model.
         slots: Cache slots and their requests.

@@ -169,8 +169,8 @@ class ForwardPasses(CachedRequests):
         captured = runner.bucket_states or captured
         if not captured.head:
             raise UnsupportedModelError(
-                f"{self.architecture.name} makes its logits without an LM head of its own, so that"
-                " its hidden states cannot be read; choose a drafter without an acceptance head."
+                f"{self.architecture.name} computes its logits without an LM head, so its hidden"
+                " states cannot be read. Choose a drafter without an acceptance head."
             )
         return captured.with_states(logits, runner.picks, runner.column_picks, runner.pending)
 

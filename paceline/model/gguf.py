@@ -174,8 +174,8 @@ def read_tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
 def refused(path: Path, content: str) -> ConfigError:
     """Return the error for a GGUF file that does not contain a model."""
     return ConfigError(
-        f"model {str(path)!r}: got {content}; expected a whole GGUF file of a decoder that"
-        " transformers can unpack. Fetch it again, or use the original model."
+        f"model {str(path)!r}: got {content}; expected a complete GGUF file of a decoder that"
+        " transformers can unpack. Download it again, or use the original model."
     )
 
 

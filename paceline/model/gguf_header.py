@@ -114,7 +114,9 @@ def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
                 str(path.parent), gguf_file=path.name, local_files_only=True
             )
             if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-                raise ValueError(f"architecture {metadata['general.architecture']} is no decoder")
+                raise ValueError(
+                    f"architecture {metadata['general.architecture']} is not a decoder"
+                )
             table = gguf_tensors.read(files)
             config.tie_word_embeddings = gguf_tensors.HEAD not in table.tensors
             model = gguf_tensors.empty_model(config)

@@ -145,7 +145,7 @@ class TensorReordering:
         }
 
     def applied(self, name: str, numbers: NDArray[Any]) -> NDArray[Any]:
-        """Return a tensor after transformers' changes."""
+        """Return a tensor with transformers' changes applied."""
         result = self._processor.process(weights=numbers, name=name, **self._options)
         changed: NDArray[Any] = result.weights
         return changed

@@ -108,9 +108,10 @@ def must_unpack(
 
     Args:
         model: As in `load_model`.
-        dtype: As in `load_model`; None is "auto".
+        dtype: As in `load_model`; None means "auto".
         device: As in `load_model`.
-        unpack: Whether conversion is requested; None: if the processor lacks bfloat16 instructions.
+        unpack: Whether conversion is requested; None requests it if the processor lacks bfloat16
+            instructions.
     Raises:
         ConfigError: The dtype or device is unknown.
     """

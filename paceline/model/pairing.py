@@ -107,8 +107,8 @@ def shared_vocabulary(
     if target_rows != draft_rows and not padded and not uses_target_states(draft):
         raise ConfigError(
             f"draft model: got a vocabulary of {draft_rows} tokens; expected {target_rows}, the"
-            " target's, or the same tokenizer under another padding, which the known tokenizers do"
-            f" not show. {_HELP}"
+            " target's, or the same tokenizer with different padding, which requires both"
+            f" tokenizers to be known. {_HELP}"
         )
     embedding: Any = draft.get_input_embeddings()
     return SharedVocabulary(

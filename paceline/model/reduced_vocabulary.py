@@ -3,7 +3,7 @@
 The LM head accounts for most of a small draft model's time, and most tokens in a large vocabulary
 are rare. Reducing the vocabulary does not change the target's answers, because verification
 accepts any draft. In the draft distribution, tokens outside the reduced vocabulary have
-probability 0, also for rejection sampling. A file next to the checkpoint lists the reduced
+probability 0, including in rejection sampling. A file next to the checkpoint lists the reduced
 vocabulary; the checkpoint contains the whole LM head.
 """
 

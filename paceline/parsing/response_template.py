@@ -16,8 +16,8 @@ class TemplateParser:
     """Parses an answer with a tokenizer's `response_template`.
 
     A call is reported once it is complete, because transformers parses its arguments at the end.
-    If a call cannot be parsed, its text and all later text are reported as content. Text is fed by
-    the character, so the result does not depend on how the text was split.
+    If a call cannot be parsed, its text and all later text are reported as content. Text is fed
+    one character at a time, so the result does not depend on how the text was split.
 
     Args:
         template: The tokenizer's template.
@@ -115,7 +115,7 @@ def _named_arguments(call: Any) -> tuple[str, str]:
     """Return the name of a call, and its arguments as JSON text.
 
     Raises:
-        ValueError: The template's value is no call, or its arguments are no JSON.
+        ValueError: The template's value is not a call, or its arguments are not JSON.
     """
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None

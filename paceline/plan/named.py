@@ -24,8 +24,8 @@ _SHARED = (
     " is not included."
 )
 _LEFT_OUT = (
-    "The time of a forward is a lower bound: norms, positions, masks, sampling, kernel launches and"
-    " embedding lookups are not included. Neither is the cost of drafting."
+    "The time of a forward pass is a lower bound: norms, positions, masks, sampling, kernel"
+    " launches and embedding lookups are not included. Neither is the cost of drafting."
 )
 _EXPERTS = (
     "Each token is assumed to choose its experts independently and uniformly, which uses the most"

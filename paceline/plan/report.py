@@ -103,7 +103,7 @@ def _by_size(plan: Plan) -> Table:
         ()
         if plan.budget is None
         else (
-            "Free budget, b s_q up to which [h, h] products are bound by memory:"
+            "Free budget, the b s_q up to which [h, h] products are memory-bound:"
             f" {plan.budget:.0f}; s_q {plan.budget / plan.batch:.1f} here.",
         )
     )
@@ -155,10 +155,14 @@ def _operations(plan: Plan, peak: Peak) -> Table:
     ]
     notes = (
         f"The values are for one occurrence. The machine computes {peak.ratio:.4g} FLOPs in the"
-        " time of one byte. Operations with fewer FLOPs per byte are bound by memory.",
+        " time that it takes to move one byte. Operations with fewer FLOPs per byte are"
+        " memory-bound.",
     )
     return Table.of(
-        "What a forward is made of", [Column("operation"), Column("times"), *columns], rows, notes
+        "Operations in a forward pass",
+        [Column("operation"), Column("times"), *columns],
+        rows,
+        notes,
     )
 
 
@@ -179,7 +183,14 @@ def _ms(seconds: float | None) -> float | None:
 def _draw_speed(axes: Any, plan: Plan) -> None:
     sizes = [step.size for step in plan.steps]
     line(axes, sizes, [step.tokens for step in plan.steps], "tokens per forward", COLOURS[4], "o")
-    line(axes, sizes, [step.relative for step in plan.steps], "cost of a forward", COLOURS[0], "s")
+    line(
+        axes,
+        sizes,
+        [step.relative for step in plan.steps],
+        "cost of a forward pass",
+        COLOURS[0],
+        "s",
+    )
     line(
         axes,
         sizes,
@@ -233,7 +244,7 @@ def _draw_parts(axes: Any, plan: Plan) -> None:
         INK,
     )
     axes.set_ylim(bottom=0)
-    label(axes, "Time of a forward", _SIZE_AXIS, "ms", "both", 3)
+    label(axes, "Time of a forward pass", _SIZE_AXIS, "ms", "both", 3)
 
 
 def _draw_batches(axes: Any, plan: Plan) -> None:

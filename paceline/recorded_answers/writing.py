@@ -156,6 +156,6 @@ def _require_same_settings(
         if name not in _DESCRIPTIVE and old.get(name) != new.get(name):
             raise ConfigError(
                 f"answers {str(path)!r}: {name}: got {new.get(name)!r}; expected"
-                f" {old.get(name)!r}, as the file was begun. Continue with the same settings, or"
-                " name another file."
+                f" {old.get(name)!r}, as at the start of the file. Continue with the same"
+                " settings, or name another file."
             )

@@ -206,7 +206,7 @@ def encode_prompts(
         context: Maximum number of tokens in the prompt and answer together. Default: the model's
             context length.
     Raises:
-        CapacityError: The context leaves hardly any room for prompts.
+        CapacityError: The context leaves almost no room for prompts.
         ConfigError: The model has no tokenizer, or a prompt has no tokens.
     """
     if llm.tokenizer is None:

@@ -77,8 +77,8 @@ class AdmissionLimit:
         excess = self.open + count - self._max_open
         if excess > 0:
             raise self.busy_error(
-                f"The server is busy: {self.open} answers are open, at most {self._max_open} may"
-                " be.",
+                f"The server is busy: {self.open} answers are open, and the limit is"
+                f" {self._max_open}.",
                 excess,
             )
         self.open += count

@@ -34,8 +34,8 @@ class Speculations:
     def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
         """Return the drafter spec and the maximum number of nodes per step.
 
-        A spec of None means the engine's default drafter, and None nodes means no limit. A name
-        without options selects the default drafter or an allowed spec of that name.
+        A spec of None means the engine's default drafter, and a number of None means no limit. A
+        name without options selects the default drafter or an allowed spec of that name.
 
         Raises:
             ConfigError: The drafter or an option is unknown, the drafter is not part of this
@@ -86,7 +86,7 @@ def _listed(options: dict[str, Any]) -> str:
         if not valid:
             raise ConfigError(
                 f"speculation: got {name!r} = {value!r}; expected an option's name, and a number,"
-                " word or truth value."
+                " a word, true or false."
             )
     return ",".join(f"{name}={in_quotes(str(value))}" for name, value in options.items())
 

@@ -128,7 +128,7 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
     """Return the text of each token, as it appears after other text.
 
-    A token that ends in mid-character is shown as in the vocabulary.
+    A token that ends in the middle of a character is shown as in the vocabulary.
     """
     detokenizer = Detokenizer(tokenizer, context_token_ids(tokenizer), skip_special_tokens=False)
     spelled = [detokenizer.peek(token) for token in token_ids]

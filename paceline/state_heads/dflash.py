@@ -77,8 +77,8 @@ class DFlashModule(nn.Module):
         """Return the outputs of a block, [rows, columns, hidden].
 
         Args:
-            embedded: [rows, columns, hidden] embeddings of the newest token and the mask tokens.
-            positions: [rows, columns] text positions.
+            embedded: Embeddings of the newest token and the mask tokens, [rows, columns, hidden].
+            positions: Text positions, [rows, columns].
             masks: Attention mask of each layer.
             cache: Cache that holds the keys and values of the target's states.
         """

@@ -81,8 +81,8 @@ class Eagle3FirstLayer(nn.Module):
         """Return the layer's output.
 
         Args:
-            embedded: [rows, columns, hidden] embeddings of the tokens.
-            states: [rows, columns, hidden] states.
+            embedded: Embeddings of the tokens, [rows, columns, hidden].
+            states: Hidden states, [rows, columns, hidden].
             inputs: Keyword arguments of the attention module.
         """
         normalised = self.hidden_norm(states)
@@ -128,7 +128,7 @@ class Eagle3Module(nn.Module):
         """Return the states of the first layer, [..., hidden].
 
         Args:
-            states: [..., states, target hidden] target states of each token.
+            states: Target states of each token, [..., states, target hidden].
         """
         if self.fc_norm is not None:
             parts = [norm(states[..., index, :]) for index, norm in enumerate(self.fc_norm)]
@@ -143,9 +143,9 @@ class Eagle3Module(nn.Module):
         """Return the output at each token, which the next draft token reads.
 
         Args:
-            token_ids: [rows, columns].
-            states: [rows, columns, hidden].
-            positions: [rows, columns] text positions.
+            token_ids: Token ids, [rows, columns].
+            states: Hidden states, [rows, columns, hidden].
+            positions: Text positions, [rows, columns].
             inputs: Attention mask and cache, named as in transformers.
         """
         turns = self.rotary_emb(states, position_ids=positions)

@@ -54,7 +54,7 @@ class HeadFiles:
             ) from error
         if not isinstance(config, dict):
             raise ConfigError(
-                f"state head {source!r}: got a {CONFIG} that is no JSON object. {_HELP}"
+                f"state head {source!r}: got a {CONFIG} that is not a JSON object. {_HELP}"
             )
         if not any(folder.glob(_WEIGHTS)):
             pickled = any(any(folder.glob(pattern)) for pattern in _PICKLES)
@@ -105,7 +105,7 @@ def _folder_of(source: str) -> Path:
                 cached_file(source, name)
     except (OSError, ValueError, LookupError) as error:
         raise ConfigError(
-            f"state head {source!r}: there is no such folder, and no such head on the hub that can"
-            " be reached from here. Check the path or the id."
+            f"state head {source!r}: the folder does not exist, and no such head was found on the"
+            " hub. Check the path or the id."
         ) from error
     return path.parent

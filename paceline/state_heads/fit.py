@@ -55,7 +55,8 @@ def warn_of_embedding(source: str, embedding: Tensor | None, target: PreTrainedM
 
     Args:
         source: Name of the head, for the message.
-        embedding: [vocab, hidden] embedding in the head's files; None if it uses the target's.
+        embedding: Embedding in the head's files, [vocab, hidden]; None if the head uses the
+            target's.
         target: The target.
     """
     module = target.get_input_embeddings()

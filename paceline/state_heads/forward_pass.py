@@ -21,11 +21,11 @@ class HeadRow:
 
     Attributes:
         text: The text.
-        token_ids: [n] token ids.
+        token_ids: Token ids, [n].
         states: [n, hidden] states that accompany the tokens as input to the head.
-        positions: [n] text positions.
-        cache_positions: [n] consecutive cache positions.
-        visible: bool [n, m], cache positions that each token sees.
+        positions: Text positions, [n].
+        cache_positions: Consecutive cache positions, [n].
+        visible: Cache positions that each token sees, bool [n, m].
     """
 
     text: HeadText
@@ -85,10 +85,10 @@ class HeadBatch:
     """The inputs of a forward pass, with one row per slot.
 
     Attributes:
-        token_ids: [slots, columns].
-        states: [slots, columns, hidden].
-        positions: [slots, columns] text positions.
-        mask: [slots, 1, columns, visible], added to attention scores.
+        token_ids: Token ids, [slots, columns].
+        states: Hidden states, [slots, columns, hidden].
+        positions: Text positions, [slots, columns].
+        mask: Mask that is added to attention scores, [slots, 1, columns, visible].
     """
 
     token_ids: Tensor

@@ -102,7 +102,8 @@ class StateHead(ABC):
 
         Args:
             texts: Texts that have been read.
-            nodes: Nodes of each text, starting with the root; parents come in earlier calls.
+            nodes: Nodes of each text, starting with the root. A node's parent must come from an
+                earlier call.
         """
 
     @staticmethod
@@ -110,8 +111,8 @@ class StateHead(ABC):
         """Return the most likely tokens of each row of logits.
 
         Args:
-            logits: [rows, columns].
-            token_ids: [columns] token id of each column; None if column i is token i.
+            logits: Logits, [rows, columns].
+            token_ids: Token id of each column, [columns]; None if column i is token i.
         """
         columns, probs = topk_tokens(logits, min(CHOICES, logits.shape[-1]))
         if token_ids is not None:

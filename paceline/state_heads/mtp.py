@@ -38,8 +38,8 @@ class MtpHead(StepHead):
         if not getattr(config, "num_mtp_layers", None):
             raise ConfigError(
                 f"state head 'mtp': got {type(target).__name__} without MTP layers; expected a"
-                " checkpoint whose configuration counts some (num_mtp_layers). Choose another head"
-                " or drafter."
+                " checkpoint whose configuration lists some (num_mtp_layers). Choose another"
+                " head or drafter."
             )
         try:
             mtp: Any = MtpModel.from_pretrained(target, device_map={"": target.device})

@@ -56,8 +56,8 @@ def plain_weight(source: str, module: Any, name: str) -> Tensor:
     weight = getattr(module, "weight", None)
     if weight is None or not is_plain(weight) or not weight.is_floating_point():
         raise UnsupportedModelError(
-            f"state head {source!r}: got a head that shares the target's {name}, which is no plain"
-            " weight here; expected a head with its own. Choose another head or drafter."
+            f"state head {source!r}: got a head that shares the target's {name}, which is not a"
+            " plain weight; expected a head with its own. Choose another head or drafter."
         )
     return cast(Tensor, weight.detach())
 

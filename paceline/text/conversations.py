@@ -73,8 +73,8 @@ def with_tools(
     contents = [message["content"] for message in messages]
     if any(part["type"] != "text" for content in contents for part in _parts(content)):
         raise ConfigError(
-            "tools: the model's chat template has no tools, and the messages have images. Leave"
-            " one of them out."
+            "tools: the model's chat template does not support tools, and the messages contain"
+            " images. Leave out the tools or the images."
         )
     texts = [{**message, "content": text_of(message)} for message in messages]
     return with_written_tools(texts, tools or ()), dict(options)
@@ -99,8 +99,8 @@ def rendered_ids(
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
-            "got a conversation for a tokenizer without chat template; expected one with. Use"
-            " generate with a plain prompt."
+            "got a conversation, but the tokenizer has no chat template. Use generate with a"
+            " plain prompt."
         )
     ids = _templated(tokenizer, messages, where, return_dict=False, **options)
     return [int(token) for token in ids]
@@ -178,8 +178,8 @@ def template_options(
         return {"add_generation_prompt": True, **options}
     if options.setdefault("add_generation_prompt", False):
         raise ConfigError(
-            "add_generation_prompt: got true with continue_final_message; expected one of them. A"
-            " new message or the final one can be written, not both."
+            "add_generation_prompt: got true with continue_final_message; expected one of them."
+            " An answer starts a new message or continues the final one, not both."
         )
     if messages[-1]["role"] != "assistant":
         raise ConfigError(

@@ -245,7 +245,7 @@ class _Window:
         return TokenText(new, new.encode(), not text.endswith(REPLACEMENT))
 
     def _finished(self, token_ids: list[int], text: str) -> str:
-        """Return the text of tokens, repaired if they end in mid-character.
+        """Return the text of tokens, repaired if they end in the middle of a character.
 
         Some tokenizers corrupt complete characters before an incomplete one.
         """
@@ -280,9 +280,9 @@ class _Window:
             self._ids, self._text, self._released = ids, text, text[: len(text) - len(pending)]
 
     def _newest(self, token_ids: list[int]) -> list[int]:
-        """Return the newest tokens that have text and do not begin in mid-character.
+        """Return the newest tokens that have text and begin with a whole character.
 
-        Tokens that begin in mid-character would corrupt the text of other tokens.
+        Tokens that begin in the middle of a character would corrupt the text of other tokens.
         """
         size = WINDOW_TOKENS
         while size < len(token_ids):

@@ -68,7 +68,7 @@ def _checked(message: Any, where: str, read_part: PartReader | None) -> Message:
         if role != "assistant" or not any(name in fields for name in _CALLS):
             raise ConfigError(
                 f"{where}.content: got nothing; expected text. Only an assistant's message with"
-                " tool_calls can do without."
+                " tool_calls can omit it."
             )
         return {**fields, "content": None}
     return {**fields, "content": _content(content, f"{where}.content", read_part)}

@@ -27,7 +27,7 @@ class Spelling(NamedTuple):
     Attributes:
         data: Bytes of the token after another token.
         first: Bytes of the token at the start of a text.
-        text: `data` as text; None if it begins or ends in mid-character.
+        text: `data` as text; None if it begins or ends in the middle of a character.
         special: Whether `skip_special_tokens` hides the token.
     """
 

@@ -25,8 +25,8 @@ def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[s
         if stored.get(name) != settings.get(name):
             raise ConfigError(
                 f"folder {str(folder)!r}: {name}: got {settings.get(name)!r}; expected"
-                f" {stored.get(name)!r}, as it was begun. Continue with the same settings, or name"
-                " another folder."
+                f" {stored.get(name)!r}, as at the start of the run. Continue with the same"
+                " settings, or name another folder."
             )
 
 
@@ -104,7 +104,7 @@ class CheckpointFile:
             sound = False
         if not sound:
             raise ConfigError(
-                f"The checkpoint {str(self.path)!r} is a damaged file, or of another version."
+                f"The checkpoint {str(self.path)!r} is damaged, or has a different version."
                 " Delete it to start the training again."
             )
         return file

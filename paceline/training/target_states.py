@@ -29,7 +29,7 @@ def read_states(
     """Yield the hidden states of each chunk, [tokens, 1 + layers, hidden].
 
     The states after a token are the input to the LM head, followed by the inputs to `layers`. On
-    the CPU, each thread processes a different chunk, because a second thread hardly speeds up a
+    the CPU, each thread processes a different chunk, because a second thread barely speeds up a
     forward pass.
 
     Args:

@@ -103,7 +103,7 @@ def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Tex
 
 
 def shortened(chunk: TextChunk, context: int) -> TextChunk:
-    """Shorten a chunk to `context` tokens by cutting its prompt's start, then its end."""
+    """Shorten a chunk to `context` tokens: cut its prompt's start, then its own end."""
     cut = min(max(0, len(chunk) - context), chunk.first - 1)
     ids, first = chunk.token_ids[cut : cut + context], chunk.first - cut
     count = len(ids) - first

@@ -73,8 +73,7 @@ def root() -> Path:
         return (Path(base) if base else Path.home() / ".cache") / "paceline"
     except RuntimeError as error:
         raise CacheError(
-            "cache: got a user without home; expected a folder that can be written. Set"
-            f" {VARIABLE} to one."
+            f"cache: the user has no home directory. Set {VARIABLE} to a writable folder."
         ) from error
 
 
@@ -88,8 +87,8 @@ def note_unwritable(reason: object) -> None:
     if not _noted:
         _noted = True
         _log.warning(
-            "paceline keeps compiled code and measurements in memory only, and every process makes"
-            " them again: %s. Set %s to a folder that can be written.",
+            "paceline keeps compiled code and measurements in memory only, and every process"
+            " repeats them: %s. Set %s to a writable folder.",
             str(reason).split("; expected")[0].rstrip("."),
             VARIABLE,
         )
@@ -271,6 +270,6 @@ def _clear_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise CacheError(
-            f"cache: got {str(root())!r}, which cannot be used ({error}); expected a folder that"
-            f" can be written and has room. Set {VARIABLE} to another one."
+            f"cache: got {str(root())!r}, which cannot be used ({error}); expected a writable"
+            f" folder with free space. Set {VARIABLE} to another one."
         ) from error

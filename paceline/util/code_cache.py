@@ -68,9 +68,9 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
-    Overloads are compiled again when the function's module changes, or a module from which it takes
-    functions or constants (`code_sources`). If a folder cannot be read or
-    written, functions are compiled in every process, and one warning is logged.
+    Overloads are compiled again when the function's module changes, or when a module that supplies
+    its functions or constants does (`code_sources`). If a folder cannot be read or written,
+    functions are compiled in every process, and one warning is logged.
 
     Args:
         function: Python function.

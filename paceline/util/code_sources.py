@@ -1,8 +1,8 @@
 """Find the source files on which the compiled code of a module depends.
 
 Compiled code contains its callees and the values of constants, so a change in an imported module
-outdates it, too. The search follows imports at the top of modules with compiled code, and of
-settings modules. The imports of any other module do not reach compiled code.
+makes it outdated as well. The search follows imports at the top of modules with compiled code, and
+of settings modules. The imports of any other module do not reach compiled code.
 """
 
 from __future__ import annotations

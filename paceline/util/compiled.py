@@ -69,8 +69,8 @@ def compiled(function: F) -> F:
 
     The code runs without the interpreter lock.
 
-    Stored code is outdated if its module changes, or a module from which it takes functions,
-    records or constants.
+    Stored code becomes outdated when its module changes, or when a module that supplies its
+    functions, records or constants does.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 

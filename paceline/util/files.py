@@ -82,16 +82,16 @@ def require_writable(path: str | Path) -> None:
     with _clear_errors(path):
         if _is_stream(path):
             if _descriptor(path) is None and not os.access(path, os.W_OK):
-                raise PermissionError("it may not be written")
+                raise PermissionError("it is not writable")
             return
         real = Path(os.path.realpath(path))
         if not real.parent.is_dir():
             raise ConfigError(
-                f"cannot write {str(path)!r}: there is no folder {str(real.parent)!r}. Make it"
+                f"cannot write {str(path)!r}: there is no folder {str(real.parent)!r}. Create it"
                 " first."
             )
         if real.exists() and not os.access(real, os.W_OK):
-            raise PermissionError("it may not be written")
+            raise PermissionError("it is not writable")
         handle, temporary = _temporary(real)
         os.close(handle)
         Path(temporary).unlink()
@@ -184,5 +184,5 @@ def _clear_errors(path: str | Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(
-            f"cannot write {str(path)!r}: {reason}. Name a file that can be written."
+            f"cannot write {str(path)!r}: {reason}. Choose a file that can be written."
         ) from error

@@ -36,7 +36,7 @@ class Conditions:
 
     @property
     def quiet(self) -> bool:
-        """True if other programs hardly disturbed the measurement."""
+        """True if other programs barely affected the measurement."""
         return self.spread <= TIMING.quiet_spread and (self.waited or 0.0) <= TIMING.quiet_wait
 
     @property
@@ -65,7 +65,7 @@ def clock_of(device: torch.device) -> Callable[[], float]:
     """Return the clock for work on a model in this thread, in seconds.
 
     A single CPU thread is timed by processor time. That clock stops while another program uses the
-    processor, so interference hardly affects the measurement. In all other cases, the wall clock
+    processor, so interference barely affects the measurement. In all other cases, the wall clock
     is used.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1

@@ -61,7 +61,7 @@ def _broken_type(tree: DraftTree) -> str | None:
     for name, values in (("token_ids", tree.token_ids), ("parents", tree.parents)):
         if not isinstance(values, list | tuple) or not _INTEGERS.issuperset(map(type, values)):
             return (
-                f"gave {{request}} {name} {_short(values)}; expected a list of integers of Python."
+                f"gave {{request}} {name} {_short(values)}; expected a list of Python integers."
                 " Call tolist() on arrays."
             )
     for name, optional in (

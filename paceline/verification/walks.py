@@ -39,7 +39,8 @@ def walk_sampled(
     Args:
         request: Request to verify.
         tree: Draft tree of the request.
-        target: Returns the probabilities [vocab] after the root (0) or after node i (1 + i).
+        target: Function that returns the probabilities [vocab] after the root (0) or after node i
+            (1 + i).
         argmax: Most likely token after the root and every node.
         dtype: Data type of the logits, for errors.
     Returns:

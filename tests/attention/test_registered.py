@@ -57,7 +57,7 @@ def test_every_layer_of_every_architecture_may_use_it(
 @pytest.mark.parametrize("name", sorted(OWN_CODE))
 def test_others_are_refused_with_the_reason(name: str) -> None:
     with pytest.raises(
-        UnsupportedModelError, match="cannot be batch-invariant: it has attention code of its own"
+        UnsupportedModelError, match="cannot be batch-invariant: it has its own attention code"
     ):
         CachedLM(models.make(name), batch_invariant=True)
 

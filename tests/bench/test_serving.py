@@ -123,7 +123,7 @@ def test_reports(result: ServingResult, tmp_path: Path) -> None:
     for shown in (out.getvalue(), text):
         assert "jacobi:block=3" in shown
         assert "50% of capacity" in shown
-        assert "A load has up to 3 requests of 2 prompts" in shown
+        assert "A load has up to 3 requests for only 2 prompts" in shown
     assert "![Latency and cost under load](r.png)" in text
     assert CONFIG.command() in text
 
@@ -202,7 +202,7 @@ def test_prompts_are_as_long_as_they_should_be() -> None:
     assert first[-20:] == second[-20:] == grown(prompts, 1, None, llm.tokenizer, 1000)[-20:]
     assert first[4:24] != second[4:24]
     with pytest.raises(
-        CapacityError, match="prompts of 300 tokens, and the model's context leaves 200"
+        CapacityError, match="prompts of 300 tokens, but the model's context has room for only 200"
     ):
         grown(prompts, 1, 300, llm.tokenizer, 200)
 
@@ -238,7 +238,7 @@ def test_a_server_that_refuses_ends_the_run() -> None:
     llm = LLM("demo", "none", dtype="float32", max_length=20)
     with transport_to(llm, config, 2) as transport:
         assert isinstance(transport, Http)
-        with pytest.raises(PacelineError, match=r"the server refused a request: HTTP/1\.1 400"):
+        with pytest.raises(PacelineError, match=r"the server rejected a request: HTTP/1\.1 400"):
             waited(closed_loop(transport, [ClientRequest("a", [5] * 30, 4, None)], 1))
         (reply,) = waited(closed_loop(transport, [ClientRequest("a", [5] * 8, 4, None)], 1))
         assert reply.tokens == 4

@@ -149,7 +149,7 @@ def test_stores_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
 
     for name in ("read_bytes", "stat", "is_file"):
         monkeypatch.setattr(Path, name, refuse)
-    with pytest.raises(DatastoreError, match=r"Permission denied.*Check its rights"):
+    with pytest.raises(DatastoreError, match=r"Permission denied.*Check its permissions"):
         verify(store)
     monkeypatch.undo()
     with pytest.raises(DatastoreError, match="File name too long"):

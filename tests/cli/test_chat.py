@@ -94,7 +94,7 @@ def test_a_conversation_and_its_commands(
     assert conversation.take("  ")
     told = capfd.readouterr()
     assert told.out == "hello!\n /etc is what?!\n/etc/passwd is what?!\n"
-    assert all(word in told.err for word in ("is empty again", "/save FILE", "wrote "))
+    assert all(word in told.err for word in ("has been cleared", "/save FILE", "wrote "))
     assert not conversation.take(" /quit ")
 
 
@@ -145,7 +145,7 @@ def test_ctrl_c_on_a_terminal_ends_nothing(
     assert run(["chat", "--system", "Be kind.", "--stop", "x"]) == 0
     assert [messages[-1]["content"] for messages in said.asked] == ["-", "hello", "again"]
     assert said.asked[-1][0] == SYSTEM
-    assert "Ctrl-D or /quit leaves" in capfd.readouterr().err
+    assert "Ctrl-D or /quit ends the chat" in capfd.readouterr().err
 
 
 def test_lines_are_read_with_and_without_an_editor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,11 +266,11 @@ def test_a_talk_on_a_terminal(
     ] == contents[:-1]
     assert told.out == "before!\nstop!\ntwo\nlines!\nlast!\n"
     for words in (
-        "is empty again",
+        "has been cleared",
         "stopped",
         "show this list",
         f"wrote {saved}",
-        "Ctrl-D or /quit leaves",
+        "Ctrl-D or /quit ends the chat",
     ):
         assert words in told.err
 
@@ -312,5 +312,5 @@ def test_the_end_of_a_talk_names_the_faster_choice(
 def test_a_model_without_a_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM("demo", "none", dtype="float32")
     monkeypatch.setattr(llm.tokenizer, "chat_template", None)
-    with pytest.raises(ConfigError, match="without chat template"):
+    with pytest.raises(ConfigError, match="has no chat template"):
         Conversation(llm, SamplingParams(), [])

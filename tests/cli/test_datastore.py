@@ -82,7 +82,7 @@ def test_documents_of_text_and_arrays(
         ("a.jsonl", b'{"text": "x"}\n{', "line 2: it is not JSON"),
         ("a.jsonl", b'{"words": "x"}', "line 1: got a record of words; expected text, messages"),
         ("a.jsonl", b'{"text": "\xff"}', "line 1: got .* not UTF-8"),
-        ("a.npy", b"nothing", "no array of numpy"),
+        ("a.npy", b"nothing", "not a numpy array"),
         ("a.csv", b"", "got the file type '.csv'; expected"),
     ],
 )
@@ -124,7 +124,7 @@ def test_documents_of_parquet_files(tmp_path: Path, tokenizer: Any) -> None:
     whole = path.read_bytes()
     for content in (b"nothing", whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"a\.parquet' is no Parquet file, or is damaged"):
+        with pytest.raises(ConfigError, match=r"a\.parquet' is not a Parquet file, or is damaged"):
             list(inputs.documents([str(path)], tokenizer))
 
 
@@ -190,7 +190,10 @@ def test_bad_corpora_leave_the_old_store(tmp_path: Path, jsonl: Path) -> None:
     np.save(ids, np.array([1, 4096]))
     empty.write_text("\n")
     for command in ("build", "add"):
-        for source, message in ((ids, "token id 4096; expected 0 to 4095"), (empty, "no document")):
+        for source, message in (
+            (ids, "token id 4096; expected 0 to 4095"),
+            (empty, "contain no tokens"),
+        ):
             with pytest.raises(DatastoreError, match=message):
                 run(command, path, source, "--tokenizer", "demo")
         with pytest.raises(ConfigError, match=r"built in and read-only. Write \./demo"):

@@ -45,7 +45,7 @@ def shown(output: Path, *words: str) -> str:
     status, printed = call("demo", "--threads", "1", "--output", output, *words)
     assert status == 0
     assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert "2 of 2 answers equal those of transformers token by token" in printed
+    assert "2 of 2 answers equal those of transformers, token by token" in printed
     assert "transformers:prompt_lookup" in printed
     assert f"> {command._QUESTION}" in printed
     return printed

@@ -94,9 +94,9 @@ def test_other_words_stay_as_they_are(words: list[str]) -> None:
     ("words", "expected"),
     [
         (["chat", "-m", "a", "--model", "b"], "The model is given twice: 'a' and 'b'. Keep one."),
-        (["serve", "a", "-m", "b"], "Unexpected argument 'a': --model gives the model already."),
+        (["serve", "a", "-m", "b"], "Unexpected argument 'a': --model already names the model."),
         (["draft", "evaluate", "a", "b", "-m", "c", "--recording", "r"], "argument 'b': --model"),
-        (["paper", "lookahead", "a", "-m", "b"], "argument 'a': --model gives the model already."),
+        (["paper", "lookahead", "a", "-m", "b"], "argument 'a': --model already names the model."),
         (["bench", "-m"], "-m has no value. Add a model, as in -m demo."),
         (["bench", "--model="], "--model has no value."),
         (["bench", "--model", "--limit", "3"], "--model has no value."),

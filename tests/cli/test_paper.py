@@ -57,8 +57,8 @@ def test_an_installation_without_the_papers_is_one_clear_line(
         main()
     assert exit_status.value.code == 2
     assert capsys.readouterr().err == (
-        "error: paper: the folder papers/ is missing, as only the repository holds it. Clone the"
-        " repository and run `python -m paceline paper` there.\n"
+        "error: paper: the folder papers/ is missing, because it exists only in the repository."
+        " Clone the repository and run `python -m paceline paper` there.\n"
     )
     assert sys.path == path
 

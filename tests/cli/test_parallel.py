@@ -47,7 +47,7 @@ def test_rank_0_speaks_for_all(
         (generate("--drafter", "lookahead:window=2"), "got 3 ranks .* expected 1 to 2 ranks"),
         (
             generate("--drafter", "prompt_lookup"),
-            "drafts nothing that processes could compute apart",
+            "trees cannot be split among processes",
         ),
         (generate("--drafter", WINDOW, "-t", "-1"), "temperature: got -1.0"),
         (("generate", "demo", "-", "--lookahead-parallel"), "only one of the processes could"),

@@ -116,10 +116,13 @@ def test_an_interrupted_run_says_so_and_a_finished_one_too(
         interrupt(patch, 3)
         with pytest.raises(KeyboardInterrupt):
             record(path)
-    assert "holds the finished batches; the same command resumes" in capsys.readouterr().err
+    assert (
+        "holds the finished batches; run the same command again to resume"
+        in capsys.readouterr().err
+    )
     assert len(path.read_bytes().splitlines()) == 1 + 4
     record(path)
-    assert "6 answers, 4 of them before; " in capsys.readouterr().err
+    assert "6 answers, 4 of them recorded earlier; " in capsys.readouterr().err
     monkeypatch.setattr(LLM, "generate", None)
     record(path)
     assert "is finished: all 6 answers exist" in capsys.readouterr().err
@@ -128,7 +131,10 @@ def test_an_interrupted_run_says_so_and_a_finished_one_too(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.5}, r"temperature: got 0\.5; expected 0\.0, as the file was begun"),
+        (
+            {"temperature": 0.5},
+            r"temperature: got 0\.5; expected 0\.0, as at the start of the file",
+        ),
         ({"max-new-tokens": 13}, "max_new_tokens: got 13; expected 12"),
         ({"limit": 5}, "count: got 5; expected 6"),
         ({"every": 2}, r"prompts: got '\w+'; expected '\w+'"),

@@ -173,8 +173,8 @@ def test_a_drafter_that_draws_is_not_held_to_the_text() -> None:
     )
     assert status == 0
     assert (
-        "draft_model, batch 1, chunks of 512: draws tokens of its own, so not the text but its"
-        " distribution is the same" in said
+        "draft_model, batch 1, chunks of 512: samples its own drafts, so only the distribution is"
+        " the same, not the text" in said
     )
     assert "0 of 0 answers differ" in said
 

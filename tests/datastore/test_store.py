@@ -173,8 +173,8 @@ def test_checksum_is_xxh64() -> None:
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        ([], "no document"),
-        ([[], []], "no document"),
+        ([], "contain no tokens"),
+        ([[], []], "contain no tokens"),
         ([[1], [2, 10]], "document 1: got the token id 10; expected 0 to 9"),
         ([[1, -1]], "document 0: got the token id -1"),
         ([[2**70]], "document 0"),

@@ -200,7 +200,7 @@ def test_a_card_that_does_not_fit_its_file_is_refused(
         ("curve", [{"threshold": 0.5}], r"curve"),
         ("recipe", [], r"recipe"),
         ("train_prompts", 7, r"train_prompts"),
-        ("more", 1, r"more is one too many"),
+        ("more", 1, r"more is unexpected"),
     ],
 )
 def test_entries_that_no_card_has_are_refused(

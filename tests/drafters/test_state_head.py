@@ -251,7 +251,7 @@ def with_pickles(folder: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda folder: (folder / "config.json").unlink(), r"no readable config"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), r"no readable config"),
-    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "is no JSON object"),
+    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "is not a JSON object"),
     "no weights": (without_weights, "got none; expected weights in safetensors"),
     "pickles": (with_pickles, "only pickled weights, which can run code"),
     "truncated weights": (
@@ -299,7 +299,7 @@ def test_token_ids_beyond_the_target_are_refused(pair: Pair, tmp_path: Path) -> 
 def test_a_head_must_be_named_and_exist() -> None:
     with pytest.raises(ConfigError, match=r"got no head; .* state_head:head=FOLDER"):
         create("state_head")
-    with pytest.raises(ConfigError, match=r"'/nowhere/head': there is no such folder"):
+    with pytest.raises(ConfigError, match=r"'/nowhere/head': the folder does not exist"):
         create("state_head:head=/nowhere/head")
 
 
@@ -327,7 +327,7 @@ def test_a_head_shares_the_lm_head_of_its_target(pair: Pair, tmp_path: Path) -> 
     shared = pair.target.get_output_embeddings().weight
     assert torch.equal(head._module.lm_head.weight, shared)
     with pytest.raises(
-        UnsupportedModelError, match="shares the target's LM head, which is no plain"
+        UnsupportedModelError, match="shares the target's LM head, which is not a plain"
     ):
         plain_weight("x", torch.nn.Identity(), "LM head")
 

@@ -226,7 +226,7 @@ def test_ends_that_are_not_plain_are_not_read() -> None:
     model.lm_head.weight = nn.Parameter(
         Packed.of(model.lm_head.weight.detach()), requires_grad=False
     )
-    with pytest.raises(UnsupportedModelError, match="no plain weight"):
+    with pytest.raises(UnsupportedModelError, match="not a plain weight"):
         embedding_and_lm_head(model)
     with pytest.raises(ConfigError, match="no plain LM head"):
         keep_tokens(model, [3, 4])

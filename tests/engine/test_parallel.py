@@ -232,7 +232,7 @@ def make_mistakes(prompt: list[int]) -> None:
     with pytest.raises(DrafterError, match="drafted different trees"):
         llm.generate([prompt])
     llm.change_drafter(Drawn())
-    with pytest.raises(DrafterError, match="guesses only"):
+    with pytest.raises(DrafterError, match="only deterministic drafts"):
         llm.generate([prompt])
     assert llm.model.open_sequences == 0
 
@@ -257,7 +257,7 @@ def test_weight_sums_see_every_bit() -> None:
 def test_drafters_without_columns_are_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match="'prompt_lookup', which drafts nothing that processes could compute apart",
+        match="'prompt_lookup', whose trees cannot be split among processes",
     ):
         check_columns(create("prompt_lookup"), 2)
     check_columns(create(WINDOW), 15)

@@ -289,7 +289,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair) -> None:
 def test_an_engine_that_can_make_none_says_so(pair: Pair) -> None:
     with pytest.raises(
         ConfigError,
-        match="prompt 0: speculation: got 'none'; expected None, since this engine was given one",
+        match="prompt 0: speculation: got 'none'; expected None, because this engine cannot create",
     ):
         Engine(pair.target, create("none")).submit(
             [Request([1], SamplingParams(speculation="none"))]
@@ -347,7 +347,7 @@ def test_processes_of_a_parallel_run_have_one_drafter() -> None:
     assert roster.find("lookahead:window=4", set) is roster.own
     with pytest.raises(
         ConfigError,
-        match="got 'sssd' in lookahead parallelism, where the processes share out the trees of one",
+        match="got 'sssd' in lookahead parallelism, where the processes share the trees of a",
     ):
         roster.find("sssd", set)
 

@@ -144,7 +144,7 @@ def test_damaged_files_are_refused(tmp_path: Path, folder: Path, damage: Any, wo
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(
         ConfigError,
-        match=rf"model '.*tiny.gguf': got .*{words.removeprefix('got ')}.*; expected a whole GGUF",
+        match=rf"model '.*tiny.gguf': got .*{words.removeprefix('got ')}.*; expected a complete",
     ):
         LLM(path, "none")
     assert kept(folder) == []
@@ -162,7 +162,9 @@ def test_what_transformers_cannot_unpack_is_refused(tmp_path: Path, folder: Path
     }
     for path, words in cases.values():
         for unpack in (True, False):
-            with pytest.raises(ConfigError, match=rf"got .*{words}.*; expected a whole GGUF file"):
+            with pytest.raises(
+                ConfigError, match=rf"got .*{words}.*; expected a complete GGUF file"
+            ):
                 LLM(path, "none", unpack=unpack)
     with pytest.raises(ConfigError, match=r"from 'no such\.gguf': there is no such file"):
         LLM("no such.gguf")

@@ -158,10 +158,10 @@ def test_other_files_than_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter.gguf': got an adapter; expected a model"):
         load_model(adapter, unpack=False)
     images = _write_kind(tmp_path / "images.gguf", "clip", "mmproj")
-    with pytest.raises(ConfigError, match="got a file of type 'mmproj'; expected a whole GGUF"):
+    with pytest.raises(ConfigError, match="got a file of type 'mmproj'; expected a complete GGUF"):
         load_model(images, unpack=False)
     encoder = write_gguf(tmp_path / "encoder.gguf", "Q8_0", architecture="t5encoder")
-    with pytest.raises(ConfigError, match=r"\(architecture t5encoder is no decoder\)"):
+    with pytest.raises(ConfigError, match=r"\(architecture t5encoder is not a decoder\)"):
         load_model(encoder, unpack=False)
     folder = tmp_path / "folder.gguf"
     folder.mkdir()

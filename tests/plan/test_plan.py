@@ -226,7 +226,7 @@ def test_a_plan_is_written_read_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").stat().st_size > 10000
     assert [table.title.split(",")[0] for table in tables(plan)][1:] == [
         "The best size by batch",
-        "What a forward is made of",
+        "Operations in a forward pass",
     ]
     crowded = plan_named(card, HARDWARE["rtx4090"], CURVE, batch=64, context=2048)
     assert any("do NOT fit into 24 GB" in note for note in crowded.notes)

@@ -144,7 +144,7 @@ def test_other_settings_are_refused_with_both_values(
     for batches in (1, 9):
         path = fill(tmp_path / f"{batches}.jsonl", batches)
         before = path.read_bytes()
-        with pytest.raises(ConfigError, match=f"{message}.*, as the file was begun"):
+        with pytest.raises(ConfigError, match=f"{message}.*, as at the start of the file"):
             fill(path, settings={**SETTINGS, **change})
         with pytest.raises(ConfigError, match="batch: got 3; expected 2"):
             fill(path, batch=3)

@@ -67,7 +67,7 @@ def test_answers_are_the_same_with_them_and_without(pair: Pair, tmp_path: Path) 
     assert not top_path(without).exists()
     assert read_tops(without) is None
     assert "top" not in json.loads(without.read_text().partition("\n")[0])
-    with pytest.raises(ConfigError, match="top: got None; expected 8, as the file was begun"):
+    with pytest.raises(ConfigError, match="top: got None; expected 8, as at the start of the file"):
         record(with_top, pair, top=0)
 
 

@@ -47,7 +47,7 @@ def grown(
     room: int,
     drop: int = 0,
 ) -> list[int]:
-    """Return the ids of a prompt after other prompts, with a total of `tokens` ids.
+    """Return a prompt's ids, preceded by other prompts to make `tokens` ids in total.
 
     With `tokens=None`, return only the prompt.
 
@@ -58,8 +58,8 @@ def grown(
         return shortened(encode(prompts[index], tokenizer), room)
     if tokens > room:
         raise CapacityError(
-            f"bench: got prompts of {tokens} tokens, and the model's context leaves {room} for one."
-            " Choose a smaller medium, long, turn or intruders, or fewer new tokens."
+            f"bench: got prompts of {tokens} tokens, but the model's context has room for only"
+            f" {room}. Lower medium, long, turn or intruders, or the number of new tokens."
         )
     text, others = prompts[index].text, islice(cycle(prompts), index + 1 + drop, None)
     while len(ids := encode(replace(prompts[index], text=text), tokenizer)) < tokens:

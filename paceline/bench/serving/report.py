@@ -175,8 +175,8 @@ def _repeating(result: ServingResult) -> list[str]:
     if most <= prompts:
         return []
     return [
-        f"A load has up to {most} requests of {prompts} prompts, so drafters that cache answers"
-        " gain."
+        f"A load has up to {most} requests for only {prompts} prompts, which favours drafters"
+        " that cache answers."
     ]
 
 

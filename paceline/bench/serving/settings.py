@@ -73,16 +73,17 @@ class LoadOptions:
             require_range("load", name, getattr(self, name), 0)
         if min(self.user_counts) < 1:
             raise ConfigError(
-                f"users: got {self.users!r}; expected numbers of at least 1, as 1,8,32."
+                f"users: got {self.users!r}; expected numbers of at least 1, such as 1,8,32."
             )
         if any(not 0 < share <= 2 for share in self.shares):
             raise ConfigError(
-                f"rates: got {self.rates!r}; expected shares above 0 and at most 2, as 0.5,0.9."
+                f"rates: got {self.rates!r}; expected shares above 0 and at most 2, such as"
+                " 0.5,0.9."
             )
         unknown = [name for name in self.context_names if name not in CONTEXTS]
         if unknown or not self.context_names:
             raise ConfigError(
-                f"contexts: got {self.contexts!r}; expected some of {', '.join(CONTEXTS)}."
+                f"contexts: got {self.contexts!r}; expected one or more of {', '.join(CONTEXTS)}."
             )
 
     @property
@@ -145,7 +146,7 @@ class ServingConfig:
         )
         if len(set(self.drafters)) < len(self.drafters):
             raise ConfigError(
-                f"bench: got {', '.join(self.drafters)}; expected every drafter once."
+                f"bench: got {', '.join(self.drafters)}; expected each drafter only once."
             )
 
     def command(self) -> str:

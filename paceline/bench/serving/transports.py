@@ -129,7 +129,8 @@ class Http:
             if status.split()[1:2] != [b"200"]:
                 reason = (await reader.read()).decode(errors="replace")
                 raise PacelineError(
-                    f"bench: the server refused a request: {status.decode().strip()} {reason[:300]}"
+                    f"bench: the server rejected a request: {status.decode().strip()}"
+                    f" {reason[:300]}"
                 )
             yield reader
         finally:

@@ -1,8 +1,8 @@
 """Multiply rows by a packed weight, using AVX512_BF16 dot products.
 
 The sums are bit-identical to those of `linear.dotted` with the unpacked weight. The kernel unpacks
-a section of some outputs into the L1 cache and multiplies all rows by the section before it
-unpacks the next one.
+one section of the weights of a few outputs into the L1 cache. It multiplies all rows by the
+section before it unpacks the next one.
 """
 
 from __future__ import annotations

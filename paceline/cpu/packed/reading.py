@@ -65,7 +65,7 @@ def scale_at(builder: Any, block: Any, offset: int) -> Any:
 def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
     """Emit the first float16 numbers of each block, one or two, as float32.
 
-    Integer instructions combine them, since those for vectors are scarce.
+    Integer instructions combine them, which leaves the vector units free.
     """
     size = HALF_BYTES * 8 * count
     per_word = INDEX.width // size

@@ -58,7 +58,7 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
 
 
 class _K4(Reader):
-    """Decodes blocks with a scale, a minimum, and six-bit factors of both per part.
+    """Decodes blocks with a scale, a minimum, and six-bit factors for both per part.
 
     number = (scale * part's scale) * value - (minimum * part's minimum)
     """

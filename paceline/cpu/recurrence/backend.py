@@ -101,7 +101,7 @@ class CpuRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare inputs for `walk`: a state-space model with one decay rate per head."""
+        """Prepare a state-space model with one decay rate per head for `walk`."""
         query, key, value = states
         steps = step_sizes(*time)
         decay = exponentials(steps * rate.float())[..., None]

@@ -44,7 +44,7 @@ _SETTINGS = AutoSettings()
 
 
 class Auto(RecyclingDrafter):
-    """Drafts from all sources; lossless, and seed-identical at any temperature."""
+    """Drafts from all sources. A seed gives the same text as plain decoding."""
 
     name = "auto"
     keeps_tokens = True

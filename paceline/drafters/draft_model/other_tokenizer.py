@@ -1,4 +1,4 @@
-"""Draft with a model that has another tokenizer, using shared tokens or text."""
+"""Draft with a model that has a different tokenizer, using shared tokens or text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Draft chains with a model that has another tokenizer (SLEM, Timor et al. 2025).
+"""Draft chains with a different tokenizer (SLEM, Timor et al. 2025).
 
-The draft model reads the text of a request in its own tokens and continues it greedily. The drafted
-text, in the target's tokens, is the draft (string-level exact match). The target verifies it like
-any other guess, so the conversion between tokenizers needs no guarantee.
+The draft model reads the text of a request in its own tokens and continues it greedily. The
+drafted text, in the target's tokens, is the draft (string-level exact match). The target verifies
+it like any other guess, so the conversion between tokenizers needs no guarantee.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class TextChains(ChainDrafter):
         """Do nothing: `propose` has added the newest tokens."""
 
     def _limit(self, request: Request, limit: int) -> int:
-        """Return the maximum number of tokens to draft; 0 in mid-character."""
+        """Return the maximum number of tokens to draft; 0 in the middle of a character."""
         sequence = self._shadows[request.id]
         if not self._texts[request.id].complete:
             return 0

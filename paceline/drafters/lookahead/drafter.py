@@ -71,7 +71,7 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Drafts n-grams from a window; lossless, and seed-identical at any temperature."""
+    """Drafts n-grams from a window. A seed gives the same text as plain decoding."""
 
     name = "lookahead"
     keeps_tokens = True

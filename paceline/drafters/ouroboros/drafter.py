@@ -14,9 +14,9 @@ Differences from the paper and the authors' code:
 - Phrases are also verified after the newest token. If the draft model was unsure, its alternatives
   are also verified, each with the phrase that follows it.
 - The engine verifies the nodes that are expected to save time, most likely paths first (`budget`).
-- Any temperature and batch size works. Drafts for sampled requests use the target's keyed noise,
-  so they agree with the target more often than the argmax would. All drafts are deterministic, so
-  the text equals that of plain decoding.
+- The drafter works at any temperature and batch size. Drafts for sampled requests use the target's
+  keyed noise, so they agree with the target more often than the argmax would. All drafts are
+  deterministic, so the text equals that of plain decoding.
 """
 
 from __future__ import annotations

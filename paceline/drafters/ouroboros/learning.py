@@ -15,7 +15,7 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
-    """Return the two tokens that end at `node` (-1 is the root), or one at the start."""
+    """Return the last two tokens up to `node` (-1 is the root), or one at the start."""
     text, tree = outcome.request.token_ids, outcome.tree
     root = len(text) - len(outcome.new_token_ids) - 1
     if node < 0:

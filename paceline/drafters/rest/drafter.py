@@ -26,7 +26,7 @@ from paceline.drafters.rest.options import RestOptions
 
 
 class Rest(Drafter):
-    """Drafts from a datastore; lossless, and seed-identical. Requests have no state."""
+    """Drafts from a datastore. A seed gives the same text as plain decoding."""
 
     name = "rest"
     keeps_tokens = True

@@ -103,8 +103,8 @@ def _pair(
         inputs: Sources, calibration and request.
         node: Node whose children are offered.
         frontier: Candidates.
-        cached: First and end of the candidates from the cached distributions, and length of their
-            context.
+        cached: Index of the first candidate from the cached distributions, index after the last
+            one, and length of their context.
         scratch: Cached probabilities, [TOP].
     Returns:
         Number of waiting candidates.

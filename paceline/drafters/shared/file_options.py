@@ -46,7 +46,7 @@ class PromptLookupOptions:
         if self.max_ngram < self.min_ngram:
             raise ConfigError(
                 f"prompt_lookup: got max_ngram={self.max_ngram} with min_ngram={self.min_ngram};"
-                " expected max_ngram not to be smaller. Raise max_ngram."
+                " expected max_ngram to be at least min_ngram. Raise max_ngram."
             )
 
     @property

@@ -157,7 +157,7 @@ class HeadCard:
         del entries["kind"], entries["version"]
         try:
             if wrong := entries.keys() ^ {entry.name for entry in dataclasses.fields(HeadCard)}:
-                raise ValueError(f"{min(wrong)} is one too many, or is missing")
+                raise ValueError(f"{min(wrong)} is unexpected or missing")
             card = structured(entries, HeadCard)
             Sketch.decode(card.draft_sketch)
             if not all(map(math.isfinite, card.numbers)):

@@ -60,10 +60,10 @@ def draft_batch(
         merging: True with `fusion=paper`, otherwise None.
         jobs: Requests, [batch].
         new_tokens: New tokens of all requests.
-        table: [shards] of a snapshot; empty without a datastore.
-        drafted: [batch, max_nodes] of DRAFT_NODE, filled.
-        taken: [1] number of requests that threads have taken; 0 at first.
-        top_tokens: [batch, k] target's top tokens at the position of each newest token; -1 where
+        table: Shards of a snapshot, [shards]; empty without a datastore.
+        drafted: Output: nodes of all trees, [batch, max_nodes] records of DRAFT_NODE.
+        taken: Number of requests that threads have taken, [1]; initially 0.
+        top_tokens: The target's top tokens at the position of each newest token, [batch, k]; -1 if
             there is none.
     Returns:
         -1, or the index of a damaged shard.

@@ -102,9 +102,9 @@ def grow(
         workspace: Scratch arrays.
         nodes: Maximum number of nodes.
         levels: Maximum number of levels.
-        weights: [WEIGHTS] of the network.
+        weights: Weights of the network, [WEIGHTS].
         request: State of the request, updated.
-        top_tokens: [k] target's top tokens at the position of the root, most likely first.
+        top_tokens: The target's top tokens at the position of the root, most likely first, [k].
     Returns:
         The size of the tree, or `-1 - i` if shard i is damaged.
     """

@@ -117,8 +117,8 @@ class ParallelLM(CachedLM):
         """
         if any(tree.probs is not None for tree in trees):
             raise DrafterError(
-                "a draft tree carries the distributions its nodes were drawn from; lookahead"
-                " parallelism verifies guesses only. Choose a drafter of guesses, or run it in one"
+                "a draft tree has sampled nodes, but lookahead parallelism supports only"
+                " deterministic drafts. Choose a deterministic drafter, or run it in one"
                 " process."
             )
         size, rank = self.ranks.size, self.ranks.rank
@@ -169,8 +169,8 @@ class ParallelLM(CachedLM):
             if token_row[0] != -argmax_row[0]:
                 raise DrafterError(
                     "the processes of this parallel run drafted different trees for request"
-                    f" {request.id}; a drafter must guess alike in all of them. Run this drafter in"
-                    " one process."
+                    f" {request.id}; a drafter must propose the same trees in all of them. Run"
+                    " this drafter in one process."
                 )
             tokens = token_row[1 : 2 + len(tree)]
             tree_argmax = argmax_row[1 : 2 + len(tree)]

@@ -113,8 +113,8 @@ class Ranks:
         except RuntimeError as error:
             raise ParallelError(
                 f"a process of this parallel run ended or did not answer {self._limit}; all"
-                f" {self.size} of them must stay to the end. See its own message, and start the run"
-                " again."
+                f" {self.size} of them must run to the end. See that process's message, and start"
+                " the run again."
             ) from error
         if merged[0]:
             # One Ctrl-C reaches the processes at different times.
@@ -208,9 +208,9 @@ def check_columns(drafter: Drafter, size: int) -> None:
     """
     if drafter.columns < 2:
         raise ConfigError(
-            f"lookahead parallelism: got drafter {drafter.name!r}, which drafts nothing that"
-            " processes could compute apart; expected one with a window of columns, such as"
-            " 'lookahead:window=15'. Choose one, or run in one process."
+            f"lookahead parallelism: got drafter {drafter.name!r}, whose trees cannot be split"
+            " among processes; expected a drafter with a window, such as 'lookahead:window=15'."
+            " Choose one, or run in one process."
         )
     if drafter.top_k:
         raise ConfigError(
@@ -239,8 +239,8 @@ def local_device(device: str) -> str:
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count:
         raise ConfigError(
-            f"got local rank {local}; expected less than {count}, the GPUs of this machine, as each"
-            " process needs one of its own. Reduce --nproc-per-node, or use --device cpu."
+            f"got local rank {local}; expected less than {count}, the GPUs of this machine,"
+            " because each process needs its own. Reduce --nproc-per-node, or use --device cpu."
         )
     return f"cuda:{local}"
 

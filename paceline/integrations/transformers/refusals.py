@@ -138,7 +138,7 @@ def refuse_inputs(model: PreTrainedModel, input_ids: Tensor, inputs: dict[str, A
         raise ConfigError(
             f"The inputs {', '.join(unsupported)} are not supported; supported are"
             f" {', '.join(sorted(_USED_INPUTS))}. Use model.generate without custom_generate for"
-            " models of other inputs than text."
+            " models with other inputs."
         )
     return bool(others)
 

@@ -182,8 +182,8 @@ def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
         return [0] * batch
     if mask.dim() != 2 or mask.shape[1] != width:
         raise ConfigError(
-            f"attention_mask: got shape {tuple(mask.shape)}; expected {tuple(input_ids.shape)}, the"
-            " shape of input_ids. Pass the whole text so far as input_ids, also when"
+            f"attention_mask: got shape {tuple(mask.shape)}; expected {tuple(input_ids.shape)},"
+            " the shape of input_ids. Pass the whole text so far as input_ids, even if"
             f" {GENERATE_CACHE} holds part of it."
         )
     is_token = mask.bool()

@@ -213,8 +213,8 @@ def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Lin
         has_numbers(end.weight) and end.weight.dtype in _DTYPES for end in (embedding, head)
     ):
         raise UnsupportedModelError(
-            f"{type(target).__name__}: got an embedding or an LM head that is no plain weight;"
-            " expected both to be, for a draft that reads its hidden states. Use a draft that"
+            f"{type(target).__name__}: got an embedding or an LM head that is not a plain weight;"
+            " expected plain weights for a draft that reads its hidden states. Use a draft that"
             " reads none."
         )
     return embedding, head

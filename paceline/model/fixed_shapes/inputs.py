@@ -26,8 +26,8 @@ class BucketTensors(NamedTuple):
             without a token.
         store_rows: Row of the stores where the slot of each column begins, int64 [rows, columns].
         cached: Number of cached tokens before the forward pass, int64 [rows].
-        block: Whether a column sees the cache position at an offset after the cached tokens, bool
-            [rows, columns, columns].
+        block: Whether a column sees the cache position at each offset after the cached tokens,
+            bool [rows, columns, columns].
     """
 
     token_ids: Any

@@ -35,7 +35,7 @@ def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def _read_list(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
-    """Report the calls in a list, or return its text if its first entry is no call."""
+    """Report the calls in a list, or return its text if the first entry is not a call."""
     raw = "[" if (yield from source.take("[")) else ""
     if not raw:
         return raw

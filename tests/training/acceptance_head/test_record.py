@@ -186,10 +186,12 @@ def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     quick(tmp_path / "one", limit=2)
-    with pytest.raises(ConfigError, match=r"temperature: got 0\.5; expected 0\.0, as it was begun"):
+    with pytest.raises(
+        ConfigError, match=r"temperature: got 0\.5; expected 0\.0, as at the start of the run"
+    ):
         quick(tmp_path / "one", limit=2, temperature=0.5)
     with pytest.raises(
-        ConfigError, match=r"(prompts|batches): got .*; expected .*, as it was begun"
+        ConfigError, match=r"(prompts|batches): got .*; expected .*, as at the start of the run"
     ):
         quick(tmp_path / "one", limit=4)
     (tmp_path / "one" / "record.json").unlink()

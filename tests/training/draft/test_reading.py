@@ -267,7 +267,7 @@ def test_a_target_without_plain_ends_is_refused(
     monkeypatch.setattr(
         type(pair.target), "get_output_embeddings", lambda self: torch.nn.Identity()
     )
-    with pytest.raises(UnsupportedModelError, match="no plain weight"):
+    with pytest.raises(UnsupportedModelError, match="not a plain weight"):
         attach(draft, pair.target)
 
 
