@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +45,7 @@ class LayerPass:
         columns: Number of columns.
         written: Rows of the stores that the pass writes, int64 [key heads * columns].
         seen: First slot and first cache position that attention sees.
+        stores: Keys and values of each layer, [slots, key heads, positions, head dim].
     """
 
     angles: tuple[Tensor, Tensor]
@@ -52,6 +54,7 @@ class LayerPass:
     columns: int
     written: Tensor
     seen: tuple[int, int]
+    stores: Sequence[tuple[Tensor, Tensor]]
 
 
 class DecoderLayers(Protocol):
@@ -60,18 +63,16 @@ class DecoderLayers(Protocol):
     def takes_rows(self, count: int) -> bool:
         """Return whether a pass over `count` rows should use the runner."""
 
-    def matches(self, index: int) -> bool:
-        """Return whether a layer's weights are those that were described."""
+    def has_same_weights(self) -> bool:
+        """Return whether all weights are those that were described."""
 
     def begin(self, current: LayerPass) -> None:
         """Set the inputs of the next forward pass."""
 
-    def run(self, index: int, states: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def run(self, index: int, states: Tensor) -> Tensor:
         """Return the output of a layer, after writing its keys and values to the cache.
 
         Args:
             index: Index of the layer.
-            states: Hidden states, [1, columns, hidden].
-            keys: Store of the keys, [slots, key heads, positions, head dim].
-            values: Store of the values, of the same shape.
+            states: Hidden states, contiguous [1, columns, hidden].
         """

@@ -8,8 +8,7 @@ differs, the layers of the view always run their modules.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -33,6 +32,7 @@ _PRODUCTS = (
     *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
 _NORMS = ("input_layernorm", "post_attention_layernorm")
+_INSIDE = (*_PRODUCTS, *_NORMS, "self_attn", "mlp")
 
 
 def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) -> None:
@@ -53,7 +53,7 @@ def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) 
     runner = products.backend.decoder_layers(layers)
     if runner is None:
         return
-    calls = LayerCalls(runner, products, state)
+    calls = LayerCalls(twins, runner, products, state)
     for index, twin in enumerate(twins):
         vars(twin)["forward"] = LayerForward(twin, index, calls)
 
@@ -91,6 +91,7 @@ class LayerCalls:
     """Runs the decoder layers of a view with a backend's runner.
 
     Args:
+        twins: The view's copies of all layers.
         runner: Runner of the layers.
         products: Matrix products and norms of the view.
         state: Forward state of the view.
@@ -99,44 +100,76 @@ class LayerCalls:
         is_usable: False once a result differed from that of the modules.
     """
 
-    def __init__(self, runner: DecoderLayers, products: Products, state: ForwardState) -> None:
+    def __init__(
+        self,
+        twins: Sequence[nn.Module],
+        runner: DecoderLayers,
+        products: Products,
+        state: ForwardState,
+    ) -> None:
         self.runner, self._state = runner, state
         self._min_rows, self._max_rows = products.min_rows, products.max_rows
         self.is_usable = True
+        self._num_layers = len(twins)
+        self._config: Any = twins[0].self_attn.config  # type: ignore[union-attr]
+        inside = [twin.get_submodule(name) for twin in twins for name in _INSIDE]
+        self._hooks = [
+            hooks
+            for module in inside
+            for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        # The inputs of the last pass, and whether the runner serves it.
         self._window: WriteWindow | None = None
-        self._inputs: tuple[Any, ...] = ()
+        self._inputs: tuple[Any, ...] = (None, None, None)
+        self._serves = False
 
-    def starts(self, states: Tensor, cache: Any, named: dict[str, Any]) -> bool:
-        """Prepare a layer of a forward pass; return whether the runner supports the pass."""
-        if not self.is_usable or type(states) is not Tensor or torch.is_grad_enabled():
-            return False
-        if not isinstance(cache, SlotCache):
-            return False
-        window, metadata = cache.window, self._state.metadata
-        angles, mask = named.get("position_embeddings"), named.get("attention_mask")
-        inputs = (metadata, angles, mask)
-        if window is self._window and all(map(operator.is_, inputs, self._inputs)):
-            return True
-        if metadata is None or angles is None or not self._supports(states, window, angles):
-            return False
-        layer = cache.layers[0]
-        if type(layer) is not SlotLayer or not layer.is_initialized:
-            return False
-        written = cache.flat_index(
-            window.slots, window.positions, layer.keys.shape[1], states.device
-        )
-        self.runner.begin(
-            LayerPass(
-                angles, mask, metadata, states.shape[1], written, (window.first, window.start)
+    def serves(self, states: Tensor, named: dict[str, Any]) -> bool:
+        """Return whether the runner computes a layer; begin a new pass if necessary.
+
+        Args:
+            states: Hidden states.
+            named: Arguments of the layer.
+        """
+        cache = named.get("cache", named.get("past_key_values"))
+        metadata, angles, mask = self._inputs
+        if (
+            self._window is not getattr(cache, "window", None)
+            or metadata is not self._state.metadata
+            or angles is not named.get("position_embeddings")
+            or mask is not named.get("attention_mask")
+        ):
+            self._inputs = (
+                self._state.metadata,
+                named.get("position_embeddings"),
+                named.get("attention_mask"),
             )
-        )
-        self._window, self._inputs = window, inputs
+            self._window = getattr(cache, "window", None)
+            self._serves = isinstance(cache, SlotCache) and self._begin(states, cache)
+        return self._serves and self.is_usable and not torch.is_grad_enabled()
+
+    def _begin(self, states: Tensor, cache: SlotCache) -> bool:
+        """Begin a pass if the runner supports it; return whether it does."""
+        metadata, angles, mask = self._inputs
+        window, layers = cache.window, cache.layers
+        if metadata is None or angles is None or not self._is_usual():
+            return False
+        if len(layers) != self._num_layers or not self._supports(states, window, angles):
+            return False
+        if any(type(layer) is not SlotLayer or not layer.is_initialized for layer in layers):
+            return False
+        heads = layers[0].keys.shape[1]
+        written = cache.flat_index(window.slots, window.positions, heads, states.device)
+        stores = [(layer.keys, layer.values) for layer in layers]
+        seen = window.first, window.start
+        self.runner.begin(LayerPass(angles, mask, metadata, states.shape[1], written, seen, stores))
         return True
 
     def _supports(self, states: Tensor, window: WriteWindow, angles: tuple[Tensor, Tensor]) -> bool:
+        """Return whether the runner supports the tensors of a pass."""
         columns = states.shape[1]
         return (
-            len(states) == 1
+            type(states) is Tensor
+            and len(states) == 1
             and self._min_rows <= columns <= self._max_rows
             and self.runner.takes_rows(columns)
             and states.dtype == torch.bfloat16
@@ -148,6 +181,16 @@ class LayerCalls:
                 and angle.is_contiguous()
                 for angle in angles
             )
+        )
+
+    def _is_usual(self) -> bool:
+        """Return whether the modules inside the layers are unchanged and have no hooks."""
+        return (
+            self._config._attn_implementation == BY_POSITION
+            and not any(self._hooks)
+            and not torch_module._global_forward_hooks
+            and not torch_module._global_forward_pre_hooks
+            and self.runner.has_same_weights()
         )
 
 
@@ -166,42 +209,17 @@ class LayerForward:
     def __init__(self, twin: nn.Module, index: int, calls: LayerCalls) -> None:
         self._forward: Callable[..., Any] = MethodType(type(twin).forward, twin)
         self._index, self.calls = index, calls
-        self._attention: Any = twin.self_attn
-        names = (*_PRODUCTS, *_NORMS, "self_attn", "mlp")
-        self._hooks = [
-            hooks
-            for name in names
-            for hooks in (
-                twin.get_submodule(name)._forward_hooks,
-                twin.get_submodule(name)._forward_pre_hooks,
-            )
-        ]
         self.is_checked = False
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the layer."""
-        cache: Any = kwargs.get("cache", kwargs.get("past_key_values"))
-        if args or not self.calls.starts(hidden_states, cache, kwargs) or not self._is_usual():
+        if args or not self.calls.serves(hidden_states, kwargs):
             return self._forward(hidden_states, *args, **kwargs)
-        stores = cache.layers[self._index]
-        if type(stores) is not SlotLayer or not stores.is_initialized:
-            return self._forward(hidden_states, *args, **kwargs)
-        rows = hidden_states.contiguous()
         if self.is_checked:
-            return self.calls.runner.run(self._index, rows, stores.keys, stores.values)
+            return self.calls.runner.run(self._index, hidden_states.contiguous())
         expected = self._forward(hidden_states, *args, **kwargs)
-        result = self.calls.runner.run(self._index, rows, stores.keys, stores.values)
+        result = self.calls.runner.run(self._index, hidden_states.contiguous())
         self.is_checked = True
         if type(expected) not in PLAIN or not torch.equal(expected, result):
             self.calls.is_usable = False
         return expected
-
-    def _is_usual(self) -> bool:
-        """Return whether the modules inside the layer are unchanged and have no hooks."""
-        return (
-            self._attention.config._attn_implementation == BY_POSITION
-            and not any(self._hooks)
-            and not torch_module._global_forward_hooks
-            and not torch_module._global_forward_pre_hooks
-            and self.calls.runner.matches(self._index)
-        )

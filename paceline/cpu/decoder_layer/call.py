@@ -37,8 +37,6 @@ NUM_PRODUCTS = _ATTEND
 class LayerCall:
     """A decoder layer: addresses of contiguous bfloat16 tensors, and sizes in numbers."""
 
-    states: int  # Shape [count, hidden].
-    out: int  # Shape [count, hidden].
     count: int  # Number of columns.
     hidden: int
     heads: int
@@ -74,25 +72,27 @@ _TAKEN_BY_ATTENTION = CALL.fields["taken"][1]
 
 
 @compiled
-def run_layer(address: int, mailbox: int, number: int) -> None:
+def run_layer(address: int, states: int, out: int, mailbox: int, number: int) -> None:
     """Compute a layer.
 
     Args:
         address: Address of a `LayerCall`.
+        states: Address of the hidden states, bfloat16 [count, hidden].
+        out: Address of the result, of the same shape.
         mailbox: Mailbox of the thread team that shares the work; 0 means no team.
         number: Number of the team's last job.
     """
     layer = numba.carray(as_pointer(address), 1, LAYER_CALL)[0]
     count, hidden, kind = layer.count, layer.hidden, BFLOAT16
     width = count * hidden
-    normalise(layer.states, layer.norm, layer.normed, kind, count, hidden, layer.epsilon)
+    normalise(states, layer.norm, layer.normed, kind, count, hidden, layer.epsilon)
     for product in range(_QUERY, _OUTPUT):
         _share(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
     _rotate(layer)
     _share(layer.jobs, _ATTEND, _TAKEN_BY_ATTENTION, mailbox, number + _OUTPUT)
     number += 1
     _share(layer.jobs, _OUTPUT, _TAKEN_BY_PRODUCTS, mailbox, number + _OUTPUT)
-    _add(layer.states, layer.projected, layer.middle, width)
+    _add(states, layer.projected, layer.middle, width)
     normalise(
         layer.middle, layer.inner_norm, layer.normed, kind, count, hidden, layer.inner_epsilon
     )
@@ -100,7 +100,7 @@ def run_layer(address: int, mailbox: int, number: int) -> None:
         _share(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
     _activate(layer)
     _share(layer.jobs, _DOWN, _TAKEN_BY_PRODUCTS, mailbox, number + _DOWN)
-    _add(layer.middle, layer.projected, layer.out, width)
+    _add(layer.middle, layer.projected, out, width)
 
 
 @inlined

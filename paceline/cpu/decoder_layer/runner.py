@@ -85,11 +85,9 @@ class CpuDecoderLayers:
         self._held: list[Any] = []  # tensors whose addresses are stored
         self._biases: list[tuple[Tensor, Tensor]] = []  # with their copies in float32
         self._weights = [
-            [
-                (module._parameters, *_parameters(module), _address(module.weight))
-                for module in _modules(layer)
-            ]
+            (module._parameters, *_parameters(module), _address(module.weight))
             for layer in layers
+            for module in _modules(layer)
         ]
         self._pass: LayerPass | None = None
         self._describe_shape(shape)
@@ -122,9 +120,9 @@ class CpuDecoderLayers:
         is_shared = torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
         return count <= MAX_LAYER_ROWS and is_shared
 
-    def matches(self, index: int) -> bool:
-        """Return whether a layer's weights are those that were described."""
-        for held, weight, bias, data in self._weights[index]:
+    def has_same_weights(self) -> bool:
+        """Return whether all weights are those that were described."""
+        for held, weight, bias, data in self._weights:
             if held["weight"] is not weight or held.get("bias") is not bias:
                 return False
             if data and weight.data_ptr() != data:
@@ -200,30 +198,31 @@ class CpuDecoderLayers:
         attention["tile"] = queries_per_tile(metadata.keys, groups, visible.columns, self._tiled)
         attention["keys"], attention["run_count"] = metadata.keys, len(visible.runs)
         attention["tail_width"] = metadata.tail.shape[1]
+        self._set_stores(current)
         for name, value in zip(("runs", "begin", "starts"), visible.addresses, strict=True):
             attention[name] = value
         for name, value in zip(("cached", "tail", "key_rows"), metadata.addresses, strict=True):
             attention[name] = value
 
-    def run(self, index: int, states: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return the output of a layer, after writing its keys and values to the cache."""
-        assert self._pass is not None, "after `begin`"
-        call, attention, out = self._calls[index], self._attention[index], torch.empty_like(states)
-        call["states"], call["out"] = states.data_ptr(), out.data_ptr()
-        first, start = self._pass.seen
-        for name, store in (("key", keys), ("value", values)):
-            address = store.data_ptr()
-            row, head, step, _ = store.stride()
-            call[f"{name}_rows"] = address
-            attention[name] = address + (first * row + start * step) * HALF_BYTES
+    def _set_stores(self, current: LayerPass) -> None:
+        """Set the addresses of the keys and values."""
+        first, start = current.seen
+        for number, name in enumerate(("key", "value")):
+            row, head, step, _ = current.stores[0][number].stride()
+            addresses = np.array([stores[number].data_ptr() for stores in current.stores])
+            self._calls[f"{name}_rows"] = addresses
+            attention = self._attention
+            attention[name] = addresses + (first * row + start * step) * HALF_BYTES
             attention[f"{name}_row"] = row * HALF_BYTES
             attention[f"{name}_head"] = head * HALF_BYTES
             attention[f"{name}_stride"] = step * HALF_BYTES
-        team = TEAM.of_this_thread()
-        if team is None:
-            run_layer(self._addresses[index], 0, 0)
-        else:
-            run_layer(self._addresses[index], team.mailbox, team.take_numbers(NUM_PRODUCTS + 1))
+
+    def run(self, index: int, states: Tensor) -> Tensor:
+        """Return the output of a layer, after writing its keys and values to the cache."""
+        out, team, mailbox, number = torch.empty_like(states), TEAM.of_this_thread(), 0, 0
+        if team is not None:
+            mailbox, number = team.mailbox, team.take_numbers(NUM_PRODUCTS + 1)
+        run_layer(self._addresses[index], states.data_ptr(), out.data_ptr(), mailbox, number)
         return out
 
 
