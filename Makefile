@@ -18,6 +18,7 @@ SMOKE := tests/test_lossless.py::test_greedy_equals_generate tests/integrations/
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-lowest test-newest test-vllm lint docs package clean
+.PHONY: lint-types lint-style lint-imports lint-words
 
 $(STAMP): pyproject.toml constraints.txt scripts/install scripts/smollm2.txt
 	scripts/install $(PYTHON) $(VENV) constraints.txt dev
@@ -58,10 +59,19 @@ test-vllm: $(VENV_VLLM)/.installed
 	$(VENV_VLLM)/bin/python -m pytest -m vllm -W default tests/integrations/vllm_engine
 
 lint: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint-types lint-style lint-imports lint-words
+
+lint-types:
+	$(BIN)/mypy
+
+lint-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+lint-imports:
 	$(BIN)/lint-imports
+
+lint-words:
 	$(BIN)/python scripts/check_words.py
 	$(BIN)/python scripts/check_prose.py
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,19 @@ def tokenizer() -> Any:
     from tests.support.models import piece_tokenizer
 
     return piece_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def converted_smollm2(pytestconfig: pytest.Config) -> None:
+    """Store what is converted from SmolLM2's file in pytest's cache, which outlives the session."""
+    from paceline.model import gguf, gguf_header
+    from paceline.util import cache
+
+    if pytestconfig.cache is None:
+        return
+    for kind in (gguf.KIND, gguf_header.KIND):
+        with suppress(FileExistsError):  # another process linked it
+            (cache.root() / kind).symlink_to(pytestconfig.cache.mkdir(f"smollm2-{kind}"))
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
         module.SMOKE,
         drafters=("prompt_lookup",),
         methods=("none", "prompt_lookup"),
-        invariant_methods=("none", "prompt_lookup"),
+        invariant_methods=("none",),
+        tokens=4,
         scale="256x6",
     )
     monkeypatch.setattr(module, "SMOKE", sizes)

@@ -29,18 +29,18 @@ from tests.support.shared import (
 )
 
 
-def with_batches(specs: Sequence[str], small: int, large: int) -> list[Any]:
+def with_batches(small: int, large: int) -> list[Any]:
     """Every spec with both batch sizes; variants with the small one are slow."""
     return [
         pytest.param(
             spec, batch, marks=pytest.mark.slow if spec in VARIANTS and batch == small else ()
         )
-        for spec in specs
+        for spec in SPECS
         for batch in (small, large)
     ]
 
 
-@pytest.mark.parametrize(("name", "batch"), with_batches(SPECS, 1, 3))
+@pytest.mark.parametrize(("name", "batch"), with_batches(1, 3))
 def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
     """More prompts than places, all ending at different times. Eight at a time are below, with
     end tokens.
@@ -59,18 +59,10 @@ def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
         assert len(stats.query_tokens) == stats.target_forwards
         assert stats.new_tokens <= stats.target_forwards + stats.accepted_tokens
         assert stats.accepted_tokens <= stats.drafted_tokens
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in SPECS if name != "none" and "budget=true" not in name]
-)
-def test_drafts_are_accepted(pair: Pair, name: str) -> None:
-    """Otherwise the equalities above would say nothing. With a budget the clock says how many
-    are fed.
-    """
-    outs = pair.engine(name).generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
-    assert sum(out.stats.accepted_tokens for out in outs) > 50
-    assert sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs) > 0
+    # Otherwise equality would prove nothing. With a budget, few drafts are verified.
+    if name != "none" and "budget=true" not in name:
+        assert sum(out.stats.accepted_tokens for out in outs) > sum(lengths) // 9
+        assert sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs) > 0
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
@@ -181,6 +173,11 @@ MIXED += [SamplingParams(18, 1.0, seed=seed, **rest) for seed, rest in enumerate
 MIXED += [SamplingParams(18), SamplingParams(11, 1.3, seed=-5)]
 
 
+# The drafters sampled alone by default: one of chains and one of trees.
+ALONE = ("draft_model:verification=follow", "auto")
+IN_BATCHES = [spec for spec in SAME_SEED if spec not in VARIANTS]
+
+
 @pytest.fixture(scope="module")
 def sampled(pair: Pair) -> list[list[int]]:
     """Plain decoding, one request at a time, each with its own parameters."""
@@ -188,7 +185,18 @@ def sampled(pair: Pair) -> list[list[int]]:
     return [out.token_ids for out in llm.generate(pair.prompts, MIXED)]
 
 
-@pytest.mark.parametrize(("spec", "batch"), with_batches(SAME_SEED, 1, 5))
+@pytest.mark.parametrize(
+    ("spec", "batch"),
+    [
+        pytest.param(
+            spec,
+            batch,
+            marks=() if spec in (ALONE if batch == 1 else IN_BATCHES) else pytest.mark.slow,
+        )
+        for spec in SAME_SEED
+        for batch in (1, 5)
+    ],
+)
 def test_a_seed_gives_the_same_text(
     pair: Pair, sampled: list[list[int]], spec: str, batch: int
 ) -> None:

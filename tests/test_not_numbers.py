@@ -203,9 +203,7 @@ WITH_DRAFTS = ("draft_model", "specdec_pp", "ouroboros", "auto")
 @pytest.mark.parametrize(
     ("spec", "index"),
     [
-        pytest.param(
-            spec, index, marks=() if spec in WITH_DRAFTS or not index else pytest.mark.slow
-        )
+        pytest.param(spec, index, marks=() if spec in WITH_DRAFTS else pytest.mark.slow)
         for spec in SPECS
         if spec.startswith(WITH_DRAFTS)
         for index in range(len(OPTIONS))

@@ -18,7 +18,7 @@ from paceline.model import gguf
 from paceline.model.settings import MAX_HEADER_BYTES
 from paceline.util import cache
 
-_KIND = "gguf-header-v2"  # increase the number when the written files change
+KIND = "gguf-header-v2"  # increase the number when the written files change
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -55,7 +55,7 @@ def described(files: Sequence[Path]) -> Path:
     first = files[0]
     try:
         return cache.obtain_folder(
-            cache.root() / _KIND / _headers_checksum(files),
+            cache.root() / KIND / _headers_checksum(files),
             str(first),
             lambda folder: _describe(files, folder),
             lambda: gguf.say(f"another process reads {first}"),

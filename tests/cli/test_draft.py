@@ -43,7 +43,7 @@ def test_train_and_evaluate(
         "--layers",
         "1",
         "--minutes",
-        "0.1",
+        "0.02",
         "--held-out",
         "4",
         "--batch",

@@ -54,8 +54,14 @@ def frequent(pair: Pair) -> list[int]:
     return sorted(set(said), key=lambda token: -said.count(token))[: len(set(said)) // 2]
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "batch"),
+    [
+        *((spec, 3) for spec in SPECS),
+        (SPECS[0], 1),
+        *(pytest.param(spec, 1, marks=pytest.mark.slow) for spec in SPECS[1:]),
+    ],
+)
 def test_greedy_answers_are_the_targets(pair: Pair, spec: str, batch: int) -> None:
     draft = reduced(pair.draft, frequent(pair))
     llm = LLM(

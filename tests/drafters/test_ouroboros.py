@@ -84,7 +84,7 @@ def test_several_ends_and_limits(pair: Pair, batch: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"shared_pool": True, "max_branches": 0}], ids=str)
-@pytest.mark.parametrize("temperature", [0.3, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.3, marks=pytest.mark.slow), 1.0])
 def test_a_seed_gives_the_text_of_plain_decoding(
     pair: Pair, options: dict[str, Any], temperature: float
 ) -> None:
@@ -116,7 +116,10 @@ def test_an_abort_leaves_no_state(pair: Pair, options: dict[str, Any]) -> None:
     check_aborts(pair, Ouroboros(OuroborosOptions(**options), CachedLM(pair.draft)), RAGGED)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if "_g12_" in name else ()) for name in GOLDEN],
+)
 def test_fewer_forwards_than_the_public_code(pair: Pair, name: str) -> None:
     gamma, window, ngram, suffixes = (int(part.lstrip("gWNK")) for part in name.split("_")[1:5])
     llm = engine(

@@ -39,6 +39,7 @@ GUESSES = (
     "auto",
 )
 LARGE = ("none", "lookahead", "auto")
+DIFFERENT = (*LARGE, "draft_model", "auto:use_draft_model=true")
 MODELS = ("draft_model", "ouroboros", "specdec_pp", "auto:use_draft_model=true")
 # File and function of every wait that the documentation gives a reason for.
 LISTED = set(re.findall(r"^\| `(\w.*)` \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
@@ -46,11 +47,17 @@ KINDS = ("greedy", "sampled", "penalties", "logprobs")
 
 
 def with_kinds(specs: Sequence[str], batch: int) -> list[Any]:
-    """Every spec with all kinds at 8 requests; at other sizes, only greedy decoding is fast."""
+    """Every spec with all kinds. By default, those of `DIFFERENT` run with all kinds at 8
+    requests and greedily at other sizes, and the others sample at 8 requests.
+    """
+
+    def is_default(spec: str, kind: str) -> bool:
+        if spec in DIFFERENT:
+            return batch == 8 or kind == "greedy"
+        return batch == 8 and kind == "sampled"
+
     return [
-        pytest.param(
-            spec, batch, kind, marks=pytest.mark.slow if batch != 8 and kind != "greedy" else ()
-        )
+        pytest.param(spec, batch, kind, marks=() if is_default(spec, kind) else pytest.mark.slow)
         for spec in specs
         for kind in KINDS
     ]

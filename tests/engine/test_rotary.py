@@ -57,6 +57,9 @@ AS_DRAFTS = [
 LENGTHS = (10, SWITCH - 9, SWITCH + 16, SWITCH, SWITCH - 1, SWITCH + 1, 3 * SWITCH)
 
 
+MOST_SLOW = [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in ROTARY]
+
+
 @functools.cache
 def make(name: str) -> Any:
     """A model that generates beyond the tokens that end a text; skips where transformers itself
@@ -103,7 +106,7 @@ def test_short_and_long_texts_in_a_batch_answer_as_alone(name: str, invariant: A
         assert [out.token_ids for out in llm.generate(each, PARAMS)] == [*known.values()]
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", MOST_SLOW)
 def test_a_drafter_that_knows_the_answer_is_accepted_across_the_switch(name: str) -> None:
     model = make(name)
     each = prompts(name, (SWITCH - 9,))
@@ -114,7 +117,7 @@ def test_a_drafter_that_knows_the_answer_is_accepted_across_the_switch(name: str
     assert out.stats.target_forwards < COUNT - 5
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", MOST_SLOW)
 def test_kept_prefixes_are_used_only_with_the_same_frequencies(name: str) -> None:
     model = make(name)
     (text,) = prompts(name, (3 * SWITCH,))
@@ -136,7 +139,7 @@ def test_nothing_is_taken_over_from_the_other_side_of_the_switch(name: str) -> N
     assert llm.generate([text[: SWITCH + 21]], one)[0].stats.cached_tokens == SWITCH + 20
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", MOST_SLOW)
 def test_preempted_requests_go_on_with_the_same_text(name: str) -> None:
     model = make(name)
     each = prompts(name, (SWITCH - 5, SWITCH + 8, 12))

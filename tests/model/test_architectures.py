@@ -24,6 +24,7 @@ from paceline.model.self_check import check_tree_forward
 from paceline.model.verified import VERIFIED
 from tests.support import models
 from tests.support.refused_models import REASONS, REFUSED
+from tests.support.rotary_models import ROTARY
 from tests.support.shared import ScriptedTree, reference
 from tests.support.tree_models import CHAINS, TREES, VOCAB
 
@@ -35,6 +36,8 @@ WIDE: Shape = ([-1, -1, -1, 0, 1, 1], [1, 5])
 SHORT: Shape = ([-1, 0], [])
 CHAIN: Shape = ([-1, 0, 1], [0, 1])
 EMPTY: Shape = ([], [])
+# Probed by default: separate and joined projections, experts, latent attention.
+INVARIANT = ("llama", "gpt2", "mixtral", "deepseek_v3")
 
 
 @torch.inference_mode()
@@ -157,12 +160,12 @@ def answers(model: Any, count: int = 14) -> dict[tuple[int, ...], list[int]]:
     return {tuple(prompt): reference(model, prompt, count) for prompt in prompts}
 
 
-def check_greedy(model: Any) -> ScriptedTree:
+def check_greedy(model: Any, invariant: Any = False) -> ScriptedTree:
     known = answers(model)
     prompts = [list(prompt) for prompt in known]
     params = SamplingParams(max_new_tokens=14)
     drafter = ScriptedTree(known, VOCAB)
-    llm = LLM(model, drafter=drafter)
+    llm = LLM(model, drafter=drafter, batch_invariant=invariant)
     forwards = 0
     for batch in (prompts, prompts[:1]):
         outs = llm.generate(batch, params)
@@ -178,6 +181,18 @@ def check_greedy(model: Any) -> ScriptedTree:
 def test_greedy_answers_equal_generate(name: str, kind: str) -> None:
     drafter = check_greedy(models.make(name, kind))
     assert drafter.side_branches > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in INVARIANT else pytest.mark.slow)
+        for name in (*TREES, *ROTARY)
+    ],
+)
+def test_batch_invariance_changes_no_answer(name: str) -> None:
+    """The probe of its kernels works for every architecture."""
+    check_greedy(models.make(name), "auto")
 
 
 @pytest.mark.parametrize(("name", "kind"), models.CHAIN_CASES)

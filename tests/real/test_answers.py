@@ -18,6 +18,8 @@ LONGEST = 12
 # each reaches across tokens of some answer
 STOP = ("day, Fri", "h.\nThe s", "e\nid;", "b\n\ndef", "row, row, row, r")
 STREAMED = ("list-1", "prose-2")
+# Streamed by default: without drafts, chains, trees.
+SHOWN = ("none", "prompt_lookup", "auto")
 # their drafts of the first go beyond the stop string, and are right
 INSIDE = ("prompt_lookup", "sssd", "lookahead", "rest", "pia")
 
@@ -96,7 +98,13 @@ def test_answers_are_those_of_transformers(
     assert (rejected > 0) == (spec != "none")
 
 
-@pytest.mark.parametrize("spec", MODEL_FREE)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(spec, marks=() if spec.startswith(SHOWN) else pytest.mark.slow)
+        for spec in MODEL_FREE
+    ],
+)
 def test_streams_show_the_same_text(
     spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]
 ) -> None:

@@ -5,7 +5,9 @@ transformers' `generate`.
 from __future__ import annotations
 
 import copy
+import functools
 import random
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,8 +28,8 @@ QUESTIONS = (
 )
 SYSTEM = {"role": "system", "content": "Be brief."}
 TURN = 8
-LONG = 2400
-HELD = LONG - 32
+LONG = 1200
+VERY_LONG = 2400
 ANSWER = 8
 AT_ONCE = ("sssd", "lookahead")
 THINGS = ("cups", "plates", "spoons", "lamps", "chairs", "books", "coats", "bells")
@@ -91,9 +93,7 @@ def test_a_conversation_of_several_turns(spec: str, real: Real, turns: list[list
 
 
 class Long(NamedTuple):
-    """A prompt of `LONG` tokens [1, LONG], the cache of its first `HELD`, and transformers' own
-    answer.
-    """
+    """A prompt [1, length], the cache without its last 32 tokens, and transformers' own answer."""
 
     ids: Any
     cache: DynamicCache
@@ -101,18 +101,22 @@ class Long(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def long(real: Real) -> Long:
-    ids = torch.tensor([inventory(real.tokenizer)])
+def long_prompts(real: Real) -> Callable[[int], Long]:
+    return functools.cache(functools.partial(long_prompt, real))
+
+
+def long_prompt(real: Real, length: int) -> Long:
+    ids = torch.tensor([inventory(real.tokenizer, length)])
     cache = DynamicCache(config=real.model.config)
     with torch.inference_mode():
-        real.model(ids[:, :HELD], **{GENERATE_CACHE: cache}, logits_to_keep=1)
+        real.model(ids[:, : length - 32], **{GENERATE_CACHE: cache}, logits_to_keep=1)
     out = real.model.generate(
         ids, **{GENERATE_CACHE: copy.deepcopy(cache)}, max_new_tokens=ANSWER, do_sample=False
     )
-    return Long(ids, cache, out[0, LONG:].tolist())
+    return Long(ids, cache, out[0, length:].tolist())
 
 
-def inventory(tokenizer: Any) -> list[int]:
+def inventory(tokenizer: Any, length: int) -> list[int]:
     """A list of boxes and what is in them; then the beginning of the list again."""
     chance = random.Random(1)
     lines = [
@@ -122,28 +126,28 @@ def inventory(tokenizer: Any) -> list[int]:
         "input_ids"
     ]
     ids: list[int] = tokenizer("\n".join(lines))["input_ids"]
-    return ids[: LONG - len(end)] + end
+    return ids[: length - len(end)] + end
 
 
 @pytest.mark.parametrize(
-    ("spec", "held"),
+    ("spec", "length", "end"),
     [
-        ("none", LONG - 600),
-        ("sssd", HELD),
-        *(
-            pytest.param(spec, HELD, marks=pytest.mark.slow)
-            for spec in NAMES
-            if spec not in ("none", "sssd")
-        ),
+        ("none", LONG, 600),
+        ("sssd", LONG, 32),
+        *(pytest.param(spec, VERY_LONG, 32, marks=pytest.mark.slow) for spec in NAMES),
     ],
 )
-def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long) -> None:
-    """The end of a prompt and the answer, behind a cache from transformers; under `none` that
-    end takes two forwards.
+def test_behind_thousands_of_tokens(
+    spec: str, length: int, end: int, real: Real, long_prompts: Callable[[int], Long]
+) -> None:
+    """The end of a prompt and the answer, behind a cache from transformers; an end of 600 tokens
+    takes two forwards.
     """
+    long = long_prompts(length)
+    held = length - end
     cache = copy.deepcopy(long.cache)
-    if held < HELD:
-        cache.crop(held - HELD)
+    if end > 32:
+        cache.crop(held - length + 32)
     text = [*long.ids[0, held:].tolist(), *long.answer]
     strategy = Strategy(real.with_store(spec, [text] * 2))
     out = generate(
@@ -154,15 +158,18 @@ def test_behind_thousands_of_tokens(spec: str, held: int, real: Real, long: Long
         max_new_tokens=ANSWER,
         do_sample=False,
     )
-    assert out[0, LONG:].tolist() == long.answer
+    assert out[0, length:].tolist() == long.answer
     (stats,) = strategy.stats
-    assert stats.prefill_forwards == (2 if spec == "none" else 1)
+    assert stats.prefill_forwards == (2 if end > 32 else 1)
     assert (stats.accepted_tokens > 0) == (spec != "none")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", AT_ONCE)
-def test_thousands_of_tokens_at_once(spec: str, real: Real, long: Long) -> None:
+def test_thousands_of_tokens_at_once(
+    spec: str, real: Real, long_prompts: Callable[[int], Long]
+) -> None:
+    long = long_prompts(VERY_LONG)
     (out,) = LLM(real.model, spec, tokenizer=real.tokenizer).generate(
         long.ids.tolist(), SamplingParams(ANSWER)
     )

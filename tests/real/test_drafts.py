@@ -60,7 +60,7 @@ def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], sp
     assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_its_trained_draft_head_is_found(
     real: Real, asked: list[list[int]], answers: list[list[int]], wide: bool
 ) -> None:

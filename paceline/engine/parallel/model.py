@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +20,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.backend.plain_tensors import is_plain
-from paceline.backend.products import Products
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
-from paceline.core.settings import PREFILL_CHUNK, FixedShapes
+from paceline.core.settings import PREFILL_CHUNK
 from paceline.core.tree import DraftTree, IntArray
 from paceline.engine.parallel.ranks import Ranks, check_columns
 from paceline.engine.parallel.split import Share, share
@@ -48,11 +48,8 @@ class ParallelLM(CachedLM):
         drafter: Drafter whose trees are verified.
         max_nodes: Maximum number of nodes in a tree.
         prefill_chunk: Passed to `CachedLM`.
-        batch_invariant: Passed to `CachedLM`.
-        min_rows: Passed to `CachedLM`.
-        products: Passed to `CachedLM`.
-        chains: Passed to `CachedLM`.
-        fixed_shapes: Passed to `CachedLM`.
+        options: The other arguments of `CachedLM`.
+
     Raises:
         ConfigError: The trees have fewer branches than there are ranks, or the ranks' options or
             weights differ.
@@ -65,24 +62,11 @@ class ParallelLM(CachedLM):
         drafter: Drafter,
         max_nodes: int,
         prefill_chunk: int = PREFILL_CHUNK,
-        batch_invariant: bool = False,
-        min_rows: int = 1,
-        products: Products | None = None,
-        chains: bool = False,
-        fixed_shapes: FixedShapes = "auto",
+        **options: Any,
     ) -> None:
         check_columns(drafter, ranks.size)
         # Recomputed tokens must fit in one forward pass, or the ranks would get out of step.
-        chunk = max(prefill_chunk, 1 + max_nodes)
-        super().__init__(
-            model,
-            chunk,
-            batch_invariant,
-            min_rows,
-            products,
-            chains=chains,
-            fixed_shapes=fixed_shapes,
-        )
+        super().__init__(model, max(prefill_chunk, 1 + max_nodes), **options)
         if self.architecture.states:
             raise UnsupportedModelError(
                 f"{self.architecture.name} has recurrent layers, whose states the ranks cannot"
