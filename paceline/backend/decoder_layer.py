@@ -19,10 +19,10 @@ class DecoderLayer(NamedTuple):
 
     Attributes:
         norms: RMS norms before attention and before the feed-forward network.
-        epsilons: Numbers that the norms add to the mean.
+        epsilons: Numbers that the norms add to the mean of the squares.
         products: Modules q, k, v, o, gate, up and down, in this order.
         activation: Activation function, applied to each number separately.
-        head_dim: Numbers of a head.
+        head_dim: Size of a head.
         scaling: Factor applied to the scores.
     """
 

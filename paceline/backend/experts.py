@@ -137,7 +137,7 @@ def _has_experts(module: nn.Module, backend: Backend) -> bool:
 
 
 def _is_dense_experts(module: nn.Module) -> bool:
-    """Return True for experts that all receive all rows."""
+    """Return True for experts that each receive all rows."""
     matrices: list[Any] = [*module._parameters.values()]
     return (
         module._parameters.keys() == {"gate_up_proj", "down_proj"}
@@ -182,7 +182,7 @@ def _is_router(module: nn.Module) -> bool:
 def _is_multiplying_mixer(module: nn.Module) -> bool:
     """Return True for a mixer that may multiply by its own weights.
 
-    Selective scans do so. Their decay rates are a matrix as well.
+    Selective scans do so. Their decay rates also form a matrix.
     """
     return (
         any(map(is_depthwise, module.children()))

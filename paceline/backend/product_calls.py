@@ -44,7 +44,7 @@ class RouterOverride(ForwardOverride):
 
 
 class DenseExpertsOverride(ForwardOverride):
-    """Computes experts that all receive all rows, with the backend's product."""
+    """Computes experts that each receive all rows, with the backend's product."""
 
     __slots__ = ()
 
@@ -96,8 +96,8 @@ def _multiply_batch(backend: Backend, rows: Tensor, weights: Tensor) -> Tensor:
 
     Args:
         backend: Backend that computes the products.
-        rows: [experts, tokens, inner].
-        weights: [experts, inner, outer].
+        rows: Rows of each expert, [experts, tokens, inner].
+        weights: Weights of each expert, [experts, inner, outer].
     """
     pairs = zip(rows, weights, strict=True)
     return torch.stack([_multiply_padded(backend, inputs, weight.T) for inputs, weight in pairs])
@@ -109,7 +109,7 @@ def _multiply_columns(backend: Backend, weights: Tensor, columns: Tensor) -> Ten
     Args:
         backend: Backend that computes the products.
         weights: One weight [outer, inner], or one per head, [heads, 1, outer, inner].
-        columns: [..., inner, tokens], with heads first if there are several weights.
+        columns: Columns, [..., inner, tokens], with heads first if there are several weights.
     """
     rows = columns.transpose(-1, -2)
     if weights.dim() == 2:

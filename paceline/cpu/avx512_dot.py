@@ -235,7 +235,7 @@ def repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
 
 
 def add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any) -> Any:
-    """Emit the sums plus the products of two vectors, in the order above."""
+    """Emit the sums plus the products of two vectors, in the order of the instruction."""
     function = ir.FunctionType(kind.sums, [kind.sums, kind.vector, kind.vector])
     return builder.call(
         cgutils.get_or_insert_function(builder.module, function, kind.instruction),

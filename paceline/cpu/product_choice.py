@@ -69,7 +69,7 @@ class Trial:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the minimum and maximum row count for which paceline is no slower.
+        """Return the lowest and highest row count at which paceline is at least as fast.
 
         If there are several ranges, the result is the first; if there is none, (0, 0).
         """

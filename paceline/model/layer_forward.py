@@ -1,9 +1,9 @@
 """Run each decoder layer of a view in one compiled call.
 
-A decoding step has few rows. Calling the modules of a layer one after the other then takes as long
-as the products. A backend may compute the same steps in one call (`Backend.decoder_layers`), with
-bit-identical results. On its first eligible pass, every layer runs both ways; if any result
-differs, the layers of the view always run their modules.
+A decoding step has few rows. Calling the modules of a layer one by one then takes as long as the
+matrix products themselves. A backend may compute the same steps in one call
+(`Backend.decoder_layers`), with bit-identical results. On its first eligible pass, every layer
+runs both ways; if any result differs, the layers of the view always run their modules.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LayerCalls:
         state: Forward state of the view.
     Attributes:
         runner: As above.
-        is_usable: False once a result differed from that of the modules.
+        is_usable: False after a result has differed from the modules' result.
     """
 
     def __init__(

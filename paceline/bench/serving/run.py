@@ -217,7 +217,7 @@ class _Bench:
         )
 
     def _capacity(self, context: str) -> float:
-        """Return the maximum requests per second of plain decoding in closed loops."""
+        """Return the highest request rate (per second) of plain decoding in closed loops."""
         plain = [
             cell for cell in self._cells if cell.drafter == PLAIN and cell.load.context == context
         ]

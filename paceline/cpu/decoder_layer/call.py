@@ -35,7 +35,7 @@ NUM_PRODUCTS = _ATTEND
 
 
 class LayerCall:
-    """A decoder layer: addresses of contiguous bfloat16 tensors, and sizes in numbers."""
+    """A decoder layer: addresses of contiguous bfloat16 tensors, and element counts."""
 
     count: int  # Number of columns.
     hidden: int
@@ -136,7 +136,7 @@ def _rotate(layer: LayerCall) -> None:
 
 @inlined
 def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -> None:
-    """Rotate the pairs (i, i + dim / 2) of a row; `half` is its size in bytes, halved."""
+    """Rotate the pairs (i, i + dim / 2) of a row; `half` is half its size in bytes."""
     for offset in range(0, half, _STEP):
         low = simd_f32x8.load_bfloat16(source + offset)
         high = simd_f32x8.load_bfloat16(source + half + offset)

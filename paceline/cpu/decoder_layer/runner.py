@@ -31,7 +31,7 @@ _OUT = ("queries", "keys", "values", "projected", "gate", "up", "projected")
 
 
 class _Shape(NamedTuple):
-    """Sizes of a layer, in numbers."""
+    """Sizes of a layer, in elements."""
 
     hidden: int
     heads: int
@@ -52,7 +52,7 @@ class _Shape(NamedTuple):
         return _Shape(hidden, heads, key_heads, dim, inner) if fits and even else None
 
     def memory(self) -> dict[str, int]:
-        """Return the numbers per row of each result in `LayerCall`."""
+        """Return the number of elements per row of each result in `LayerCall`."""
         queries, keys = self.heads * self.dim, self.key_heads * self.dim
         return {
             "normed": self.hidden,

@@ -1,4 +1,4 @@
-"""Multiply rows by a weight that is stored as [inner, outer], as some experts are.
+"""Multiply rows by a weight that is stored as [inner, outer], as in some experts.
 
 A task computes the sums of a few hundred outputs. It reads a block of the weight's rows at a time,
 so that consecutive reads stay within a few pages of memory. Every sum takes one fused

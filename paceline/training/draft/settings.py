@@ -55,10 +55,10 @@ class DraftTraining(TrainingSettings):
     Attributes:
         batch: Number of tokens per training step; at least 1.
         lr: Peak learning rate, for both Muon (matrices) and AdamW (embedding and norms); above 0.
-        kind: Kind of draft. "eagle" reads the target's hidden states and uses its embedding and LM
-            head; it works only with this target, in paceline. "eagle3" also reads states, and is
-            saved as an EAGLE-3 head in the format of speculators, which vLLM loads. "independent"
-            reads only tokens.
+        kind: Kind of draft model. "eagle" reads the target's hidden states and uses its embedding
+            and LM head; it works only with this target, in paceline. "eagle3" also reads states,
+            and is saved as an EAGLE-3 head in the format of speculators, which vLLM loads.
+            "independent" reads only tokens.
         reads_at: For "eagle": depth of an additional layer whose states the draft model reads, as
             a share of the target's layers; from 0 to 1. 0 reads only the last layer.
         hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 for

@@ -41,7 +41,7 @@ ANSWERS, TEXTS = "answers", "texts"
 
 
 class Student(Protocol):
-    """Interface of all kinds of drafts: loss, acceptance rate and files.
+    """Interface of all kinds of draft models: loss, acceptance rate and files.
 
     Attributes:
         model: The draft model, in float32.
