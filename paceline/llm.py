@@ -25,7 +25,7 @@ from paceline.engine.input_processor import InputProcessor, Prompt, Prompts
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
 from paceline.util.garbage_collection import collection_paused
-from paceline.util.options import ENGINE, EngineName
+from paceline.util.options import ENGINE, EngineName, WeightFormat
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,9 @@ class LLM(ChatFacade):
             paceline computes directly with the packed weights in the file, in bfloat16 on a CPU.
             The answers equal those of the converted model. Default: False if the processor has
             bfloat16 instructions (AVX512_BF16 or AMX).
+        weights: Format into which the weights of a safetensors checkpoint are packed, on a CPU:
+            "q8_0" or "q4_k". This changes the model, and answers equal those of plain decoding
+            with the packed model. Default: the weights stay as they are.
         engine: Library that runs the model: "transformers" (default), or "llama.cpp" for GGUF
             files.
     Raises:
@@ -112,6 +115,7 @@ class LLM(ChatFacade):
         cost_curve: CostCurve | None = None,
         draft_budget: DraftBudgetSettings | None = None,
         unpack: bool | None = None,
+        weights: WeightFormat | None = None,
         engine: EngineName = ENGINE,
     ) -> None:
         check_limits(max_batch, max_nodes, keep_prefixes, max_length, on_drafter_error)
@@ -126,7 +130,7 @@ class LLM(ChatFacade):
 
         # llama.cpp needs only the tokenizer.
         unpack = engine == ENGINE and must_unpack(model, dtype, device, unpack)
-        loaded = load_target(model, engine, dtype, device, unpack)
+        loaded = load_target(model, engine, dtype, device, unpack, weights)
         tokenizer = getattr(processor, "tokenizer", None) if tokenizer is None else tokenizer
         self.tokenizer, self._source = load_tokenizer(tokenizer, model, unpack), model
         self._media = MediaProcessor(loaded, model if processor is None else processor)

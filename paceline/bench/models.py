@@ -71,7 +71,12 @@ def load_models(
     tokenizer = load_tokenizer(tokenizer, path, options.engine == ENGINE)
     device = local_device(options.device) if config.lookahead_parallel else options.device
     model = target or load_target(
-        path, options.engine, options.dtype, device, options.unpack is not False
+        path,
+        options.engine,
+        options.dtype,
+        device,
+        options.unpack is not False,
+        options.weights,
     )
     if not (config.needs_draft() or config.with_draft()):
         draft = None
@@ -90,6 +95,7 @@ def load_models(
             )
     else:
         model, label = _scaled(model, options.model, config.cost_scale)
+        label += "" if options.weights is None else f", {options.weights}"
     if draft is None:
         return Models(model, None, tokenizer, label, None)
     draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)

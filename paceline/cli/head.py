@@ -171,7 +171,9 @@ def calibrate(
     from paceline.training.acceptance_head.calibrate import print_curve
     from paceline.training.acceptance_head.recording import read_recording
 
-    target = load_model(demo.target_of(models.model), models.dtype, models.device)
+    target = load_model(
+        demo.target_of(models.model), models.dtype, models.device, weights=models.weights
+    )
     draft = load_draft(models.draft_model or models.model, models.dtype, str(target.device))
     loaded = AcceptanceHead.load(head_folder, draft)
     calibrated = measure(

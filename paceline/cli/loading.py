@@ -66,6 +66,7 @@ def build_llm(
         batch_invariant=models.invariance,
         engine=models.engine,
         unpack=models.unpack,
+        weights=models.weights,
         **options,
     )
 

@@ -29,13 +29,15 @@ def load_target(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     unpack: bool = True,
+    weights: str | None = None,
 ) -> PreTrainedModel | GgufModel:
     """Return the model of an engine.
 
     Args:
         model: Directory, hub id, GGUF file, built-in name or loaded model.
         engine: "transformers" or "llama.cpp".
-        dtype, device, unpack: As in `load_model`. llama.cpp computes in the file's formats.
+        dtype, device, unpack, weights: As in `load_model`. llama.cpp computes in the file's
+            formats.
     Raises:
         ConfigError: As in `load_model`; or the engine is unknown, or cannot run the model.
     """
@@ -45,7 +47,7 @@ def load_target(
         if isinstance(model, GgufModel):
             return model
     if engine == "transformers":
-        return load_model(model, dtype, device, unpack)
+        return load_model(model, dtype, device, unpack, weights)
     if engine != "llama.cpp":
         names = ("transformers", "llama.cpp")
         raise ConfigError(f"engine: got {engine!r}.{did_you_mean(str(engine), names)}")
@@ -53,6 +55,11 @@ def load_target(
         raise ConfigError(
             f"dtype: got {dtype!r} with engine='llama.cpp', which computes in the formats of the"
             " file; expected 'auto'. Leave it out."
+        )
+    if weights is not None:
+        raise ConfigError(
+            f"weights: got {weights!r} with engine='llama.cpp', whose GGUF files are already"
+            " packed; expected none. Leave it out."
         )
     from paceline.llama_cpp.gguf_model import GgufModel
 

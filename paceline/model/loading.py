@@ -24,10 +24,11 @@ from transformers import (
 
 from paceline import demo
 from paceline.backend.model_products import draft_products, has_bfloat16_kernels
-from paceline.errors import ConfigError, did_you_mean
+from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle import checkpoint
 from paceline.model.eagle.modules import uses_target_states
+from paceline.model.load_options import dtype_named, require_packing_possible, usable_device
 from paceline.model.model_view import ModelView
 from paceline.model.quantisation import foreign_weights
 from paceline.model.reduced_vocabulary import keep_tokens, read_kept
@@ -39,7 +40,6 @@ _LOADERS = (
     (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
     (MODEL_FOR_MULTIMODAL_LM_MAPPING, AutoModelForMultimodalLM),
 )
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
@@ -47,6 +47,7 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     unpack: bool = True,
+    weights: str | None = None,
 ) -> PreTrainedModel:
     """Return a model in eval mode. A loaded model keeps its dtype and device.
 
@@ -57,10 +58,14 @@ def load_model(
         device: Torch device; "auto" selects a GPU if one is available.
         unpack: Whether a GGUF file is converted to a checkpoint. With False, the model uses the
             weights in the file, in bfloat16 on a CPU.
+        weights: Format into which the weights of a checkpoint are packed, "q8_0" or "q4_k", in
+            bfloat16 on a CPU. This changes the model. None keeps the weights.
     Raises:
         ConfigError: No model was found, the checkpoint is damaged or does not match its
             configuration, or the dtype or device is unknown.
     """
+    if weights is not None:
+        require_packing_possible(model, weights, dtype, device)
     if isinstance(model, PreTrainedModel):
         return model.eval()
     if not isinstance(model, str | Path):
@@ -68,8 +73,8 @@ def load_model(
             f"model: got a {type(model).__name__}; expected a directory, a hub id, a GGUF file or a"
             f" loaded transformers model.{_how_to_unwrap(model)}"
         )
-    torch_dtype = _torch_dtype(dtype)
-    device = _usable(device)
+    torch_dtype = dtype_named(dtype)
+    device = usable_device(device)
     reason = missing_source(model)
     if reason:
         raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {reason}")
@@ -79,6 +84,12 @@ def load_model(
 
         return load_packed(packed)
     source = checkpoint_source(model)
+    if weights is not None:
+        from paceline.model.weight_packing import load_with_packed_weights  # an optional package
+
+        return load_with_packed_weights(
+            source, weights, lambda: load_model(source, torch_dtype or "auto", device)
+        )
     loaded: Any
     try:
         loaded, loading_info = _auto_class(source).from_pretrained(
@@ -117,8 +128,8 @@ def must_unpack(
     """
     if unpack or packed_source(model) is None:
         return True
-    is_bfloat16 = dtype is None or _torch_dtype(dtype) in (None, torch.bfloat16)
-    if not is_bfloat16 or torch.device(_usable(device)).type != "cpu":
+    is_bfloat16 = dtype is None or dtype_named(dtype) in (None, torch.bfloat16)
+    if not is_bfloat16 or torch.device(usable_device(device)).type != "cpu":
         return True
     return unpack is None and not has_bfloat16_kernels()
 
@@ -135,19 +146,6 @@ def _auto_class(source: str) -> Any:
     return next(
         (auto for mapping, auto in _LOADERS if type(config) in mapping), AutoModelForCausalLM
     )
-
-
-def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
-    """Return the dtype with this name, or None for "auto".
-
-    Raises:
-        ConfigError: The name is not a dtype.
-    """
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
-        return None if isinstance(dtype, str) else dtype
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(str(dtype), {'auto', *_DTYPES})}")
-    return _DTYPES[dtype]
 
 
 def _how_to_unwrap(model: Any) -> str:
@@ -180,7 +178,7 @@ def load_draft(
     """
     source = demo.draft_of(model) if isinstance(model, str) else model
     if not isinstance(source, PreTrainedModel) and checkpoint.is_reading(str(source)):
-        return checkpoint.load(str(source), _torch_dtype(dtype), _usable(device))
+        return checkpoint.load(str(source), dtype_named(dtype), usable_device(device))
     loaded = load_model(source, dtype, device)
     if not isinstance(source, PreTrainedModel):
         vocabulary_ids = read_kept(
@@ -189,33 +187,6 @@ def load_draft(
         if vocabulary_ids is not None:
             keep_tokens(loaded, vocabulary_ids)
     return loaded
-
-
-def _usable(device: str | torch.device) -> str | torch.device:
-    """Return a device that exists; "auto" selects a GPU if one is available.
-
-    Raises:
-        ConfigError: This machine has no such device.
-    """
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        if torch.device(device).type == "meta":
-            raise RuntimeError("it has no memory")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-        count = torch.cuda.device_count()
-        devices = [
-            "auto",
-            "cpu",
-            *(f"cuda:{index}" for index in range(count)),
-            *["mps"] * torch.backends.mps.is_available(),
-        ]
-        raise ConfigError(
-            f"device: got {str(device)!r}, which torch cannot use here; expected one of:"
-            f" {', '.join(devices)}. Choose one."
-        ) from error
-    return device
 
 
 def _require_all_weights(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
@@ -23,6 +25,9 @@ from paceline.model.gguf_tensors import (
 )
 from paceline.model.settings import INPUT_MULTIPLE, OUTPUT_MULTIPLE
 
+# Files of a checkpoint with packed weights.
+WEIGHTS, BUFFERS = "weights.bin", "buffers.safetensors"
+
 
 def load_packed(path: Path) -> PreTrainedModel:
     """Return a model that reads its weights directly from its GGUF files.
@@ -33,12 +38,31 @@ def load_packed(path: Path) -> PreTrainedModel:
     files = gguf_header.files_of(path)
     try:
         stamps = [_stamp(file) for file in files]
-        folder = gguf_header.described(files)
-        maps = [torch.from_numpy(np.memmap(file, np.uint8, mode="c")) for file in files]
+        model = load_described(path, files, gguf_header.described(files))
     except OSError as error:
         raise ConfigError(
             f"model: {str(path)!r} cannot be read ({error}). Check the file and its permissions."
         ) from error
+    if [_stamp(file) for file in files] != stamps:
+        raise ConfigError(
+            f"model {str(path)!r}: the file changed while it was read; expected one that is"
+            " complete. Load it again."
+        )
+    return model
+
+
+def load_described(path: Path, files: Sequence[Path], folder: Path) -> PreTrainedModel:
+    """Return a model with packed weights from files described in a folder.
+
+    Args:
+        path: Name of the model, for errors.
+        files: Files with the weights.
+        folder: Folder with the configuration, the table of tensors, and any buffers.
+    Raises:
+        ConfigError: As for `load_packed`.
+        OSError: A file cannot be read.
+    """
+    maps = [torch.from_numpy(np.memmap(file, np.uint8, mode="c")) for file in files]
     table = TensorTable.load(folder)
     _require_known_formats(path, table)
     model = empty_model(AutoConfig.from_pretrained(folder))
@@ -49,12 +73,9 @@ def load_packed(path: Path) -> PreTrainedModel:
         entry = table.tensors[weight.tensor]
         blocks = _blocks(files[entry.file], maps[entry.file], weight.tensor, entry)
         _assign(model, name, _weight(model, name, blocks, table, weight, reordering))
+    if (folder / BUFFERS).is_file():
+        model.load_state_dict(load_file(folder / BUFFERS), strict=False)
     model.tie_weights()
-    if [_stamp(file) for file in files] != stamps:
-        raise ConfigError(
-            f"model {str(path)!r}: the file changed while it was read; expected one that is"
-            " complete. Load it again."
-        )
     return model.eval()
 
 
@@ -115,10 +136,15 @@ def _weight(
     return tensor
 
 
+def is_multiplied(module: nn.Module) -> bool:
+    """Return whether a module multiplies by its weight, or looks up its rows."""
+    return type(module) is nn.Linear or isinstance(module, nn.Embedding)
+
+
 def _is_packable(module: nn.Module, name: str, entry: TensorEntry, weight: WeightEntry) -> bool:
     shape = entry.shape
     return (
-        (type(module) is nn.Linear or isinstance(module, nn.Embedding))
+        is_multiplied(module)
         and name.endswith(".weight")
         and weight.order != -1
         and len(shape) == 2

@@ -74,3 +74,13 @@ CHECKED_TREE, CHECKED_PATH = (-1, 0, -1, 2, 2), (2, 4)
 
 # The same for a model that verifies only chains.
 CHECKED_CHAIN, CHECKED_CHAIN_PATH = (-1, 0, 1, 2), (0, 1)
+
+# Number of values that `block_encoding` encodes at a time. Its temporary tensors, 256 KiB each,
+# then fit into the L2 cache.
+VALUES_PER_CHUNK = 1 << 16
+
+# Candidates for the number of levels of a Q4_K sub-block, minus 15.
+LEVEL_SHIFTS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
+
+# Packed weights start at multiples of this many bytes in a file, the size of a cache line.
+WEIGHT_ALIGNMENT = 64

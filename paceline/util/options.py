@@ -13,6 +13,7 @@ from paceline.util.util_settings import MAX_THREADS
 T = TypeVar("T")
 EngineName = Literal["transformers", "llama.cpp"]  # library that runs the target
 ENGINE: EngineName = "transformers"
+WeightFormat = Literal["q8_0", "q4_k"]  # into which a checkpoint's weights are packed
 InvarianceWord = Literal["auto", "on", "off"]  # on a command line
 INVARIANCE_WORDS: dict[InvarianceWord, bool | Literal["auto"]] = {
     "auto": "auto",
@@ -37,6 +38,8 @@ class ModelOptions:
             bit; auto enables this if it costs less than 5 %.
         unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache, instead of computing with
             its packed weights. Default: only if the processor lacks AVX512_BF16 and AMX.
+        weights: Pack the weights of a safetensors checkpoint, on a CPU: q8_0 or q4_k. This changes
+            the model. Default: the weights stay as they are.
         engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.
 
     Raises:
@@ -50,6 +53,7 @@ class ModelOptions:
     threads: int | None = None
     batch_invariant: InvarianceWord = "auto"
     unpack: bool | None = None
+    weights: WeightFormat | None = None
     engine: EngineName = ENGINE
 
     @property
