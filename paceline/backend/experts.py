@@ -18,6 +18,7 @@ from paceline.backend.interface import Backend
 from paceline.backend.overrides import ForwardOverride, is_free
 from paceline.backend.plain_tensors import PLAIN, is_matrix, is_plain
 from paceline.backend.product_calls import (
+    ConvolutionOverride,
     DenseExpertsOverride,
     MixerOverride,
     PaddedLinearOverride,
@@ -107,6 +108,10 @@ def routing_overrides(
             overrides[module] = RouterOverride
         elif _is_multiplying_mixer(module):
             overrides[module] = MixerOverride
+        elif _has_grouped_convolution(module):
+            overrides |= dict.fromkeys(
+                filter(_is_convolution, module.children()), ConvolutionOverride
+            )
         applies |= is_depthwise(module)
     return overrides if applies else {}
 
@@ -187,5 +192,21 @@ def _is_multiplying_mixer(module: nn.Module) -> bool:
     return (
         any(map(is_depthwise, module.children()))
         and any(map(is_matrix, module.parameters(recurse=False)))
+        and is_free(module)
+    )
+
+
+def _has_grouped_convolution(module: nn.Module) -> bool:
+    """Return True for a mixer with a depthwise and another convolution."""
+    children = [child for child in module.children() if isinstance(child, nn.Conv1d)]
+    return any(map(is_depthwise, children)) and not all(map(is_depthwise, children))
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    """Return True for a plain convolution without padding."""
+    return (
+        type(module) is nn.Conv1d
+        and (module.padding, module.stride, module.dilation) == ((0,), (1,), (1,))
+        and all(map(is_plain, module.parameters()))
         and is_free(module)
     )

@@ -65,6 +65,33 @@ class MixerOverride(ForwardOverride):
         return _ProductCalls(self.products.backend, {Tensor.matmul: _multiply_columns})
 
 
+class ConvolutionOverride(ForwardOverride):
+    """Computes a convolution without padding as products of each token's window."""
+
+    __slots__ = ()
+
+    def __call__(self, columns: Tensor) -> Tensor:
+        """Return the convolution of [batch, channels, tokens]."""
+        module: Any = self.module
+        weight, bias = module.weight, module.bias
+        outer, inner, size = weight.shape
+        windows = columns.unfold(2, size, 1).transpose(1, 2)  # [batch, tokens, channels, size]
+        if inner == 1 and outer == module.groups:
+            factors = weight[:, 0].float()
+            total = torch.zeros(windows.shape[:-1]) if bias is None else bias.float()
+            for step in range(size):
+                total = total + windows[..., step].float() * factors[:, step]
+            return total.to(columns.dtype).transpose(1, 2)
+        groups = windows.reshape(*windows.shape[:2], module.groups, inner * size).unbind(2)
+        weights = weight.flatten(1).chunk(module.groups)
+        biases = [None] * module.groups if bias is None else bias.chunk(module.groups)
+        products = [
+            _multiply_padded(self.products.backend, rows, group_weight, group_bias)
+            for rows, group_weight, group_bias in zip(groups, weights, biases, strict=True)
+        ]
+        return torch.cat(products, dim=-1).transpose(1, 2)
+
+
 class _ProductCalls(TorchFunctionMode):
     """Redirects products that this thread computes with torch functions.
 

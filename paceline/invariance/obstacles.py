@@ -7,8 +7,7 @@ from transformers import PreTrainedModel
 from paceline.attention import why_not_by_position
 from paceline.core.settings import BatchInvariant
 from paceline.model.layer_kinds import states_of
-from paceline.model.mixers.recurrence import recurrence_mixer
-from paceline.model.mixers.seam import mixers_of
+from paceline.model.mixers.seam import mixer_for, mixers_of
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
 
@@ -48,7 +47,7 @@ def _why_not_recurrent(model: PreTrainedModel) -> str | None:
     if not states or (
         model.device.type == "cpu"
         and len(mixers) == len(states)
-        and all(recurrence_mixer(mixer) is not None for mixer in mixers.values())
+        and all(mixer_for(mixer).folds for mixer in mixers.values())
     ):
         return None
     return (

@@ -262,8 +262,8 @@ class RowMixer(RowModule):
             batch = _single_tokens(len(rows), is_prompt)
             output, update = mixer(rows[None].contiguous(), batch, layer, _call_nothing)
             update.commit(layer, batch, [[]] * len(rows))
-        result: Tensor = output[0]
-        return result
+        results = output if isinstance(output, tuple) else (output,)
+        return torch.cat([result[0].flatten(1) for result in results], dim=1)
 
 
 def _call_nothing(hidden: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.errors import CapacityError, ConfigError
 from tests.support import models
-from tests.support.recurrent_models import BRANCHING, CHAINED
+from tests.support.recurrent_models import BRANCHING, CHAINED, WINDOWED
 from tests.support.shared import ScriptedTree, reference
 from tests.support.tree_models import VOCAB
 
@@ -25,7 +25,7 @@ WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
 FAST = ("lfm2", "qwen3_5", "granitemoehybrid", "nemotron_h", "zaya")
 SIZES = [
     *((name, 5) for name in FAST),
-    *(pytest.param(name, 20, marks=pytest.mark.slow) for name in (*BRANCHING, *CHAINED)),
+    *(pytest.param(name, 20, marks=pytest.mark.slow) for name in (*BRANCHING, *WINDOWED, *CHAINED)),
 ]
 
 
@@ -77,7 +77,7 @@ CORE = ("lfm2", "granitemoehybrid", "nemotron_h", "zaya")
 
 
 @pytest.mark.parametrize("chunk", [1, 64])
-@pytest.mark.parametrize("name", CORE[:3])
+@pytest.mark.parametrize("name", CORE)
 def test_prompts_in_chunks_give_the_same_answers(name: str, chunk: int) -> None:
     known = known_answers(name, 3)
     llm = LLM(make(name), ScriptedTree(known, VOCAB), max_batch=2)
@@ -86,7 +86,7 @@ def test_prompts_in_chunks_give_the_same_answers(name: str, chunk: int) -> None:
     assert [out.token_ids for out in outs] == [*known.values()]
 
 
-@pytest.mark.parametrize("name", CORE[:3])
+@pytest.mark.parametrize("name", CORE)
 def test_no_token_is_fed_twice(name: str) -> None:
     known = known_answers(name, 3)
     engine = Engine(make(name), ScriptedTree(known, VOCAB), max_batch=3)
@@ -168,7 +168,7 @@ def test_batch_invariance_says_why_it_is_off() -> None:
     assert not llm.invariance.on
     assert "has 1 recurrent layers, and 'auto' tries" in llm.invariance.reason
     with pytest.raises(ConfigError, match="recurrent"):
-        LLM(make("zaya"), "none", batch_invariant=True)
+        LLM(make("inkling"), "none", batch_invariant=True)
 
 
 def test_states_count_towards_the_memory_of_the_cache() -> None:

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tests.support.recurrent_models import BRANCHING, CHAINED
+from tests.support.recurrent_models import BRANCHING, CHAINED, WINDOWED
 from tests.support.refused_models import REFUSED
 from tests.support.rotary_models import PHI, PHI_AUDIO, PHI_VISION, ROTARY, long_rope
 from tests.support.tree_models import CHAINS, HEADS, SLIDING, TREES, gpt2, llama
@@ -27,6 +27,7 @@ _TABLE = (
     | CHAINS
     | BRANCHING
     | CHAINED
+    | WINDOWED
     | REFUSED
     | ROTARY
     | {

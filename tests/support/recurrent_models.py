@@ -189,8 +189,8 @@ BRANCHING |= {
     ),
 }
 
-# Drafts are chains: the states are part of attention.
-CHAINED: dict[str, tuple[str, dict[str, Any]]] = {
+# Drafts are trees: the states are the last inputs of attention's projections.
+WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "zaya": (
         "zaya",
         llama(
@@ -203,5 +203,9 @@ CHAINED: dict[str, tuple[str, dict[str, Any]]] = {
             **HEADS,
         ),
     ),
+}
+
+# Drafts are chains: the states are part of attention.
+CHAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "inkling": ("inkling_text", llama(logits_mup_width_multiplier=1.0, **_INKLING, **HEADS)),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -44,10 +44,10 @@ class Mixer(Protocol):
 
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
-    ) -> tuple[Tensor, StateUpdate]:
-        """Return the mixer's output, and the update for the commit.
+    ) -> tuple[Any, StateUpdate]:
+        """Return the mixer's output or outputs, and the update for the commit.
 
-        The output has the layout of the input. The stored states change only at the commit.
+        An output has the layout of the input. The stored states change only at the commit.
 
         Args:
             hidden: Inputs to the module, [rows, columns, hidden].

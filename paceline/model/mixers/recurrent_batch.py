@@ -33,7 +33,7 @@ class RecurrentBatch:
             [requests, width]; -1 means that the token follows the stored state.
         trees: Draft tree of each request.
         on_device: Tensors already copied by `tensor`, by name and device.
-        derived: Values that mixers compute once per forward pass, by name.
+        derived: Values that mixers compute once per forward pass, by name or key.
     """
 
     slots: IntArray
@@ -44,7 +44,7 @@ class RecurrentBatch:
     parents: IntArray
     trees: Sequence[DraftTree]
     on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict)
-    derived: dict[str, Any] = field(default_factory=dict)
+    derived: dict[Any, Any] = field(default_factory=dict)
 
     def tensor(self, name: str, device: torch.device) -> Tensor:
         """Return an array as a tensor on a device, copying it only once.

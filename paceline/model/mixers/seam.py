@@ -18,6 +18,7 @@ from paceline.model.mixers.mixer import Mixer, StateUpdate
 from paceline.model.mixers.recurrence import recurrence_mixer
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
 from paceline.model.mixers.upstream import UpstreamMixer
+from paceline.model.mixers.window import window_mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,9 @@ class MixerForward:
 def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[int, nn.Module]:
     """Return the mixer of each layer that has states, by layer index.
 
-    A mixer is a layer's replacement for attention: a module that takes an attention mask and has a
-    depthwise convolution and a layer index. If a layer does not have exactly one such module, its
-    states cannot be separated from attention, and the result is empty.
+    A mixer is a layer's replacement for attention or for its projections, with a depthwise
+    convolution and a layer index. If a layer does not have exactly one such module, its states
+    cannot be separated from attention, and the result is empty.
 
     Args:
         model: Model to search.
@@ -121,7 +122,8 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
         index = getattr(module, "layer_idx", None)
         if index in candidates and any(map(is_depthwise, module.children())):
             parameters = inspect.signature(module.forward).parameters
-            candidates[index] += [module] if "attention_mask" in parameters else []
+            is_mixer = "attention_mask" in parameters or window_mixer(module) is not None
+            candidates[index] += [module] if is_mixer else []
     if any(len(modules) != 1 for modules in candidates.values()):
         return {}
     return {index: modules[0] for index, modules in candidates.items()}
@@ -134,4 +136,4 @@ def mixer_for(twin: nn.Module, override: ForwardOverride | None = None) -> Mixer
         twin: The view's copy of the module.
         override: Override for the products that the mixer computes itself; None means torch's.
     """
-    return recurrence_mixer(twin, override) or UpstreamMixer(twin)
+    return recurrence_mixer(twin, override) or window_mixer(twin) or UpstreamMixer(twin)

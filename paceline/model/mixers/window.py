@@ -1,0 +1,149 @@
+"""Run projections that mix each token with a few tokens before it.
+
+The state of such a module is its last inputs. `WindowMixer` calls the module's own `forward`
+without a cache, on one sequence. It contains the stored inputs and pending tokens of each request.
+All tree nodes follow, each after the few tokens before it on its path. The outputs of such repeated
+tokens are not used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.backend.recurrences import FoldedStates
+from paceline.core.tree import IntArray
+from paceline.kv_cache.state_layer import StateLayer
+from paceline.model.mixers.mixer import MixerCall, StateUpdate
+from paceline.model.mixers.recurrence_call import token_tree
+from paceline.model.mixers.recurrent_batch import RecurrentBatch
+from paceline.recurrence.choice import recurrences_for
+
+_NAME = "window.0"
+
+
+class WindowMixer:
+    """Runs a module over draft trees, from the last inputs of each request.
+
+    Args:
+        module: The view's copy of the module.
+        forward: `forward` method of the module's class, without decorators.
+    """
+
+    folds = True
+
+    def __init__(self, module: nn.Module, forward: FunctionType) -> None:
+        self._forward = MethodType(forward, module)
+        self._size: int = module.conv_kernel_size  # type: ignore[assignment]
+
+    def __call__(
+        self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
+    ) -> tuple[Any, StateUpdate]:
+        """Return the outputs, and the update for the stored inputs; see `Mixer`."""
+        rows = hidden.flatten(0, 1)
+        held = layer.store(_NAME, (self._size, rows.shape[1]), rows.dtype, rows.device)
+        sequence, positions = _sequence(batch, self._size, len(rows), rows.device)
+        slots = batch.tensor("slots", rows.device)
+        inputs = torch.cat([held[slots].flatten(0, 1), rows])[sequence]
+        results = self._forward(inputs[None], None)
+        shape = hidden.shape[:2]
+        outputs = tuple(result[0][positions].view(*shape, *result.shape[2:]) for result in results)
+        return outputs, _Append(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """Appends the inputs of pending tokens and accepted nodes to the stored ones.
+
+    Attributes:
+        rows: Inputs of the forward pass, [tokens, hidden].
+    """
+
+    rows: Tensor
+
+    def commit(
+        self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
+    ) -> None:
+        """Advance the stored inputs by the pending tokens and the accepted nodes."""
+        path = token_tree(batch).accepted_path(accepted)
+        states = FoldedStates(layer.held[_NAME], batch.tensor("slots", self.rows.device), None)
+        recurrences_for(self.rows).fold_convolution(self.rows, path, states)
+
+
+def window_mixer(twin: nn.Module) -> WindowMixer | None:
+    """Return a `WindowMixer` for a module, or None if it is not supported.
+
+    Before a text, the module pads the inputs of its convolutions with zeros. This equals inputs of
+    zeros, unless a projection has a bias.
+
+    Args:
+        twin: The view's copy of the module.
+    """
+    forward = inspect.unwrap(type(twin).forward)
+    hooked = "forward" in vars(twin) or any(hasattr(m, "_hf_hook") for m in twin.modules())
+    if hooked or not isinstance(forward, FunctionType) or not hasattr(twin, "conv_kernel_size"):
+        return None
+    _, *arguments = inspect.signature(forward).parameters
+    biased = any(
+        isinstance(child, nn.Linear) and child.bias is not None for child in twin.children()
+    )
+    supported = arguments == ["hidden_states", "cache", "conv_mask"] and not biased
+    return WindowMixer(twin, forward) if supported else None
+
+
+def _sequence(
+    batch: RecurrentBatch, size: int, num_columns: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the module's input sequence, and where the outputs of columns are.
+
+    Args:
+        batch: Tokens of the forward pass.
+        size: Number of stored inputs per request.
+        num_columns: Number of columns of the forward pass.
+        device: Device of the results.
+    Returns:
+        Sources of the sequence, which are the stored inputs of all requests followed by the
+        columns, int64 [length]; and positions in the sequence, int64 [num_columns].
+    """
+    key = "window", size, num_columns, device
+    if key not in batch.derived:
+        sources, positions = _lay_out(batch, size, num_columns)
+        batch.derived[key] = (
+            torch.from_numpy(sources).to(device),
+            torch.from_numpy(positions).to(device),
+        )
+    result: tuple[Tensor, Tensor] = batch.derived[key]
+    return result
+
+
+def _lay_out(batch: RecurrentBatch, size: int, num_columns: int) -> tuple[IntArray, IntArray]:
+    requests, width = batch.columns.shape
+    stored = np.arange(requests * size, dtype=np.int64).reshape(requests, size)
+    # Index `size + j` is token j of a request; smaller indices are its stored inputs.
+    sources = np.concatenate([stored, requests * size + batch.columns], axis=1)
+    positions = np.zeros(num_columns, dtype=np.int64)
+    parts: list[IntArray] = []
+    length = 0
+    for row, pending in enumerate(batch.pending.tolist()):
+        parts.append(sources[row, : size + pending])
+        positions[batch.columns[row, :pending]] = length + size + np.arange(pending)
+        length += size + pending
+    offsets = np.arange(width)
+    is_node = (offsets >= batch.pending[:, None]) & (
+        offsets < (batch.pending + batch.nodes)[:, None]
+    )
+    rows, tokens = np.nonzero(is_node)
+    windows = np.empty((len(rows), size + 1), dtype=np.int64)
+    current = tokens
+    for step in range(size, -1, -1):
+        windows[:, step] = sources[rows, size + current]
+        current = np.where(current >= 0, batch.parents[rows, current], current - 1)
+    positions[batch.columns[rows, tokens]] = length + size + np.arange(len(rows)) * (size + 1)
+    return np.concatenate([*parts, windows.ravel()]), positions
