@@ -11,6 +11,8 @@ VENV_LOWEST := .venv-lowest
 VENV_NEWEST := .venv-newest
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
+KERNELS := $(shell grep -rl 'util.compiled import' paceline --include='*.py')
 # Every drafter, the drop-in for transformers, the server, GGUF files.
 SMOKE := tests/test_lossless.py::test_greedy_equals_generate tests/integrations/test_equality.py \
          tests/serve/test_openai_client.py tests/model/test_gguf.py
@@ -24,11 +26,16 @@ $(STAMP): pyproject.toml constraints.txt scripts/install scripts/smollm2.txt
 	scripts/install $(PYTHON) $(VENV) constraints.txt dev
 	touch $@
 
+# Compiled code is stored beside its source. This file is as old as the last time all of it was compiled.
+$(COMPILED): $(STAMP) $(KERNELS)
+	@$(BIN)/python scripts/compile_kernels.py
+	@touch $@
+
 demo: $(STAMP)
-	@$(BIN)/python scripts/compile_kernels.py & $(BIN)/paceline demo; status=$$?; wait; exit $$status
+	@$(MAKE) --no-print-directory $(COMPILED) & $(BIN)/paceline demo; status=$$?; wait; exit $$status
 
 test: $(STAMP)
-	@$(BIN)/python scripts/compile_kernels.py & compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
+	@$(MAKE) --no-print-directory $(COMPILED) & compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-all: lint

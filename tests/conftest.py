@@ -53,19 +53,25 @@ def pytest_configure(config: pytest.Config) -> None:
 _LONGEST = (
     "real",
     "test_lossless.py",
-    "test_docs.py",
     "test_distribution.py",
     "test_rotary.py",
-    "test_device_traffic.py",
-    "test_gpu_day.py",
-    "test_ouroboros.py",
-    "test_architectures.py",
-    "test_serving.py",
-    "test_grammars.py",
+    "test_docs.py",
     "test_demo.py",
+    "test_device_traffic.py",
+    "test_architectures.py",
+    "test_ouroboros.py",
+    "test_gpu_day.py",
+    "test_grammars.py",
+    "test_recurrent.py",
+    "test_contract.py",
     "test_padded_vocabulary.py",
-    "test_not_numbers.py",
+    "test_kv_cache_manager.py",
+    "test_serving.py",
+    "test_kept_vocabulary.py",
     "test_length_rules.py",
+    "test_not_numbers.py",
+    "test_sssd.py",
+    "test_parallel.py",
 )
 
 
@@ -132,9 +138,9 @@ def converted_smollm2(pytestconfig: pytest.Config) -> None:
 
     if pytestconfig.cache is None:
         return
-    for kind in (gguf.KIND, gguf_header.KIND):
+    for kind, name in ((gguf.KIND, "smollm2"), (gguf_header.KIND, "smollm2-header")):
         with suppress(FileExistsError):  # another process linked it
-            (cache.root() / kind).symlink_to(pytestconfig.cache.mkdir(f"smollm2-{kind}"))
+            (cache.root() / kind).symlink_to(pytestconfig.cache.mkdir(name))
 
 
 @pytest.fixture

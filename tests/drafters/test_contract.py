@@ -13,7 +13,7 @@ from paceline.core.request import Request
 from paceline.drafters import available
 from paceline.drafters.contract import CheckedDrafter, leftovers
 from paceline.errors import DrafterError
-from tests.support.shared import COUNT, MOST_SPECS, RAGGED, SPECS, Pair, check_aborts
+from tests.support.shared import COUNT, MOST_SPECS, RAGGED, VARIANTS, Pair, check_aborts
 
 
 class Watched(CheckedDrafter):
@@ -33,7 +33,11 @@ class Watched(CheckedDrafter):
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [*((name, 0.0) for name in SPECS), *((name, 1.0) for name in available())],
+    [
+        *((name, 0.0) for name in VARIANTS),
+        *((name, 1.0) for name in available()),
+        *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in available()),
+    ],
 )
 def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: float) -> None:
     """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""

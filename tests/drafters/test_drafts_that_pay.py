@@ -65,7 +65,7 @@ def decoded(
     return [request.output_ids for request in requests], drafter
 
 
-@pytest.mark.parametrize(("curve", "batch"), [("free", 3), ("knee", 1), ("dear", 1)])
+@pytest.mark.parametrize(("curve", "batch"), [("free", 3), ("knee", 1), ("dear", 3)])
 @pytest.mark.parametrize("spec", SPECS)
 def test_answers_are_plain_decodings_and_trees_are_cut_from_the_end(
     pair: Pair, spec: str, batch: int, curve: str

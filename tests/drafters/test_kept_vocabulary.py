@@ -28,7 +28,7 @@ from paceline.model.loading import draft_lm, load_draft
 from paceline.model.reduced_vocabulary import FILE, ReducedLMHead, keep_tokens, read_kept, save_kept
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair, fits, with_head, without_budget
-from tests.verification.test_distribution import EOS, PLAIN, TRUNCATED, answers, law, sample
+from tests.verification.test_distribution import ENOUGH, EOS, PLAIN, TRUNCATED, answers, law, sample
 
 DATA = Path(__file__).parents[1] / "data"
 KEPT = [EOS, 3, 4]  # of six tokens
@@ -125,7 +125,7 @@ def test_another_distribution_than_the_kept_one_is_noticed() -> None:
     drafter = WholeVocabulary(
         DraftModelOptions(max_draft_tokens=3), CachedLM(reduced(make("six_words_draft"), KEPT))
     )
-    assert not fits(sample(drafter, PLAIN), law(PLAIN))
+    assert not fits(sample(drafter, PLAIN, ENOUGH), law(PLAIN))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -52,7 +52,10 @@ def test_compat_repeats_the_public_code_step_by_step(pair: Pair, name: str) -> N
     assert [out.stats.target_forwards for out in outs] == GOLDEN["runs"][name]["target_forwards"]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name.endswith("_pp") else ()) for name in RUNS],
+)
 def test_the_defaults_need_fewer_forwards(pair: Pair, name: str) -> None:
     outs = golden_run(pair, name)
     assert [out.token_ids for out in outs] == GOLDEN["answers"]

@@ -60,13 +60,17 @@ def draft(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
-    "spec",
+    ("spec", "batch"),
     [
-        "draft_model:other_tokenizer=true",
-        "draft_model:other_tokenizer=true,max_draft_tokens=3",
-        "auto:other_tokenizer=true",
+        ("draft_model:other_tokenizer=true", 1),
+        ("draft_model:other_tokenizer=true", 3),
+        ("draft_model:other_tokenizer=true,max_draft_tokens=3", 3),
+        ("auto:other_tokenizer=true", 3),
+        pytest.param(
+            "draft_model:other_tokenizer=true,max_draft_tokens=3", 1, marks=pytest.mark.slow
+        ),
+        pytest.param("auto:other_tokenizer=true", 1, marks=pytest.mark.slow),
     ],
 )
 def test_greedy_answers_are_the_targets(

@@ -38,10 +38,14 @@ BOUNDED = [name for name in ROTARY if "dynamic" in name]
 FEW = ("phi3_longrope", "llama_dynamic")  # the other models run the same code
 WITH_INVARIANCE = [
     pytest.param(
-        name, invariant, marks=() if invariant == "auto" or name in FEW else pytest.mark.slow
+        name,
+        invariant,
+        drafts,
+        marks=() if name in FEW or (invariant, drafts) == ("auto", "right") else pytest.mark.slow,
     )
     for name in ROTARY
     for invariant in (False, "auto")
+    for drafts in ("none", "right", "random")
 ]
 AS_DRAFTS = [
     pytest.param(name, spec, marks=() if number == 0 or name in FEW else pytest.mark.slow)
@@ -95,15 +99,21 @@ def known_answers(model: Any, each: list[list[int]]) -> dict[tuple[int, ...], li
     return {tuple(prompt): reference(model, prompt, COUNT) for prompt in each}
 
 
-@pytest.mark.parametrize(("name", "invariant"), WITH_INVARIANCE)
-def test_short_and_long_texts_in_a_batch_answer_as_alone(name: str, invariant: Any) -> None:
+@pytest.mark.parametrize(("name", "invariant", "drafts"), WITH_INVARIANCE)
+def test_short_and_long_texts_in_a_batch_answer_as_alone(
+    name: str, invariant: Any, drafts: str
+) -> None:
     model = make(name)
     each = prompts(name)
     known = known_answers(model, each)
-    for drafter in ("none", ScriptedTree(known, VOCAB), random_trees()):
-        llm = LLM(model, drafter, batch_invariant=invariant, max_batch=3)
-        llm.model.prefill_chunk = 24  # long prompts come in parts
-        assert [out.token_ids for out in llm.generate(each, PARAMS)] == [*known.values()]
+    drafters: dict[str, str | Drafter] = {
+        "none": "none",
+        "right": ScriptedTree(known, VOCAB),
+        "random": random_trees(),
+    }
+    llm = LLM(model, drafters[drafts], batch_invariant=invariant, max_batch=3)
+    llm.model.prefill_chunk = 24  # long prompts come in parts
+    assert [out.token_ids for out in llm.generate(each, PARAMS)] == [*known.values()]
 
 
 @pytest.mark.parametrize("name", MOST_SLOW)
@@ -174,7 +184,15 @@ def test_sampled_text_is_the_same_with_drafts(name: str) -> None:
         assert [out.token_ids for out in LLM(model, drafter).generate(each, params)] == plain
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name in ("phi3_longrope", "llama_longrope") else pytest.mark.slow
+        )
+        for name in LONG
+    ],
+)
 def test_bits_do_not_depend_on_texts_of_other_lengths(name: str) -> None:
     if name.startswith("phimoe"):
         pytest.skip("a mixture of experts, which is refused")

@@ -20,7 +20,7 @@ from paceline.backend.block_formats import BLOCK_FORMATS
 from paceline.backend.packed_weight import PackedWeight
 from paceline.draft_head.find import find_draft_head
 from paceline.errors import ConfigError
-from paceline.model import loading, packed_model
+from paceline.model import gguf_header, loading, packed_model
 from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
@@ -89,7 +89,7 @@ def test_tokenizer_and_ends_come_from_the_header(
     assert llm.tokenizer.chat_template == TEMPLATE
     assert "converting" not in capsys.readouterr().err
     assert not list(folder.glob("gguf-v1/*"))
-    assert not list(folder.glob("gguf-header-v1/*/*.safetensors"))
+    assert not list(folder.glob(f"{gguf_header.KIND}/*/*.safetensors"))
 
 
 def test_blocks_are_used_where_the_file_is_mapped(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_damaged_files_are_refused(tmp_path: Path, folder: Path, damage: Any, wo
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ConfigError, match=words):
         LLM(path, "none", unpack=False)
-    assert not list(folder.glob("gguf-header-v1/*/paceline.json"))
+    assert not list(folder.glob(f"{gguf_header.KIND}/*/paceline.json"))
 
 
 def test_unknown_formats_are_refused_with_the_list(
