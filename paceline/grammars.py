@@ -258,8 +258,7 @@ def _llguidance() -> Any:
         return importlib.import_module("llguidance")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "grammar: got no llguidance; expected it installed. Run: pip install"
-            " 'paceline[grammar]'."
+            "grammar: llguidance is not installed. Run: pip install 'paceline[grammar]'."
         ) from error
 
 

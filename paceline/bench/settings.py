@@ -43,7 +43,8 @@ class CostScale:
         match = re.fullmatch(r"(\d+)x(\d+)", spec.strip().lower())
         if match is None:
             raise ConfigError(
-                f"cost scale {spec!r} is not WIDTHxLAYERS; write for example '1024x12'."
+                f"cost scale {spec!r} does not have the form WIDTHxLAYERS. Write, for example,"
+                " '1024x12'."
             )
         return CostScale(int(match[1]), int(match[2]))
 

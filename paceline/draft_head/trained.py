@@ -77,15 +77,17 @@ def load(path: str | Path, model: CachedLM) -> Weights:
     closeness = card.closeness(model)
     if closeness < MIN_SKETCH_COSINE:
         raise ConfigError(
-            f"draft head {str(path)!r}: got a model of another shape than {card.target!r}, for"
-            f" which it was trained, or one whose embedding has a cosine of {closeness:.2f} to that"
-            f" model's; expected {MIN_SKETCH_COSINE} or above. Train one for this model."
+            f"draft head {str(path)!r} was trained for {card.target!r}. This model has a"
+            f" different shape, or its embedding is too different (cosine similarity"
+            f" {closeness:.2f}; expected at least {MIN_SKETCH_COSINE}). Train a head for this"
+            " model."
         )
     if closeness < WARN_SKETCH_COSINE:
         warnings.warn(
-            f"draft head {str(path)!r} was trained for {card.target!r}, and this model's embedding"
-            f" has a cosine of only {closeness:.2f} to that model's: fewer of its tokens may be"
-            " accepted. Train one for this model, or leave it out (auto:draft_head=false).",
+            f"draft head {str(path)!r} was trained for {card.target!r}. The cosine similarity of"
+            f" the two models' embeddings is only {closeness:.2f}, so fewer of its tokens may be"
+            " accepted. Train a head for this model, or leave the head out"
+            " (auto:draft_head=false).",
             stacklevel=2,
         )
     weights = weights.limited_to(len(embedding_and_head(model)[1].weight))

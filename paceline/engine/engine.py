@@ -224,8 +224,8 @@ class Engine(SharedSteps):
         with self._turn, self._drafters_turn:
             if self._stepping:
                 raise ConfigError(
-                    "got a call from inside a step of the same engine; expected none there. Use"
-                    " another LLM."
+                    "got a call from inside a step of the same engine; expected a call between"
+                    " steps. Use a separate LLM."
                 )
             self._stepping = True
             try:

@@ -62,9 +62,9 @@ class Turn:
         """
         if self.torn:
             raise ConfigError(
-                "got a call in a process that was forked while another thread used this model;"
-                " expected none, as the fork copied a half-made step. Fork while no request is"
-                " open, or load the model in the child."
+                "got a call in a process that was forked while another thread used this model,"
+                " so the copied state is incomplete. Fork while no request is open, or load the"
+                " model in the child."
             )
 
     def become_child(self) -> None:

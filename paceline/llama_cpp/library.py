@@ -132,8 +132,8 @@ def load_library() -> Library:
     for package, path in _library_files():
         return Library(path, _version_of(package))
     raise ConfigError(
-        "engine: got 'llama.cpp' and no llama.cpp library; expected the package xllamacpp or"
-        " llama-cpp-python. Run: pip install 'paceline[llama-cpp]'."
+        "engine: 'llama.cpp' needs the package xllamacpp or llama-cpp-python, and neither is"
+        " installed. Run: pip install 'paceline[llama-cpp]'."
     )
 
 

@@ -140,7 +140,7 @@ def write_error(content: str, path: Path, error: OSError) -> ConfigError:
 
 def _damaged(path: str | Path, number: int, reason: str) -> ConfigError:
     return ConfigError(
-        f"answers {str(path)!r}, line {number}: got a damaged line, as {reason}; expected it as it"
-        " was written. Delete it and all lines after it, and run the same command (`paceline"
-        " record`) again: it continues from there."
+        f"answers {str(path)!r}, line {number}: the line is damaged: {reason}. Delete it and all"
+        " lines after it, then run the same command (`paceline record`) again to continue from"
+        " there."
     )

@@ -128,7 +128,8 @@ def writing(
         lock.acquire()
     except Timeout as error:
         raise ConfigError(
-            f"answers {str(path)!r}: got a second writer; expected one. Wait for it, or end it."
+            f"answers {str(path)!r}: another process is writing this file. Wait for that process,"
+            " or end it."
         ) from error
     except OSError as error:
         raise write_error("answers", path, error) from error

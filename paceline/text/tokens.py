@@ -38,7 +38,7 @@ def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
     }
     if () in ways:
         raise ConfigError(
-            f"{where}: got {word!r}, which has no tokens; expected words of the tokenizer's. Leave"
-            " it out."
+            f"{where}: got {word!r}, which has no tokens; expected words that the tokenizer can"
+            " encode. Leave it out."
         )
     return ways

@@ -128,7 +128,7 @@ def test_a_file_of_another_kind_version_or_vocabulary(
     path.write_bytes(b"")
     with pytest.raises(ConfigError, match="got a file that cannot be read"):
         create(name, pool_file=str(path))
-    with pytest.raises(ConfigError, match="got no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         create(name, pool_file=str(tmp_path / "nowhere" / "kept"))
     assert made.pool_file is not None
     teach(made, {(3,): [(99, 0.5)]})

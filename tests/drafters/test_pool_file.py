@@ -155,7 +155,7 @@ def test_a_file_of_another_kind_version_or_vocabulary(pair: Pair, tmp_path: Path
         drafter(pair, path)
     with pytest.raises(ConfigError, match="got a file that cannot be read"):
         drafter(pair, tmp_path)
-    with pytest.raises(ConfigError, match="got no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         drafter(pair, tmp_path / "nowhere" / "phrases.pool")
     with pytest.raises(ConfigError, match="Choose one with pool_file=PATH"):
         create("ouroboros", draft_model=pair.draft).save_pool()  # type: ignore[attr-defined]
@@ -170,7 +170,7 @@ def test_cold_only_if_asked_and_the_refused_file_is_kept(pair: Pair, tmp_path: P
     path = tmp_path / "phrases.pool"
     theirs = pool_bytes(some_pool(), 50)
     path.write_bytes(theirs)
-    with pytest.warns(UserWarning, match="The pool begins empty"):
+    with pytest.warns(UserWarning, match="The drafter starts with an empty pool"):
         made = drafter(pair, path, on_invalid_file="reset")
     assert path.read_bytes() == theirs
     run(pair, made)

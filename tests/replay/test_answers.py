@@ -94,7 +94,7 @@ def test_any_changed_byte_is_found(tmp_path: Path) -> None:
         if index > first:
             line = complete.count(b"\n", 0, index) + 1
             with pytest.raises(
-                ConfigError, match=f"line {line}: got a damaged line|got 4 of its 5"
+                ConfigError, match=f"line {line}: the line is damaged|got 4 of its 5"
             ):
                 list(read_answers(path))
 
@@ -113,16 +113,14 @@ def test_lines_that_are_lost_doubled_or_moved_are_found_and_cutting_there_helps(
         path.write_bytes(b"".join([first, *changed]))
         for attempt in (lambda: list(read_answers(path)), lambda: fill(path)):
             with pytest.raises(
-                ConfigError, match="line 4: got a damaged line, as its checksum does not match"
+                ConfigError, match="line 4: the line is damaged: its checksum does not match"
             ):
                 attempt()
     path.write_bytes(b"".join([first, *lines[:2]]))
     assert fill(path).read_bytes() == complete
     with writing(tmp_path / "b.jsonl", SETTINGS, 5, 2) as file:
         file.write([*ANSWERS, ANSWERS[0]])
-    with pytest.raises(
-        ConfigError, match="line 7: got a damaged line, as there are more than the 5"
-    ):
+    with pytest.raises(ConfigError, match="line 7: the line is damaged: there are more than the 5"):
         list(read_answers(tmp_path / "b.jsonl"))
 
 
@@ -201,7 +199,10 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
 
 def test_one_writes_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    with writing(path, SETTINGS, 5, 2), pytest.raises(ConfigError, match="got a second writer"):
+    with (
+        writing(path, SETTINGS, 5, 2),
+        pytest.raises(ConfigError, match="another process is writing this file"),
+    ):
         fill(path)
     assert list(read_answers(fill(path))) == ANSWERS
 

@@ -46,8 +46,8 @@ class StateFile:
         self._cold, self._refused, self._due = cold, False, 0.0
         if not self.path.parent.is_dir():
             raise ConfigError(
-                f"pool {path!r}: got no folder {str(self.path.parent)!r}; expected an existing"
-                " one. Make it first."
+                f"pool {path!r}: the folder {str(self.path.parent)!r} does not exist. Create it"
+                " first."
             )
 
     def content(self) -> bytes | None:
@@ -68,7 +68,7 @@ class StateFile:
             if not self._cold:
                 raise
             self._refused = True
-            warnings.warn(f"{error} The pool begins empty, as asked.", stacklevel=3)
+            warnings.warn(f"{error} The drafter starts with an empty pool.", stacklevel=3)
             return None
 
     def save(self) -> None:

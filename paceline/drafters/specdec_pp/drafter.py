@@ -127,8 +127,8 @@ class SpecDecPP(ChainDrafter):
             head = AcceptanceHead.shipped(draft.model)
         except ConfigError as error:
             raise ConfigError(
-                "specdec_pp: got no head; expected one, since those that are shipped belong to the"
-                " shipped drafts. Train one for this draft model (`paceline head`) and pass"
+                "specdec_pp: no head was given, and the packaged heads belong to the packaged"
+                " draft models. Train a head for this draft model (`paceline head`) and pass"
                 f" head=DIRECTORY. [{error}]"
             ) from error
         return cls(options, draft, head)

@@ -155,7 +155,7 @@ def test_damage_is_noticed(damage: str, file: Path) -> None:
 
 
 def test_it_belongs_to_one_model(pair: Pair, file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="for which it was trained"):
+    with pytest.raises(ConfigError, match="its embedding is too different"):
         find_draft_head(CachedLM(redrawn(pair.target)), file)
     with pytest.raises(ConfigError, match="cannot be read"):
         LLM(pair.target, f"auto:draft_head={tmp_path / 'none'}")
