@@ -66,8 +66,8 @@ def recurrence_times() -> str:
             ratios = " | ".join(f"{times['relative'][count]:.2f}" for count in ("4", "8", "16"))
             lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
     setup = (
-        "CPU time of one forward pass relative to one token. The models have 8 layers at the widths"
-        f" of a model with 0.8 B parameters, in {content['dtype']} on one thread of an"
+        "CPU time of one forward pass, relative to a single token. The models have 8 layers, as"
+        f" wide as in a model with 0.8 B parameters, in {content['dtype']} on one thread of an"
         f" {content['processor']} processor. paceline also computes the matrix products."
     )
     return "\n".join([*lines, "", setup])
