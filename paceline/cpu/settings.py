@@ -54,7 +54,7 @@ PREFETCH_STREAMS = 4
 
 # Maximum number of rows of a layer that runs in one compiled call. With more rows, the time outside
 # the kernels hardly counts, and the memory of the results exceeds the L2 cache.
-MAX_LAYER_ROWS = 64
+MAX_LAYER_ROWS = 128
 
 # Attention
 

@@ -23,7 +23,7 @@ from paceline.util.files import parse_json
 from paceline.util.timing_settings import TIMING
 
 VARIABLE = "PACELINE_COST_CURVE"
-_KIND = "cost-v13"  # changes when the measured or saved data change
+_KIND = "cost-v14"  # changes when the measured or saved data change
 
 
 class Costs:

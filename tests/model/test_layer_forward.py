@@ -39,10 +39,9 @@ def calls_of(lm: CachedLM) -> list[LayerForward]:
 def logits(lm: CachedLM) -> list[Tensor]:
     """Logits of prompts of several lengths, then of steps with trees and without."""
     chance, rows = np.random.default_rng(0), []
-    lm.reserve(3, 128)
-    requests = [
-        Request(chance.integers(3, 90, length).tolist(), SamplingParams()) for length in (21, 5, 70)
-    ]
+    lm.reserve(3, 192)
+    prompts = [chance.integers(3, 90, length).tolist() for length in (21, 5, 140)]
+    requests = [Request(prompt, SamplingParams()) for prompt in prompts]
     for request in requests:
         lm.open(request)
         rows.append(lm.feed([request]))

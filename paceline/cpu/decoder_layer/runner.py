@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -84,11 +85,14 @@ class CpuDecoderLayers:
         self._sections = np.zeros((MAX_LAYER_ROWS + 1, count, NUM_PRODUCTS), dtype=np.int64)
         self._held: list[Any] = []  # tensors whose addresses are stored
         self._biases: list[tuple[Tensor, Tensor]] = []  # with their copies in float32
-        self._weights = [
-            (module._parameters, *_parameters(module), _address(module.weight))
-            for layer in layers
-            for module in _modules(layer)
+        modules = [module for layer in layers for module in _modules(layer)]
+        self._parameters = [module._parameters for module in modules]
+        self._weights, self._bias_parameters = zip(*map(_parameters, modules), strict=True)
+        # The blocks of packed weights never move.
+        self._plain_weights = [
+            weight for weight in self._weights if type(weight) is not PackedWeight
         ]
+        self._plain_addresses = [weight.data_ptr() for weight in self._plain_weights]
         self._pass: LayerPass | None = None
         self._describe_shape(shape)
         for index, layer in enumerate(layers):
@@ -122,12 +126,13 @@ class CpuDecoderLayers:
 
     def has_same_weights(self) -> bool:
         """Return whether all weights are those that were described."""
-        for held, weight, bias, data in self._weights:
-            if held["weight"] is not weight or held.get("bias") is not bias:
-                return False
-            if data and weight.data_ptr() != data:
-                return False
-        return True
+        weights = [held["weight"] for held in self._parameters]
+        biases = [held.get("bias") for held in self._parameters]
+        return (
+            all(map(operator.is_, weights, self._weights))
+            and all(map(operator.is_, biases, self._bias_parameters))
+            and [weight.data_ptr() for weight in self._plain_weights] == self._plain_addresses
+        )
 
     def _describe_shape(self, shape: _Shape) -> None:
         """Set the fields that are the same in all layers."""
@@ -234,11 +239,6 @@ def _parameters(module: Any) -> tuple[Any, Any]:
     """Return the weight and the bias (or None) of a module."""
     parameters = module._parameters
     return parameters["weight"], parameters.get("bias")
-
-
-def _address(weight: Any) -> int:
-    """Return the address of a plain weight; 0 for a packed weight."""
-    return 0 if type(weight) is PackedWeight else int(weight.data_ptr())
 
 
 def _activation_table(activation: Any) -> Tensor:
