@@ -31,6 +31,10 @@ class RetryPause:
         self._left = min(factor * self._next, self._max_steps)
         self._next = min(2 * self._left, self._max_steps)
 
+    def at_least(self, num_steps: int) -> None:
+        """Lengthen the current pause to `num_steps` steps."""
+        self._left = max(self._left, num_steps)
+
     def rest(self, num_steps: int) -> None:
         """Pause for exactly `num_steps` steps, without lengthening later pauses."""
         self._left = num_steps

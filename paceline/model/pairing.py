@@ -16,8 +16,8 @@ from paceline.text.retokenizer import Retokenizer
 from paceline.text.token_ids import TokenIds, difference, is_padded, size, token_ids_of
 
 _HELP = (
-    "Choose a draft model of the target's family, one with the target's tokenizer, or set the"
-    " drafter's option other_tokenizer=true."
+    "Choose a draft model with the target's tokenizer, or a drafter that accepts others:"
+    " draft_model:other_tokenizer=true or auto:other_tokenizer=true."
 )
 
 

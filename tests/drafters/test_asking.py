@@ -12,6 +12,7 @@ from paceline.core.delegating_drafter import DelegatingDrafter
 from paceline.core.drafter import Outcome
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE
+from paceline.draft_budget.retry_pause import RetryPause
 from paceline.drafters.auto.draft_model_gate import DraftModelGate, DraftModelGates
 from tests.support.shared import COUNT, Pair
 
@@ -45,6 +46,33 @@ def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(
     else:
         assert 3 <= early <= 60
         assert 3 <= late <= 0.02 * 1000
+
+
+@pytest.mark.parametrize(("gain", "seconds"), [(1, 8.0), (0, 2.0), (3, 40.0)])
+def test_trials_of_a_slow_draft_model_take_little_time(gain: int, seconds: float) -> None:
+    """Plain steps take a second and return a token."""
+    asking = DraftModelGate()
+    trials = asked(asking, 1000, gain, seconds) + asked(asking, 1000, gain, seconds)
+    tokens = 2000 + trials * gain
+    assert trials >= 1
+    assert (2000 + trials * seconds) / tokens < 1.03
+
+
+def test_another_number_of_requests_starts_with_the_nearest_measurements() -> None:
+    gates = DraftModelGates()
+    gates._by_number[1] = gate = DraftModelGate()
+    asked(gate, 50, 0, 8.0)
+    assert not gates.begin({1: EMPTY_TREE, 2: EMPTY_TREE}, is_timed=True)
+    assert gates._by_number[2] is not gate
+
+
+def test_a_step_with_prompts_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    gates = DraftModelGates()
+    gates._by_number[1] = gate = DraftModelGate()
+    asked(gate, 50, 0, 0.5)
+    monkeypatch.setattr(RetryPause, "waits", lambda self: False)
+    assert not gates.begin({1: EMPTY_TREE}, is_timed=False)
+    assert gates.begin({1: EMPTY_TREE}, is_timed=True)
 
 
 def test_a_few_unlucky_trials_do_not_decide() -> None:

@@ -15,14 +15,15 @@ from tokenizers import decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from paceline import LLM, SamplingParams, demo
+from paceline.drafters import create
 from paceline.drafters.draft_model import other_tokenizer
 from paceline.errors import ConfigError
-from paceline.model.loading import load_model
+from paceline.model.loading import load_draft, load_model
 from paceline.model.token_map import TokenMap, map_tokens
 from paceline.text.retokenizer import RetokenizedText, Retokenizer
 from paceline.text.settings import MAX_TAIL_CHARACTERS
 from tests.support.models import byte_tokenizer
-from tests.support.shared import COUNT, Pair, without_budget
+from tests.support.shared import COUNT, Pair, with_head, without_budget
 
 TEXTS = ["def add(a, b):", "def fib(n):", "Tom has 3 boxes of 12 eggs.", "Write a poem."]
 SPECIAL = 3  # pad, bos and eos come first, in both tokenizers
@@ -215,8 +216,24 @@ def test_logits_are_by_the_targets_ids() -> None:
         shared.reduced(np.array([1]))
 
 
+@pytest.mark.parametrize("spec", ["draft_model", "auto", "ouroboros", "specdec_pp"])
+def test_drafters_without_the_option_refuse_the_pair(
+    pair: Pair, tokenizer: Any, draft: Path, spec: str
+) -> None:
+    model = load_draft(draft)
+    if spec == "specdec_pp":
+        spec = with_head(spec, model)
+    with pytest.raises(ConfigError, match="draft_model:other_tokenizer=true or auto:other_") as one:
+        LLM(pair.target, spec, model, tokenizer)
+    assert "\n" not in str(one.value)
+
+
+@pytest.mark.parametrize("spec", ["ouroboros", "specdec_pp"])
+def test_the_option_belongs_to_two_drafters(spec: str) -> None:
+    with pytest.raises(ConfigError, match="other_tokenizer"):
+        create(f"{spec}:other_tokenizer=true")
+
+
 def test_what_cannot_be_mapped_is_refused(pair: Pair, tokenizer: Any, draft: Path) -> None:
-    with pytest.raises(ConfigError, match=r"or set the drafter's option other_tokenizer=true\."):
-        LLM(pair.target, "draft_model", draft, tokenizer)
     with pytest.raises(ConfigError, match="whose tokens have fixed texts for the draft"):
         LLM(pair.target, "draft_model:other_tokenizer=true", pair.draft, tokenizer)

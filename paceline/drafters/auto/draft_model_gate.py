@@ -8,13 +8,16 @@ of accepted tokens varies between texts.
 The gate runs the draft model if the time saved by the gain, at the current seconds per token,
 exceeds the cost. It uses an upper confidence bound (UCB) of the gain, so that a few trials do not
 switch the draft model off. The faster the draft model is, the more evidence the gate requires
-before closing. While the gate is closed, it retries with exponential back-off. The gain depends
+before closing. While the gate is closed, it retries with exponential back-off. Trials take at most
+a fixed share of the time, so a draft model that is slower than the target is tried rarely. A gate
+for a new number of requests starts with the measurements for the nearest number. The gain depends
 little on the confidence of the other sources, so the gate ignores that confidence
 (docs/development/design-notes.md).
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,13 +49,19 @@ class DraftModelGate:
         # Gains in tokens: their sum, the sum of their squares, and their count.
         self._sum, self._squares, self._count = prior * weight, (prior**2 + 1) * weight, weight
         self._token_s, self._step_s = DecayingMean(settings.decay), DecayingMean(settings.decay)
+        self._last_step_s = 0.0
         # The cost is a mean of logarithms, so outliers such as a prompt have little effect on it.
         self._log_cost = DecayingMean(settings.decay)
         self._pause = RetryPause(settings.min_pause, settings.max_pause)
         self._pause.start()
 
-    def is_open(self, num_requests: int) -> bool:
-        """Return whether the next step should run the draft model."""
+    def is_open(self, num_requests: int, may_try: bool = True) -> bool:
+        """Return whether the next step should run the draft model.
+
+        Args:
+            num_requests: Number of requests in the step.
+            may_try: Whether a closed gate may try the draft model in this step.
+        """
         if not self._log_cost.weight or not self._token_s.weight:
             return True
         cost = math.exp(self._log_cost.value)
@@ -61,7 +70,7 @@ class DraftModelGate:
             self._pause.reset()
             self._pause.start()
             return True
-        if self._pause.waits():
+        if not may_try or self._pause.waits():
             return False
         self._pause.start()
         return True
@@ -77,10 +86,13 @@ class DraftModelGate:
         """Record a step's new tokens and its duration, including the draft model."""
         self._token_s.add(seconds, tokens)
         self._step_s.add(seconds)
+        self._last_step_s = seconds
 
     def record_cost(self, seconds: float) -> None:
-        """Record the time that the draft model took, in seconds."""
+        """Record the time that the draft model took in the last step, in seconds."""
         self._log_cost.add(math.log(max(seconds, 1e-9)))
+        others = max(self._last_step_s - seconds, self._settings.min_step_share * seconds)
+        self._pause.at_least(math.ceil(seconds / (self._settings.trial_share * others)))
 
     def record_gain(self, tokens: int) -> None:
         """Record how many more new tokens a request got than without the draft model."""
@@ -157,12 +169,20 @@ class DraftModelGates:
             other_trees: Trees without the draft model, by request id, with the most likely nodes
                 first.
             is_timed: Whether the step's duration is used. It is not used if the step contains
-                prompts.
+                prompts. Such a step is no trial.
         """
         self._begun, self._other_trees, self._seconds = perf_counter(), other_trees, 0.0
-        gate = self._by_number.setdefault(len(other_trees), DraftModelGate())
+        gate = self._gate_for(len(other_trees))
         self._running = gate if is_timed else None
-        return gate.is_open(len(other_trees))
+        return gate.is_open(len(other_trees), may_try=is_timed)
+
+    def _gate_for(self, num_requests: int) -> DraftModelGate:
+        if num_requests not in self._by_number:
+            nearest = min(self._by_number, key=lambda n: abs(n - num_requests), default=None)
+            self._by_number[num_requests] = (
+                DraftModelGate() if nearest is None else copy.deepcopy(self._by_number[nearest])
+            )
+        return self._by_number[num_requests]
 
     def model_finished(self) -> None:
         """Record the time at which the draft model has finished."""

@@ -21,7 +21,10 @@ class DraftModelGateSettings:
         memory: Number of requests after which older gains count half as much.
         decay: Factor applied to the weight of earlier steps in the mean times, at every step.
         min_pause: Number of steps between the first two trials while the gate is closed.
-        max_pause: Maximum number of steps between two trials.
+        max_pause: Maximum number of steps between two trials of a fast draft model.
+        trial_share: Maximum time of a trial, as a share of the pause after it.
+        min_step_share: Minimum time of a step without the draft model, as a share of the draft
+            model's time. Limits the pause after a trial that processed a prompt.
     """
 
     prior_gain: float = 1.0
@@ -31,6 +34,8 @@ class DraftModelGateSettings:
     decay: float = 0.98
     min_pause: int = 16
     max_pause: int = 256
+    trial_share: float = 0.01
+    min_step_share: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)

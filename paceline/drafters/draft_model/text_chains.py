@@ -86,8 +86,9 @@ class TextChains(ChainDrafter):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft for all requests together, in shared draft forward passes."""
-        for request in requests:
-            self._read(request)
+        if any(max_nodes):  # otherwise, the next call reads the tokens
+            for request in requests:
+                self._read(request)
         return super().propose(requests, max_nodes)
 
     def _read(self, request: Request) -> None:
