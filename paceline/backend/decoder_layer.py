@@ -64,7 +64,7 @@ class DecoderLayers(Protocol):
         """Return whether a pass over `count` rows should use the runner."""
 
     def has_same_weights(self) -> bool:
-        """Return whether all weights are those that were described."""
+        """Return whether the layers still have the weights that the runner reads."""
 
     def begin(self, current: LayerPass) -> None:
         """Set the inputs of the next forward pass."""

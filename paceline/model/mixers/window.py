@@ -1,9 +1,9 @@
 """Run projections that mix each token with a few tokens before it.
 
 The state of such a module is its last inputs. `WindowMixer` calls the module's own `forward`
-without a cache, on one sequence. It contains the stored inputs and pending tokens of each request.
-All tree nodes follow, each after the few tokens before it on its path. The outputs of such repeated
-tokens are not used.
+without a cache, on one sequence. The sequence contains the stored inputs and pending tokens of
+each request, followed by all tree nodes. Each node comes after the few tokens before it on its
+path. The outputs of such repeated tokens are not used.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class _Append:
 def window_mixer(twin: nn.Module) -> WindowMixer | None:
     """Return a `WindowMixer` for a module, or None if it is not supported.
 
-    Before a text, the module pads the inputs of its convolutions with zeros. This equals inputs of
-    zeros, unless a projection has a bias.
+    At the start of a text, the module pads the inputs of its convolutions with zeros. The padding
+    is equivalent to inputs of zeros, unless a projection has a bias.
 
     Args:
         twin: The view's copy of the module.
@@ -101,7 +101,7 @@ def window_mixer(twin: nn.Module) -> WindowMixer | None:
 def _sequence(
     batch: RecurrentBatch, size: int, num_columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the module's input sequence, and where the outputs of columns are.
+    """Return the module's input sequence, and the positions of the columns' outputs.
 
     Args:
         batch: Tokens of the forward pass.
