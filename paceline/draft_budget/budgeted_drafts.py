@@ -36,9 +36,9 @@ class BudgetedDrafts:
         self.cost = 0.0
         can_be_cut = (
             proposed.state.stats is not None
-            and self.width > 0
+            and any(tree.token_ids for tree in proposed.trees)
             and all(
-                tree.probs is None and (tree.confidence is not None or not len(tree))
+                tree.probs is None and (tree.confidence is not None or not tree.token_ids)
                 for tree in proposed.trees
             )
         )

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from paceline.core.request import Request
 from paceline.core.target_base import TargetBase
-from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.kv_cache.region_cache import RegionCache
 from paceline.kv_cache.settings import CHECKPOINT_INTERVAL
 from paceline.kv_cache.slot_cache import SlotCache
@@ -53,7 +53,7 @@ class CachedRequests(TargetBase):
         )
         self.slots = Slots(self._cache)
         self._requests: list[Request] = []  # of the last forward pass
-        self._pending: IntArray | None = None  # their pending tokens in it
+        self._pending: list[int] | None = None  # their pending tokens in it
         self._recurrent: list[
             RecurrentPass | ChainPass
         ] = []  # of the last forward pass, in their order
@@ -149,25 +149,35 @@ class CachedRequests(TargetBase):
         pending = self._pending
         assert pending is not None, "commit without forward"
         advanced = self._commit_states(accepted) if self.architecture.states else None
-        moves = [row for row, path in enumerate(accepted) if list(path) != list(range(len(path)))]
+        # The nodes of a path ascend, so the first nodes of a tree end with their number minus 1.
+        moves = [
+            (request, request.cached + num_pending, path)
+            for request, num_pending, path in zip(self._requests, pending, accepted, strict=True)
+            if path and path[-1] >= len(path)
+        ]
         if moves:
-            longest = max(len(accepted[row]) for row in moves)
-            paths = [
-                [*accepted[row], *[accepted[row][-1]] * (longest - len(accepted[row]))]
-                for row in moves
-            ]
-            base = np.array([[self._requests[row].cached + pending[row]] for row in moves])
-            target = np.minimum(np.arange(longest), [[len(accepted[row]) - 1] for row in moves])
-            self._cache.move(
-                np.array([[self._requests[row].slot] for row in moves]),
-                base + np.array(paths),
-                base + target,
-            )
+            self._move(moves)
         for row, (request, path) in enumerate(zip(self._requests, accepted, strict=True)):
-            new = int(pending[row]) + len(path) if advanced is None else advanced[row]
+            new = pending[row] + len(path) if advanced is None else advanced[row]
             request.cached += new
             if advanced is not None:
                 self._save_states(request, new)
+
+    def _move(self, moves: Sequence[tuple[Request, int, Sequence[int]]]) -> None:
+        """Move accepted nodes directly after the committed tokens.
+
+        Args:
+            moves: Requests, the cache position of node 0, and the accepted nodes.
+        """
+        longest = max(len(path) for _, _, path in moves)
+        slots, sources, targets = [], [], []
+        for request, first, path in moves:
+            slots.append([request.slot])
+            filler = longest - len(path)  # repeats the last move
+            last = first + len(path) - 1
+            sources.append([*(first + node for node in path), *[first + path[-1]] * filler])
+            targets.append([*range(first, last + 1), *[last] * filler])
+        self._cache.move(np.array(slots), np.array(sources), np.array(targets))
 
     def _commit_states(self, accepted: Sequence[Sequence[int]]) -> list[int]:
         """Advance the stored states.

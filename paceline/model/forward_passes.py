@@ -226,5 +226,5 @@ class ForwardPasses(CachedRequests):
         return self._vocabulary.logits(flat, None if token_ids is None else len(token_ids))
 
     def _count(self, pending: IntArray, nodes: IntArray) -> None:
-        self._pending = pending
+        self._pending = pending.tolist()
         count_forward(self._requests, (pending + nodes).tolist())

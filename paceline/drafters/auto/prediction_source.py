@@ -26,6 +26,8 @@ class PredictionSource:
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return one chain of predicted tokens per request; it may be empty."""
+        if not self._positions:
+            return [EMPTY_TREE] * len(requests)
         trees = []
         for request, limit in zip(requests, max_nodes, strict=True):
             position = self._positions.get(request.id)

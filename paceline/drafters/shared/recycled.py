@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.tree import IntArray
+from paceline.cpu.simd_f32x8 import prefetch
 from paceline.drafters.shared.table_settings import LONGEST_KEY, MIN_CACHED_PROB
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
@@ -171,7 +172,7 @@ def cache_distributions(
     max_context: int,
     newest: IntArray,
     nodes: IntArray,
-    scratch: tuple[IntArray, IntArray],
+    scratch: tuple[IntArray, IntArray, NDArray[np.uint64]],
     top: tuple[IntArray, NDArray[np.float32]],
 ) -> None:
     """Cache the target's distributions after the root and after every node of a tree.
@@ -181,12 +182,12 @@ def cache_distributions(
         max_context: Maximum number of tokens in a context.
         newest: The newest tokens, at most LONGEST_KEY, ending with the root.
         nodes: Tokens of the nodes, followed by their parents, [2 * nodes]; -1 is the root.
-        scratch: Newest tokens at each row, [1 + nodes, LONGEST_KEY], and their number, [1 +
-            nodes].
+        scratch: Newest tokens at each row, [1 + nodes, LONGEST_KEY], their number, [1 + nodes],
+            and the hashes of the contexts that they form, [1 + nodes, LONGEST_KEY].
         top: Most likely tokens and their probabilities, each [1 + nodes, k], as in `TopTokens`;
             rows of zeros are skipped.
     """
-    tails, known = scratch
+    tails, known, keys = scratch
     token_ids, probs = top
     known[0] = len(newest)
     for index in range(len(newest)):
@@ -198,10 +199,18 @@ def cache_distributions(
             tails[row, index] = tails[above, index + 1]
         tails[row, LONGEST_KEY - 1] = nodes[node]
         known[row] = min(known[above] + 1, LONGEST_KEY)
+    # Most of the time is spent waiting for memory, so all buckets are fetched at once.
+    slots: Any = table.slots
     for row in range(len(known)):
         if probs[row, 0] > 0.0:
             for size in range(1, min(max_context, known[row]) + 1):
-                _write(table, key_of(tails[row], size), token_ids[row], probs[row])
+                keys[row, size - 1] = key_of(tails[row], size)
+                bucket = _bucket(table, keys[row, size - 1])
+                prefetch(slots.ctypes.data + bucket * slots.itemsize)
+    for row in range(len(known)):
+        if probs[row, 0] > 0.0:
+            for size in range(1, min(max_context, known[row]) + 1):
+                _write(table, keys[row, size - 1], token_ids[row], probs[row])
 
 
 @compiled

@@ -63,18 +63,20 @@ def learn_step(
     rows = len(token_ids)
     tails = np.empty((rows, LONGEST_KEY), dtype=np.int64)
     known = np.empty(rows, dtype=np.int64)
+    keys = np.empty((rows, LONGEST_KEY), dtype=np.uint64)
     offset, root = 0, 0
     while offset < len(records):
         num_newest, num_nodes, num_new, begin, end = records[offset : offset + _HEAD]
         first_node = offset + _HEAD + num_newest
         first_new = first_node + 2 * num_nodes
+        after = root + 1 + num_nodes
         cache_distributions(
             table,
             max_context,
             records[offset + _HEAD : first_node],
             records[first_node:first_new],
-            (tails[root : root + 1 + num_nodes], known[root : root + 1 + num_nodes]),
-            (token_ids[root : root + 1 + num_nodes], probs[root : root + 1 + num_nodes]),
+            (tails[root:after], known[root:after], keys[root:after]),
+            (token_ids[root:after], probs[root:after]),
         )
-        offset, root = first_new + num_new, root + 1 + num_nodes
+        offset, root = first_new + num_new, after
         count_tree(calibration, candidates[begin:end], records[first_new:offset])
