@@ -7,11 +7,13 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline import demo
 from paceline.cli import demo as command
+from paceline.cli.show import INTERRUPTED
 from paceline.errors import ConfigError
 from paceline.model import gguf_header
 from tests.support.cli import call
@@ -82,7 +84,18 @@ def test_it_shows_the_real_model(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     assert "smollm2 (135 M)" in shown(tmp_path)
-    assert "smollm2" not in shown(tmp_path, "--small")
+
+
+def test_small_models_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+
+    def check(show: Any, *_: Any) -> bool:
+        chosen.append(show.model)
+        return False
+
+    monkeypatch.setattr(command, "_check", check)
+    assert call("demo", "--small", "--output", tmp_path)[0] == INTERRUPTED
+    assert chosen == [demo.NAME]
 
 
 def test_without_matplotlib_no_picture_is_drawn(

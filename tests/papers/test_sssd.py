@@ -288,10 +288,14 @@ FIRST = PROMPTS * (1 + len(TIMED))
     ("call", "timed", "there"),
     [
         (3, 1, 0),
-        (FIRST + 5, 1, 3),
         *(
             pytest.param(*late, marks=pytest.mark.slow)
-            for late in ((FIRST + 1, 1, 0), (FIRST + 2, 1, 2), (FIRST + 15, 2, 4))
+            for late in (
+                (FIRST + 1, 1, 0),
+                (FIRST + 2, 1, 2),
+                (FIRST + 5, 1, 3),
+                (FIRST + 15, 2, 4),
+            )
         ),
     ],
 )
