@@ -125,7 +125,7 @@ class CpuDecoderLayers:
         return count <= MAX_LAYER_ROWS and is_shared
 
     def has_same_weights(self) -> bool:
-        """Return whether all weights are those that were described."""
+        """Return whether the layers still have the weights that the runner reads."""
         weights = [held["weight"] for held in self._parameters]
         biases = [held.get("bias") for held in self._parameters]
         return (

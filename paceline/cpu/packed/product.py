@@ -66,7 +66,7 @@ def packing_of(weight: PackedWeight, count: int) -> tuple[int, int, int, int]:
 
 
 def _section_parts(block_format: BlockFormat, count: int, inner: int) -> int:
-    """Return the number of parts in a section: whole blocks, sections of similar size."""
+    """Return the number of parts per section, for whole blocks and similar sections."""
     num_parts, largest = inner // PART, L1_BYTES_OF_SECTION // (group_size(count) * PART_BYTES)
     parts = -(-num_parts // -(-num_parts // largest))
     block_parts = max(1, block_format.numbers // PART)

@@ -169,7 +169,7 @@ class DraftModelGates:
             other_trees: Trees without the draft model, by request id, with the most likely nodes
                 first.
             is_timed: Whether the step's duration is used. It is not used if the step contains
-                prompts. Such a step is no trial.
+                prompts. Such a step runs the draft model only if the gate is open.
         """
         self._begun, self._other_trees, self._seconds = perf_counter(), other_trees, 0.0
         gate = self._gate_for(len(other_trees))
