@@ -15,7 +15,7 @@ from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.kv_cache.state_layer import StateKind
 from paceline.model.forward_arguments import forward_parameters
 from paceline.model.layer_kinds import LayerKinds
-from paceline.model.mixers.seam import mixers_of
+from paceline.model.mixers.seam import convolutions_of, mixers_of
 from paceline.model.mixers.upstream import clamps_prompts
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.per_layer import common_value, key_shapes
@@ -41,6 +41,8 @@ class Architecture:
         masks: For each kind of layer, the kind of attention whose mask it gets; None means no
             mask.
         states: Layers that keep recurrent states, by index.
+        has_chain_mixers: Whether short convolutions hold all states of a model that verifies
+            chains.
         clamps_prompts: Whether recurrent layers limit the step sizes of prompts only, so that
             states computed while decoding cannot be reused for a prompt.
         mask_per_kind: Whether the model takes a dict of masks, one per kind, instead of one
@@ -73,6 +75,7 @@ class Architecture:
     layer_kinds: tuple[str, ...]
     masks: dict[str, str | None]
     states: dict[int, StateKind]
+    has_chain_mixers: bool
     clamps_prompts: bool
     mask_per_kind: bool
     window: int | None
@@ -134,6 +137,7 @@ class Architecture:
             layer_kinds=layers.attention,
             masks=layers.masks,
             states=layers.states,
+            has_chain_mixers=not mixers and bool(convolutions_of(model, layers.states)),
             clamps_prompts=any(map(clamps_prompts, mixers.values())),
             mask_per_kind=kinds is not None,
             window=window,

@@ -194,8 +194,8 @@ class ForwardPasses(CachedRequests):
             for request, tree in zip(self._requests, trees, strict=True)
         ]
         rows = [
-            self._forward_row(layout, request)
-            for layout, request in zip(layouts, self._requests, strict=True)
+            self._forward_row(layout, request, tree)
+            for layout, request, tree in zip(layouts, self._requests, trees, strict=True)
         ]
         self._count(
             *(
@@ -208,15 +208,25 @@ class ForwardPasses(CachedRequests):
         counts, scored = [1 + len(tree) for tree in trees], [layout.scored for layout in layouts]
         return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
 
-    def _forward_row(self, layout: PaddedBatch, request: Request) -> Tensor:
+    def _forward_row(self, layout: PaddedBatch, request: Request, tree: DraftTree) -> Tensor:
         """Run one request, whose recurrent states (if any) a commit advances."""
         if not self.architecture.states:
             return self._runner.padded(layout, [request])
+        if self.architecture.has_chain_mixers:
+            return self._forward_mixers(layout, request, tree)
         chain = ChainPass(layout, self._cache.state_layers, self._model.device)
         logits = self._runner.padded(layout, [request])
         chain.finish()
         self._recurrent.append(chain)
         return logits
+
+    def _forward_mixers(self, layout: PaddedBatch, request: Request, tree: DraftTree) -> Tensor:
+        """Run one request, whose recurrent states all belong to mixers."""
+        state = self._runner.view.state
+        batch = recurrent_batch([request], [tree], layout)
+        state.recurrent = RecurrentPass(batch, self._cache.state_layers, state.folds)
+        self._recurrent.append(state.recurrent)
+        return self._runner.padded(layout, [request])
 
     def _shared(self, flat: Tensor) -> Tensor:
         """Return logits over the target's vocabulary, or over the reduced one on request."""

@@ -23,7 +23,7 @@ from paceline.model.forward_arguments import cache_argument
 from paceline.model.forward_state import ForwardState, StateReader
 from paceline.model.layer_forward import use_layer_calls
 from paceline.model.layer_kinds import states_of
-from paceline.model.mixers.seam import MixerForward, mixer_for, mixers_of
+from paceline.model.mixers.seam import MixerForward, convolutions_of, mixer_for, mixers_of
 from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
 
 _Children = dict[str, nn.Module | None]
@@ -78,8 +78,9 @@ class ModelView:
     """
 
     def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:
-        mixers = mixers_of(model, states_of(model))
-        self._copier = ModuleCopier(products or Products(), {*map(id, mixers.values())})
+        states = states_of(model)
+        mixers = mixers_of(model, states).values() or convolutions_of(model, states)
+        self._copier = ModuleCopier(products or Products(), {*map(id, mixers)})
         self.state = self._copier.state
         self.has_mixers = bool(mixers)
         self.module: PreTrainedModel = self._copier.copy_of(model)

@@ -86,7 +86,7 @@ def test_prompts_in_chunks_give_the_same_answers(name: str, chunk: int) -> None:
     assert [out.token_ids for out in outs] == [*known.values()]
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", [*CORE, "inkling"])
 def test_no_token_is_fed_twice(name: str) -> None:
     known = known_answers(name, 3)
     engine = Engine(make(name), ScriptedTree(known, VOCAB), max_batch=3)

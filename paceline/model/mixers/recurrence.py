@@ -75,6 +75,7 @@ class RecurrenceMixer:
         self._products: Callable[[], AbstractContextManager[object]] = (
             override.calls if isinstance(override, MixerOverride) else nullcontext
         )
+        self._first: int = getattr(module, "conv_idx", 0)
         self._call: RecurrenceCall | None = None
 
     def _calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +90,7 @@ class RecurrenceMixer:
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Tensor, StateUpdate]:
         """Return the outputs, and the update for the stored states; see `Mixer`."""
-        current = self._call = RecurrenceCall(token_tree(batch), layer)
+        current = self._call = RecurrenceCall(token_tree(batch), layer, self._first)
         try:
             with self._products():
                 output: Tensor = self._forward(hidden)

@@ -41,13 +41,14 @@ class RecurrenceCall:
     Args:
         tree: Tokens of the forward pass.
         layer: Stored states of the mixer's layer.
+        first: Number of the mixer's first state in the layer. Default 0.
     Attributes:
         tree: Tokens of the forward pass.
         folds: Functions that advance the stored states at commit.
     """
 
-    def __init__(self, tree: TokenTree, layer: StateLayer) -> None:
-        self.tree, self._layer = tree, layer
+    def __init__(self, tree: TokenTree, layer: StateLayer, first: int = 0) -> None:
+        self.tree, self._layer, self._first = tree, layer, first
         self.folds: list[Fold] = []
         # A wide batch keeps the states after the pending tokens instead of these tokens.
         self._is_wide = tree.width > MAX_REPLAYED_TOKENS
@@ -63,7 +64,7 @@ class RecurrenceCall:
         """Return the causal convolution of the inputs, [rows, channels, columns]."""
         rows = _flat(hidden_states.transpose(1, 2))
         recurrences, slots = recurrences_for(rows), self._slots(rows)
-        name = f"convolution.{len(self.folds)}"
+        name = f"convolution.{self._first + len(self.folds)}"
         held = self._held(name, (weight.shape[1] - 1, rows.shape[1]), rows)
         convolution = Convolution(weight, bias, ACTIVATIONS[activation])
         output = recurrences.convolve(rows, convolution, self.tree, held)

@@ -28,14 +28,15 @@ class RecurrentPass:
     Attributes:
         batch: Tokens of the forward pass.
         layers: Stored states by layer index.
-        updates: Updates that the mixers returned for the commit, by layer index.
+        updates: Updates that the mixers returned for the commit, by layer index, and by their
+            number within the layer.
         folds: Whether every mixer adds accepted nodes to the stored states.
     """
 
     batch: RecurrentBatch
     layers: Mapping[int, StateLayer]
     folds: bool
-    updates: dict[int, StateUpdate] = field(default_factory=dict)
+    updates: dict[tuple[int, int], StateUpdate] = field(default_factory=dict)
 
     @property
     def num_requests(self) -> int:
@@ -48,7 +49,7 @@ class RecurrentPass:
         Returns:
             Number of tokens added to the stored states, for each request.
         """
-        for index, update in self.updates.items():
+        for (index, _), update in self.updates.items():
             update.commit(self.layers[index], self.batch, accepted)
         return [
             count + (len(path) if self.folds else 0)
@@ -82,6 +83,7 @@ class MixerForward:
     def __init__(self, twin: nn.Module, mixer: Mixer, state: RecurrentState) -> None:
         self._forward = vars(twin).get("forward") or MethodType(type(twin).forward, twin)
         self._index: int = twin.layer_idx  # type: ignore[assignment]
+        self._number: int = getattr(twin, "conv_idx", 0)
         self.mixer, self._state = mixer, state
         state.folds = state.folds and mixer.folds
 
@@ -102,7 +104,7 @@ class MixerForward:
 
         layer = current.layers[self._index]
         output, update = self.mixer(hidden_states, current.batch, layer, call)
-        current.updates[self._index] = update
+        current.updates[self._index, self._number] = update
         return (output, *rest[0]) if rest else output
 
 
@@ -127,6 +129,27 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
     if any(len(modules) != 1 for modules in candidates.values()):
         return {}
     return {index: modules[0] for index, modules in candidates.items()}
+
+
+def convolutions_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> list[nn.Module]:
+    """Return the short convolutions that hold all states of a model.
+
+    The result is empty if any state belongs to another module.
+
+    Args:
+        model: Model to search.
+        states: Layers with states, by index.
+    """
+    found = [
+        module
+        for module in model.modules()
+        if getattr(module, "layer_idx", None) in states
+        and hasattr(module, "conv_idx")
+        and any(map(is_depthwise, module.children()))
+        and recurrence_mixer(module) is not None
+    ]
+    count = sum(kind.num_states for kind in states.values())
+    return found if len(found) == count else []
 
 
 def mixer_for(twin: nn.Module, override: ForwardOverride | None = None) -> Mixer:
