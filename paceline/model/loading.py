@@ -90,6 +90,12 @@ def load_model(
         return load_with_packed_weights(
             source, weights, lambda: load_model(source, torch_dtype or "auto", device)
         )
+    return _load_checkpoint(model, source, torch_dtype).to(device).eval()
+
+
+def _load_checkpoint(
+    model: str | Path, source: str, torch_dtype: torch.dtype | None
+) -> PreTrainedModel:
     loaded: Any
     try:
         loaded, loading_info = _auto_class(source).from_pretrained(
@@ -105,8 +111,8 @@ def load_model(
             f" ({type(error).__name__})"
         ) from error
     _require_all_weights(model, loaded, loading_info)
-    moved: PreTrainedModel = loaded.to(device).eval()
-    return moved
+    checked: PreTrainedModel = loaded
+    return checked
 
 
 def must_unpack(

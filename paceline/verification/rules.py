@@ -182,16 +182,7 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Split a parent's share between the parent and a child.
-
-    Args:
-        share: Share of the parent.
-        weights: Distribution [vocab] after the parent.
-        tree: Draft tree.
-        node: Child node.
-    Returns:
-        Share of the child, and the parent's share and distribution if the child is rejected.
-    """
+    """Return a child's share, and its parent's share and weights if rejected."""
     token, joint = tree.token_ids[node], share * weights
     drawn_from = None if tree.probs is None else tree.probs[node]
     if drawn_from is None:
