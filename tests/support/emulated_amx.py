@@ -172,6 +172,7 @@ def main() -> None:
     vars(amx)["available"] = lambda: True
     bf16_pack.weigh, bf16_pack.pair_up = _weigh, _pair_up
 
+    from paceline.cpu.decoder_layer import runner
     from paceline.cpu.linear import dispatch
     from paceline.cpu.linear.tiled import multiply_tiled
     from paceline.cpu.packed import product
@@ -181,12 +182,16 @@ def main() -> None:
     # the emulated tiles are there once, those of a processor once for each thread
     torch.set_num_threads(1)
     dispatch.kernel_of = vars(product)["kernel_of"] = lambda *_: multiply_tiled
+    vars(runner)["kernel_of"] = dispatch.kernel_of
     for shape in SHAPES[:5]:
         check_bits(tiled_sums, *shape)
     for name in ("Q4_1", "Q6_K"):
         check_packed_product(name)
 
     from tests.attention import test_by_position, test_tiled
+    from tests.model import test_layer_forward
+
+    test_layer_forward.test_one_call_gives_the_bits_of_the_modules("llama")
 
     for heads in ((9, 3, 64, 64), (4, 2, 32, 48), (20, 1, 64, 64)):
         test_by_position.test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(

@@ -83,6 +83,7 @@ class CpuDecoderLayers:
         self._attention = np.zeros(count, dtype=CALL)
         self._jobs = np.zeros((count, NUM_PRODUCTS + 1, 2), dtype=np.int64)
         self._sections = np.zeros((MAX_LAYER_ROWS + 1, count, NUM_PRODUCTS), dtype=np.int64)
+        self._activation: Tensor | None = None  # table of the previous layer
         self._held: list[Any] = []  # tensors whose addresses are stored
         self._biases: list[tuple[Tensor, Tensor]] = []  # with their copies in float32
         modules = [module for layer in layers for module in _modules(layer)]
@@ -163,8 +164,11 @@ class CpuDecoderLayers:
         call["norm"], call["inner_norm"] = (norm.weight.data_ptr() for norm in layer.norms)
         call["epsilon"], call["inner_epsilon"] = layer.epsilons
         self._attention[index]["scaling"] = layer.scaling
-        self._held.append(_activation_table(layer.activation))
-        call["activation"] = self._held[-1].data_ptr()
+        table = _activation_table(layer.activation)
+        if self._activation is None or not torch.equal(self._activation, table):
+            self._activation = table
+            self._held.append(table)
+        call["activation"] = self._activation.data_ptr()
         for number, module in enumerate(layer.products):
             self._describe_product(self._products[index, number], index, number, module)
 
@@ -242,7 +246,7 @@ def _parameters(module: Any) -> tuple[Any, Any]:
 
 
 def _activation_table(activation: Any) -> Tensor:
-    """Return the results of an activation function for all bfloat16 numbers."""
+    """Return the bits of an activation function's results for all bfloat16 numbers."""
     numbers = torch.arange(_ALL_BITS, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    table: Tensor = activation(numbers).contiguous()
+    table: Tensor = activation(numbers).contiguous().view(torch.int16)
     return table
