@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
@@ -76,6 +75,8 @@ class TensorTable:
         Raises:
             ValueError: A weight has no tensor in the file.
         """
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map  # an optional package
+
         self.architecture = architecture
         kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
         layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
@@ -172,6 +173,8 @@ def read(files: Sequence[Path]) -> TensorTable:
     Raises:
         ConfigError: A header is too long, or two tensors overlap.
     """
+    from gguf import GGUFReader  # an optional package
+
     tensors: dict[str, TensorEntry] = {}
     for index, path in enumerate(files):
         reader = GGUFReader(path)

@@ -20,7 +20,11 @@ def missing_source(source: str | Path) -> str:
     The result is "" if the path has a model, or if the name may be a hub id or a built-in name.
     """
     is_file = str(source).endswith(".gguf")
-    if (source != "" and Path(source).exists()) or (
+    try:
+        exists = source != "" and Path(source).exists()
+    except OSError as error:
+        return f"{error.strerror}. Check the path and its permissions."
+    if exists or (
         isinstance(source, str) and not is_file and _HUB_ID.fullmatch(source)
     ):
         is_head = _holds_state_head(Path(source))

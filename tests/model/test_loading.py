@@ -122,3 +122,12 @@ def test_a_model_of_another_kind_is_refused_by_its_own_name(tmp_path: Path) -> N
     make("t5").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"Unrecognized configuration class .*T5Config"):
         load_model(tmp_path)
+
+
+def test_a_folder_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(ConfigError, match=r"from 'a/b\.gguf': Permission denied\. Check the path"):
+        load_model("a/b.gguf")
