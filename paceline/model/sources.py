@@ -24,9 +24,7 @@ def missing_source(source: str | Path) -> str:
         exists = source != "" and Path(source).exists()
     except OSError as error:
         return f"{error.strerror}. Check the path and its permissions."
-    if exists or (
-        isinstance(source, str) and not is_file and _HUB_ID.fullmatch(source)
-    ):
+    if exists or (isinstance(source, str) and not is_file and _HUB_ID.fullmatch(source)):
         is_head = _holds_state_head(Path(source))
         return (
             ""

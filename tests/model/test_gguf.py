@@ -208,7 +208,8 @@ def test_a_cache_that_cannot_be_written(
     with monkeypatch.context() as context:
         context.setattr("transformers.PreTrainedModel.save_pretrained", full)
         with pytest.raises(
-            ConfigError, match=r"No space left on device.*; expected .*free space. Set PACELINE_CACHE"
+            ConfigError,
+            match=r"No space left on device.*; expected .*free space. Set PACELINE_CACHE",
         ):
             LLM(path, "none", unpack=True)
     assert kept(folder) == []
