@@ -173,10 +173,11 @@ def _is_narrow(module: nn.Module, backend: Backend) -> bool:
 def _is_router(module: nn.Module) -> bool:
     """Return True for a module whose class multiplies by a weight matrix itself."""
     weight: Any = module._parameters.get("weight")
-    is_product = type(module) is nn.Linear or isinstance(module, Conv1D | nn.Embedding)
+    # Other libraries' subclasses of `nn.Linear` may store other weights.
+    is_own = type(module).__module__.startswith("transformers.") and type(module) is not Conv1D
     return (
-        not is_product
-        and type(module).__module__.startswith("transformers.")
+        (is_own or not isinstance(module, nn.Linear | Conv1D))
+        and not isinstance(module, nn.Embedding)
         and not module._modules
         and is_plain(weight)
         and weight.dim() == 2

@@ -34,6 +34,7 @@ def _multiply(call_address: int) -> int:
     """Run tasks of the `ProductCall` at an address; return how many were run."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
+    number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     first = take_task(call_address) * TASKS_PER_BLOCK
     if first >= outer:
         return 0
@@ -48,6 +49,7 @@ def _multiply(call_address: int) -> int:
         clear(address(sums), TASKS_PER_BLOCK * count * SUMS_STRIDE)
         for start in range(0, inner, INPUTS_PER_BLOCK):
             size = min(INPUTS_PER_BLOCK, inner - start)
+            weight = call.weight + (start * outer + first) * number_bytes
             # Numba frees an array after its last use: read its address inside the loop.
             source = call.rows if call.kind == FLOAT32 else address(wide)
             for row in range(0, count, QUERIES):
@@ -55,7 +57,7 @@ def _multiply(call_address: int) -> int:
                 for query in range(queries):
                     rows[query] = source + ((row + query) * inner + start) * FLOAT_BYTES
                 target = address(sums) + row * SUMS_STRIDE
-                _add_block(call, queries, address(rows), start, size, first, width, target)
+                _add_block(call, queries, address(rows), weight, size, width, target)
         for output in range(0, width, TASK):
             total = address(sums) + output * count * FLOAT_BYTES
             write_out(call, total, 0, count, first + output, min(TASK, width - output))
@@ -69,14 +71,7 @@ multiply_transposed = TeamJob(_multiply, PRODUCT_CALL)
 
 @inlined
 def _add_block(
-    call: ProductCall,
-    queries: int,
-    rows: int,
-    start: int,
-    size: int,
-    first: int,
-    width: int,
-    sums: int,
+    call: ProductCall, queries: int, rows: int, weight: int, size: int, width: int, sums: int
 ) -> None:
     """Add the products of some inputs to the sums of a few rows.
 
@@ -84,15 +79,13 @@ def _add_block(
         call: Product to compute.
         queries: Number of rows.
         rows: Address of the addresses of the rows' inputs.
-        start: First input.
+        weight: Address of the first weight.
         size: Number of inputs.
-        first: First output.
         width: Number of outputs.
         sums: Address of the first row's sums; those of `TASK` outputs of all rows are contiguous.
     """
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     halves, stride = int(call.kind != FLOAT32), call.outer * number_bytes
-    weight = call.weight + start * stride + first * number_bytes
     output = 0
     while output < width:
         source, target = (

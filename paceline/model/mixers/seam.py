@@ -140,7 +140,7 @@ def convolutions_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> 
         model: Model to search.
         states: Layers with states, by index.
     """
-    found = [
+    convolutions = [
         module
         for module in model.modules()
         if getattr(module, "layer_idx", None) in states
@@ -149,7 +149,7 @@ def convolutions_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> 
         and recurrence_mixer(module) is not None
     ]
     count = sum(kind.num_states for kind in states.values())
-    return found if len(found) == count else []
+    return convolutions if len(convolutions) == count else []
 
 
 def mixer_for(twin: nn.Module, override: ForwardOverride | None = None) -> Mixer:
