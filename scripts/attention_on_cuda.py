@@ -197,9 +197,11 @@ def _sdpa(inputs: Inputs) -> Callable[[], Tensor]:
     """Return SDPA as decoding calls it, without cuDNN; the mask is repeated in each call."""
 
     def call() -> Tensor:
-        states = inputs.query, inputs.key, inputs.value
+        query, key = inputs.query, inputs.key
         with without_cudnn():
-            return sdpa._grouped(*states, inputs.mask, None).transpose(1, 2)
+            groups = query.shape[1] // key.shape[1]
+            mask = sdpa._grouped_mask({}, inputs.mask, groups, query.dtype)
+            return sdpa._grouped(query, key, inputs.value, mask, None).transpose(1, 2)
 
     return call
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.attention.tree import TreeVisibility
 from paceline.backend.attention_metadata import AttentionMetadata
@@ -17,6 +17,9 @@ BY_SDPA, BY_POSITION = "paceline_sdpa", "paceline"  # names in transformers' tab
 
 STATE = "paceline_state"
 """Attribute of a view's modules that holds the state of the view."""
+
+
+GroupedMasks = dict[tuple[int, int, int], tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
@@ -30,11 +33,14 @@ class AttentionState:
             positions.
         trees: Visible keys of the columns, by address of the placeholder mask; empty if real masks
             are used.
+        grouped: Masks of the pass and the additive masks that `sdpa` derives from them, by address,
+            number of columns and query heads per key head. None (default) stores none.
     """
 
     num_causal: int = 0
     metadata: AttentionMetadata | None = None
     trees: dict[int, TreeVisibility] = field(default_factory=dict)
+    grouped: GroupedMasks | None = None
 
 
 _NO_STATE = AttentionState()

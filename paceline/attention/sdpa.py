@@ -8,15 +8,17 @@ changes affect only the order of summation.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor, cat, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from paceline.attention.forward import BY_SDPA, attention_state
+from paceline.attention.forward import BY_SDPA, GroupedMasks, attention_state
 
 # Options of some models that these attention functions do not have.
 UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
@@ -57,7 +59,8 @@ def _attend(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return result
-    causal = attention_state(module).num_causal
+    state = attention_state(module)
+    causal = state.num_causal
     parts = []
     if causal:
         front = query[:, :, :causal], key[:, :, :causal], value[:, :, :causal]
@@ -65,11 +68,32 @@ def _attend(
             scaled_dot_product_attention(*front, scale=scaling, is_causal=True, enable_gqa=True)
         )
     if causal < query.shape[2]:
-        parts.append(
-            _grouped(query[:, :, causal:], key, value, attention_mask[:, :, causal:], scaling)
-        )
+        masks: GroupedMasks = {} if state.grouped is None else state.grouped
+        groups = query.shape[1] // key.shape[1]
+        mask = _grouped_mask(masks, attention_mask[:, :, causal:], groups, query.dtype)
+        parts.append(_grouped(query[:, :, causal:], key, value, mask, scaling))
     output = parts[0] if len(parts) == 1 else cat(parts, dim=2)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _grouped_mask(masks: GroupedMasks, mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """Return the additive mask for all query heads of a key head.
+
+    A pass computes it once. SDPA converts Boolean masks in the same way, but in every layer.
+
+    Args:
+        masks: Masks of the pass; `mask` and the result are added.
+        mask: bool [batch, 1, columns, positions].
+        groups: Number of query heads per key head.
+        dtype: Data type of the queries.
+    """
+    key = mask.data_ptr(), mask.shape[2], groups
+    if key not in masks:
+        hidden = mask.repeat(1, 1, groups, 1).logical_not_()
+        additive = torch.zeros(hidden.shape, dtype=dtype, device=mask.device)
+        # The stored mask keeps its memory, so no other mask of the pass gets its address.
+        masks[key] = mask, additive.masked_fill_(hidden, -math.inf)
+    return masks[key][1]
 
 
 def _grouped(
@@ -77,15 +101,16 @@ def _grouped(
 ) -> Tensor:
     """Compute attention, with all query heads of a key head as rows of one product.
 
+    Args:
+        query, key, value, scaling: As in `_attend`.
+        mask: Result of `_grouped_mask`.
     Returns:
         Output, [batch, heads, columns, dim].
     """
     batch, heads, columns, dim = query.shape
     groups = heads // key.shape[1]
     rows = query.reshape(batch, key.shape[1], groups * columns, dim)
-    output = scaled_dot_product_attention(
-        rows, key, value, attn_mask=mask.repeat(1, 1, groups, 1), scale=scaling
-    )
+    output = scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
     return output.reshape(batch, heads, columns, value.shape[-1])
 
 

@@ -36,6 +36,8 @@ class ForwardState(AttentionState):
     Each view owns one such object, and the model runner sets its fields before each forward pass.
 
     Attributes:
+        implementation: Name of the attention function that the model calls; None means that of
+            the model's configuration.
         linear: Matrix product for weights outside `nn.Linear`; default torch's.
         target_states: Target states that a draft model reads, or None.
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
@@ -48,6 +50,7 @@ class ForwardState(AttentionState):
             not depend on text length.
     """
 
+    implementation: str | None = None
     linear: Linear = functional.linear
     target_states: TargetStates | None = None
     reduced_logits: bool = False

@@ -18,7 +18,7 @@ from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture, Masks
 from paceline.model.eagle.captured_states import CapturedStates, StateRequest
 from paceline.model.fixed_shapes.runner import FixedShapeRunner
-from paceline.model.model_view import View
+from paceline.model.model_view import View, use_attention
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.ragged_batch import RaggedBatch
 from paceline.model.token_map import TokenMap
@@ -140,7 +140,7 @@ class ModelRunner:
             packing, self._cache.window.visible, self._device
         )
         self.picks.append((lambda states: states[0]) if head_gets_picked else self.column_picks[-1])
-        self._use(BY_POSITION)
+        use_attention(self.view, BY_POSITION)
         state.metadata = packing.attention_metadata(visible_ranges, self._cache.window.key_rows)
         return self._call(
             packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
@@ -209,8 +209,10 @@ class ModelRunner:
             # would receive one slice per request.
             inputs["logits_to_keep"] = torch.from_numpy(logit_columns).to(device, non_blocking=True)
         team = self._products.thread_team(token_ids.size) if arch.by_position else nullcontext()
+        self.view.state.grouped = {}
         with self.timer, team:
             logits: Tensor = self.view.module(**inputs).logits
+        self.view.state.grouped = None
         return self.picks[-1](logits)
 
     def _set_attention(self, layout: PaddedBatch, masked: bool) -> None:
@@ -223,19 +225,14 @@ class ModelRunner:
         arch, state = self._architecture, self.view.state
         state.num_causal, state.metadata = 0, None
         if arch.by_position:
-            self._use(BY_POSITION)
+            use_attention(self.view, BY_POSITION)
             state.metadata = AttentionMetadata.from_columns(
                 layout.cached, layout.cache_positions, layout.positions, layout.padding
             )
         elif arch.tree_attention:
-            self._use(BY_SDPA if masked else self._implementation)
+            use_attention(self.view, BY_SDPA if masked else self._implementation)
             if masked and arch.layer_kinds == ("full_attention",):
                 state.num_causal = layout.causal
-
-    def _use(self, implementation: str) -> None:
-        config = self.view.config
-        if config._attn_implementation != implementation:
-            config._attn_implementation = implementation
 
 
 def _position_offsets(requests: Sequence[Request]) -> IntArray | None:

@@ -57,6 +57,18 @@ class View(Protocol):
         """True if the model has changed since the view was built."""
 
 
+def use_attention(view: View, implementation: str) -> None:
+    """Choose the attention function that a view's layers call.
+
+    Args:
+        view: View of a model.
+        implementation: Name of the function in transformers' table.
+    """
+    # The state is compared, because reading a configuration takes longer.
+    if view.state.implementation != implementation:
+        view.config._attn_implementation = view.state.implementation = implementation
+
+
 class ModelView:
     """A view of a transformers model, with copies of some of its modules.
 

@@ -47,6 +47,30 @@ def test_equal_to_transformers(groups: int, columns: int, cached: int, causal: i
     assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+def test_layers_of_a_pass_share_masks() -> None:
+    """Bit for bit as without shared masks, even if a layer's mask is not kept by its caller."""
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(1, heads, 6, 8, generator=generator) for heads in (4, 2, 2))
+    attend = AttentionInterface()[NAME]
+    alone, sharing = nn.Module(), nn.Module()
+    vars(sharing)[STATE] = AttentionState(grouped={})
+    grouped = vars(sharing)[STATE].grouped
+    for layer in range(4):
+        mask = torch.rand(1, 1, 6, 6, generator=generator) < 0.5
+        mask[..., 0] = True
+        expected, _ = attend(alone, query, key, value, mask, scaling=0.3)
+        repeated = mask.repeat(1, 1, 2, 1)
+        by_torch = nn.functional.scaled_dot_product_attention(
+            query.reshape(1, 2, 12, 8), key, value, attn_mask=repeated, scale=0.3
+        )
+        assert torch.equal(expected.transpose(1, 2), by_torch.reshape(1, 4, 6, 8))
+        for _ in range(2):
+            shared, _ = attend(sharing, query, key, value, mask, scaling=0.3)
+            assert torch.equal(shared, expected)
+        assert len(grouped) == layer + 1
+        del mask
+
+
 def test_used_in_masked_forwards_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama", "sdpa")
     attend, widths = AttentionInterface()[NAME], []

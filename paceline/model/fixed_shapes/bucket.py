@@ -106,8 +106,3 @@ class Bucket(ABC):
         with capture_states(owner.model, wanted) as states:
             logits = owner.view.module(**inputs).logits
         return BucketOutput(logits, states)
-
-    def _use_attention(self, implementation: str) -> None:
-        config = self._owner.view.config
-        if config._attn_implementation != implementation:
-            config._attn_implementation = implementation

@@ -23,6 +23,7 @@ from paceline.model.fixed_shapes.bucket_cache import BucketCache, TritonWriter
 from paceline.model.fixed_shapes.buckets import BucketKey
 from paceline.model.fixed_shapes.inputs import SCRATCH
 from paceline.model.fixed_shapes.upload import UploadBuffer
+from paceline.model.model_view import use_attention
 from paceline.model.ragged_batch import RaggedBatch
 
 _INTS = 4  # token ids, positions, cache positions and rows of the stores
@@ -102,7 +103,7 @@ class PackedBucket(Bucket):
 
     def _prepare(self) -> BucketArguments:
         """Set the state that attention reads, and return the model's arguments."""
-        self._use_attention(BY_POSITION)
+        use_attention(self._owner.view, BY_POSITION)
         self._owner.view.state.metadata = self._metadata
         return BucketArguments(self._token_ids, self._positions, self._masks, self._cache)
 

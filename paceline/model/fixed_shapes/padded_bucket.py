@@ -20,6 +20,7 @@ from paceline.model.fixed_shapes.bucket_cache import (
 from paceline.model.fixed_shapes.buckets import BucketKey
 from paceline.model.fixed_shapes.inputs import BucketInputs
 from paceline.model.fixed_shapes.masks import MaskBuilder, key_positions
+from paceline.model.model_view import use_attention
 from paceline.model.padded_batch import PaddedBatch
 
 
@@ -60,7 +61,7 @@ class PaddedBucket(Bucket):
 
     def _prepare(self) -> BucketArguments:
         """Set the state that attention reads, and return the model's arguments."""
-        self._use_attention(BY_FIXED_SHAPE)
+        use_attention(self._owner.view, BY_FIXED_SHAPE)
         inputs = self._inputs.tensors
         self._owner.view.state.metadata = None
         return BucketArguments(inputs.token_ids, inputs.positions, self._masks(), self._cache)
