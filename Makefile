@@ -11,7 +11,7 @@ VENV_LOWEST := .venv-lowest
 VENV_NEWEST := .venv-newest
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-COMPILED := $(VENV)/.compiled
+COMPILED := paceline/__pycache__/.compiled
 KERNELS := $(shell grep -rl 'util.compiled import' paceline --include='*.py')
 # Every drafter, the drop-in for transformers, the server, GGUF files.
 SMOKE := tests/test_lossless.py::test_greedy_equals_generate tests/integrations/test_equality.py \
