@@ -144,6 +144,39 @@ def test_the_head_that_is_read_back_accepts_as_many(
     assert 0.2 < found[0].mean() < 1
 
 
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
+def test_logits_are_those_of_speculators(pair: Pair, answers: list[TextChunk], head: Path) -> None:
+    """Every chain position; runs if the library is installed."""
+    library = pytest.importorskip("speculators")
+    config = library.SpeculatorModelConfig.from_pretrained(head)
+    config.transformer_layer_config._attn_implementation = "eager"
+    theirs = library.SpeculatorModel.from_pretrained(head, config=config, dtype=torch.float32)
+    found: list[Tensor] = []
+    theirs.lm_head.register_forward_hook(lambda module, inputs, logits: found.append(logits[0]))
+    reader: Any = find_head(str(head))
+    reader.attach(pair.target)
+    chunk = answers[0]
+    states = next(iter(read_states(CachedLM(pair.target), [chunk], reader.layers)))
+    text_ids = torch.from_numpy(chunk.token_ids).long()
+    with torch.no_grad():
+        theirs.eval()(
+            hidden_states=states[None, :-1, 1:].flatten(2),
+            input_ids=text_ids[None, 1:],
+            document_ids=torch.zeros(1, len(text_ids) - 1, dtype=torch.long),
+            ttt_steps=CHAIN,
+        )
+    for end in range(chunk.first, len(text_ids) - CHAIN):
+        text = reader.open(len(text_ids) + CHAIN)
+        text.restart(1)
+        reader.read([text], [text_ids[1:end].tolist()], [states[: end - 1]])
+        node = HeadNode(ROOT, int(text_ids[end - 1]), ())
+        for step in range(CHAIN):
+            logits = reader.logits([text], [[node]])[0][0]
+            torch.testing.assert_close(logits, found[step][end - 2], atol=1e-4, rtol=0)
+            node = HeadNode(step, int(text_ids[end + step]), tuple(range(step + 1)))
+        reader.close(text)
+
+
 @pytest.mark.parametrize("spec", ["state_head:head={}", "auto:state_head={}"])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_answers_are_those_of_plain_decoding(pair: Pair, head: Path, spec: str, batch: int) -> None:
