@@ -15,11 +15,12 @@ from torch import Tensor
 
 from paceline import LLM, DraftTree, SamplingParams
 from paceline.core.request import Request
-from paceline.core.tree import EMPTY_TREE, node_depths, tree_shape
+from paceline.core.tree import EMPTY_TREE, tree_shape
 from paceline.errors import UnsupportedModelError
 from paceline.model import padded_batch as layout_module
 from paceline.model.architecture import Architecture
 from paceline.model.cached_lm import CachedLM
+from paceline.model.padded_kernel import arrange_rows
 from paceline.model.self_check import check_tree_forward
 from paceline.model.verified import VERIFIED
 from tests.support import models
@@ -131,10 +132,13 @@ def test_a_causal_mask_instead_of_the_tree_mask_is_noticed(
     logits differ.
     """
 
-    def causal(parents: tuple[int, ...]) -> tuple[Any, Any]:
-        return node_depths(parents), np.tri(len(parents), dtype=np.bool_)
+    def causal(
+        counts: Any, numbers: Any, front: int, columns: Any, padding: Any, block: Any
+    ) -> None:
+        arrange_rows(counts, numbers, front, columns, padding, block)
+        block |= np.tri(block.shape[1], dtype=np.bool_) & ~padding[:, None]
 
-    monkeypatch.setattr(layout_module, "tree_shape", causal)
+    monkeypatch.setattr(layout_module, "arrange_rows", causal)
     session = Session(models.make(name, "eager"))
     session.step([session.open(10), session.open(14)], [BUSHY, CHAIN])
     assert session.worst > 100
