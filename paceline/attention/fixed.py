@@ -23,7 +23,7 @@ BY_FIXED_SHAPE = "paceline_fixed"  # name in transformers' table of attention fu
 
 
 def takes_trees(device: str) -> bool:
-    """Return whether a device's attention reads `TreeVisibility`, which needs Triton."""
+    """Return whether attention on this device reads `TreeVisibility` (with Triton)."""
     return device == "cuda" and has_triton()
 
 
@@ -41,8 +41,8 @@ def _attend(
 
     Args:
         query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
-        attention_mask: [batch, 1, heads per key head * columns, positions]; or a placeholder mask
-            whose address is a key in `AttentionState.trees`.
+        attention_mask: Mask [batch, 1, heads per key head * columns, positions]; or a placeholder
+            mask whose address is a key in `AttentionState.trees`.
     Returns:
         Output, [batch, columns, heads, dim], and None for the weights.
     Raises:

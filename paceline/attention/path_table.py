@@ -31,7 +31,7 @@ class PathTable:
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return the paths stored in a device table, by number of columns per tile.
+        """Return the paths in a device table, keyed by the number of columns per tile.
 
         Args:
             table: Table, int32 [size]. `fill` writes its values on the host.

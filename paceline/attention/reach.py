@@ -134,7 +134,7 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
 
 @compiled
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
-    """Merge single keys, last position first, into runs; return the number of runs.
+    """Merge single keys, in descending order, into runs; return the number of runs.
 
     Args:
         runs: Runs of all queries; those from `first` to `count` are single keys in descending

@@ -1,4 +1,4 @@
-"""Describe which keys the columns of a bucket see, with lengths on the device."""
+"""Describe the keys that the columns of a bucket see, with lengths on the device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class TreeVisibility:
     Attributes:
         cached: Number of tokens in the cache before the forward pass, int64 [rows]; all columns
             see them.
-        block: Whether a column sees the cache position at each offset after the cached tokens,
-            bool [rows, columns, columns].
+        block: bool [rows, columns, columns]. Entry [row, c, j] is True if column c sees cache
+            position cached[row] + j.
         positions: Text position of each column, int64 [rows, columns].
         key_positions: Text position of each cache position after the cached tokens, int64 [rows,
             columns]; read only if the reach is limited.

@@ -102,7 +102,8 @@ def store_columns(
         stores: Keys and values of all slots, [rows, heads, positions, dim] each.
         cache_positions: Cache position of each column, int64 [rows, columns]; columns with a
             negative position are not written.
-        store_rows: Row of the stores where the slot of each column begins, int64 [rows, columns].
+        store_rows: Row of the stores at which the slot of each column begins, int64 [rows,
+            columns].
     """
     keys, values = (state if state.stride(3) == 1 else state.contiguous() for state in states)
     rows, heads, columns, dim = keys.shape
@@ -129,7 +130,7 @@ def store_columns(
 def _split(positions: int, programs: int) -> tuple[int, int]:
     """Return the number of splits, and the number of keys in each.
 
-    Splits are as small as possible while launching at most `TREE_PROGRAMS` programs.
+    Splits are as small as possible, provided that at most `TREE_PROGRAMS` programs are launched.
     """
     keys = TREE_MIN_SPLIT_KEYS
     while -(-positions // keys) * programs > TREE_PROGRAMS and keys < positions:

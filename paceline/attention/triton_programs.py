@@ -1,7 +1,7 @@
 """Define Triton programs for attention by position; see `triton_kernel`.
 
-All launches with the same dtype and head size run the same machine code, because the programs are
-specialised only for head sizes, and additions are not contracted.
+All launches with the same dtype and head size run the same machine code. The programs are
+specialised only for head sizes, and the compiler does not fuse additions with products.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def attend_split(
 ):
     """Store the maximum, exponential sum and value sum for one tile and split.
 
-    A tile holds all heads of a group, for as many columns as fit. Strides are in units of
-    `ALIGNMENT` values, so that the compiler can assume aligned reads.
+    A tile holds all heads of a group, for the largest number of columns that fits. Strides are in
+    units of `ALIGNMENT` values, so that the compiler can assume aligned reads.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
     row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -134,7 +134,7 @@ def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constex
 
 @triton.jit
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
-    """Return the cache positions of keys from a rank on, and whether each key exists."""
+    """Return the cache positions of keys from a rank onwards, and which keys exist."""
     ranks = rank + tl.arange(0, KEYS)
     side_by_side = tl.load(leading + query)
     there = ranks < tl.load(count + query)
@@ -161,7 +161,10 @@ def _capped(scores, softcap):
 
 @triton.jit
 def _weighted(weights, values):
-    """Return weights @ values; with 16-bit values, split each weight into two numbers."""
+    """Return weights @ values.
+
+    With 16-bit values, each weight is split into a sum of two 16-bit numbers.
+    """
     if values.dtype == tl.float32:
         return tl.dot(weights, values, input_precision="ieee")
     else:

@@ -1,7 +1,7 @@
 """Fit a draft head without training: a linear map by ridge regression.
 
-The target samples a few thousand tokens once. From a state and the embedding of the token sampled
-from it, the map predicts the next state.
+The target samples a few thousand tokens once. The map predicts the next state from a state and the
+embedding of the token sampled from it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _fit(model: CachedLM, num_pairs: int) -> Weights:
-    """Fit the weights; if there are too few pairs, `token_ids` is empty."""
+    """Fit the weights; with too few pairs, the weights' `token_ids` are empty."""
     embedding, head = embedding_and_head(model)
     try:
         pairs = _generate(model, num_pairs)

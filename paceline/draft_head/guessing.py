@@ -1,10 +1,10 @@
 """Predict a draft tree from the hidden state that produced the newest token.
 
-A hidden state also contains information about the token after the next one (Pal et al. 2023,
-"Future Lens"). Together with the chosen token, it contains more. EAGLE (Li et al. 2024, section 3)
-trains a layer like the target's to predict the next state from both. Here, the layer consists of
-one matrix product and a small network (`weights`), without attention. For the most likely paths,
-the predicted state is the input for the next level.
+A hidden state contains information not only about the next token, but also about the token after
+it (Pal et al. 2023, "Future Lens"). Combined with the chosen token, it is even more informative.
+EAGLE (Li et al. 2024, section 3) trains a layer like the target's to predict the next state from
+both. Here, the layer consists of one matrix product and a small network (`weights`), without
+attention. For the most likely paths, the predicted state is the input for the next level.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class _Level(NamedTuple):
         token_ids: Token ids, [requests, tokens].
         probs: Probability of each token given its parent, float32 [requests, tokens].
         path_probs: Path probability, float32 [requests, tokens].
-        continued: Tokens of the previous level that these tokens follow, [requests, paths]; each
-            has the same number of successors. None means that all tokens follow the newest token.
+        continued: Indices of the tokens in the previous level that these tokens follow, [requests,
+            paths]. Each of those tokens has the same number of successors. None means that all
+            tokens follow the newest token.
         states: Predicted states, [requests * paths, hidden].
     """
 
@@ -56,7 +57,7 @@ class _Level(NamedTuple):
 
 
 class DraftHead:
-    """Predicts the tokens that follow from hidden states.
+    """Predicts upcoming tokens from hidden states.
 
     Args:
         model: Target model.
@@ -83,7 +84,7 @@ class DraftHead:
     def predict(
         self, states: Tensor, token_ids: Sequence[int], levels: int = _SETTINGS.max_levels
     ) -> list[DraftTree]:
-        """Return a draft tree for each state, following the token chosen from the state.
+        """Return, for each state, a draft tree that follows the token chosen from it.
 
         Args:
             states: Inputs to the LM head, [n, hidden].
@@ -97,7 +98,7 @@ class DraftHead:
     def predict_after(
         self, outcomes: Sequence[Outcome], logits: NodeLogits, levels: int
     ) -> Pending:
-        """Return the pending draft tree for each outcome of a step.
+        """Start predicting a draft tree for each outcome of a step.
 
         Args:
             outcomes: Outcomes of the step.
@@ -117,7 +118,7 @@ class DraftHead:
 
     @torch.inference_mode()
     def _predict(self, states: Tensor, token_ids: Tensor, levels: int) -> Pending:
-        """Return the pending trees of `predict`."""
+        """Start the computation of `predict`, without waiting for the device."""
         level = self._after(states, token_ids)
         predicted = [level]
         continued = min(_SETTINGS.num_continued, _SETTINGS.max_rows // len(token_ids))

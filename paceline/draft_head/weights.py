@@ -37,7 +37,7 @@ class Weights:
         bias: Biases of `direct` and `inner`, [hidden + neurons].
         outer: Second matrix of the network, [hidden, neurons].
         token_ids: Token ids of the reduced draft vocabulary, int64 [tokens].
-        levels: Number of tokens that it is useful to predict ahead.
+        levels: Number of tokens to predict ahead; predicting more is not worthwhile.
     """
 
     first: Tensor

@@ -29,7 +29,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Row counts for which every row has identical bits in all modules.
+    """Row counts for which all modules compute every row with identical bits.
 
     The fields are the keys of the saved report.
 

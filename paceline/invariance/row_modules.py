@@ -68,7 +68,7 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """Module kind in the user's model that corresponds to this one in a view."""
+        """Module kind in the user's model, of which this one is a view's copy."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)
@@ -209,7 +209,7 @@ class RowExperts(RowModule):
         return _counts_for(_num_weights(self.module))
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return the module as a function of rows [count, size + num_experts]."""
+        """Return the experts as a function of rows [count, size + num_experts]."""
         return self._route
 
     @torch.inference_mode()
@@ -223,7 +223,10 @@ class RowExperts(RowModule):
 
 
 class RowDenseExperts(RowModule):
-    """Experts that all receive all tokens. A row contains the inputs of all experts."""
+    """Experts, each of which receives every token.
+
+    A row contains the inputs of all experts.
+    """
 
     def counts(self) -> tuple[int, ...]:
         """Return the row counts that can be probed in a fraction of a second."""
@@ -241,9 +244,10 @@ class RowDenseExperts(RowModule):
 
 
 class RowMixer(RowModule):
-    """A mixer of a recurrent layer, as a function of one token per request.
+    """A mixer of a recurrent layer, called with one token per request.
 
-    Each row represents two tokens of a request, so that the second starts from a state.
+    Each row is the input of two successive tokens of one request, so that the second token starts
+    from a nonzero state. Only the outputs of the second token are compared.
     """
 
     def counts(self) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ class Store:
 
     Attributes:
         tensor: Keys or values, [slots, heads, capacity, dim].
-        rows: The same memory as [slots * heads * capacity + 1, dim]. The last row is scratch space
-            for columns without a token.
+        rows: The same memory, viewed as [slots * heads * capacity + 1, dim]. The last row is
+            scratch space for columns without a token.
     """
 
     tensor: Tensor
@@ -31,8 +31,8 @@ class Block:
     """Stores with the same shape, in one tensor.
 
     Args:
-        like: Keys or values, [batch, heads, queries, dim], which determine heads, dim, dtype and
-            device.
+        like: Keys or values, [batch, heads, queries, dim]. The stores have the same heads, dim,
+            dtype and device.
         num_stores: Number of stores.
         slots: Number of slots.
         capacity: Number of cache positions per slot.

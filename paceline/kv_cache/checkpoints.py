@@ -1,7 +1,7 @@
 """Copy recurrent states, so that prompts with a common prefix can share them.
 
-The keys and values of a text are valid for any prefix. A recurrent state is valid for one length
-only.
+The keys and values of a text can be reused for each of its prefixes. A recurrent state is valid
+for one length only.
 """
 
 from __future__ import annotations

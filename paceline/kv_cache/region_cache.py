@@ -107,7 +107,7 @@ class RegionCache(SlotCache):
         return Store(rows, store.rows)
 
     def rows_of(self, slots: IntArray) -> IntArray:
-        """Return the row of a store's tensor where each slot begins."""
+        """Return the row of a store's tensor at which each slot begins."""
         return self.regions.first[slots]
 
     def give_back(self, slot: int) -> None:
@@ -138,7 +138,7 @@ class RegionCache(SlotCache):
         regions.assign(slot, target, size)
 
     def _grown(self, needed: int) -> int:
-        """Return a number of positions with room for growth."""
+        """Return a capacity for the required positions, with room for growth."""
         grown = max(needed, int(POOL_GROWTH * self.capacity), self.slots * self._reserved)
         return -(-grown // self.growth_step) * self.growth_step
 

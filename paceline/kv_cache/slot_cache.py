@@ -39,7 +39,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         capacity: Number of cache positions per slot.
         window: Cache positions that the current forward pass writes.
         blocks: Memory of the keys and values.
-        generation: Number of allocations so far; each allocation changes the addresses of the
+        generation: Number of allocations so far. Each allocation changes the addresses of the
             stores.
         state_layers: Layers with recurrent states, by index.
     """
@@ -75,7 +75,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def state_bytes(self) -> int:
-        """Return the size of a slot's recurrent states in bytes; 0 before a commit."""
+        """Return the bytes of a slot's recurrent states; 0 before the first commit."""
         return sum(layer.slot_bytes for layer in self.state_layers.values())
 
     def reserve(self, slots: int, capacity: int) -> None:
@@ -135,7 +135,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self.blocks.store(address)
 
     def rows_of(self, slots: IntArray) -> IntArray:
-        """Return the row of a store's tensor where each slot begins."""
+        """Return the row of a store's tensor at which each slot begins."""
         return slots
 
     def _forget_addresses(self) -> None:
@@ -196,7 +196,8 @@ class SlotCache(Cache):  # type: ignore[misc]
             heads: Number of key heads.
             device: Device of the result.
         Returns:
-            Row indices, int64 [n * heads * width], in this order.
+            Row indices, int64 [n * heads * width], sorted by row of `slots`, then head, then
+            column.
         """
         key = (id(positions), heads, device)
         index = self.window.indices.get(key)

@@ -16,7 +16,7 @@ from paceline.kv_cache.blocks import BlockList, Store
 
 @dataclass(slots=True)
 class WriteWindow:
-    """Cache positions that a forward pass writes, set once and read by every layer.
+    """Cache positions that a forward pass writes, the same for all layers.
 
     Attributes:
         first: First slot of the forward pass.
@@ -30,8 +30,8 @@ class WriteWindow:
         start: First cache position that attention sees.
         key_rows: For each request, the row of the visible keys that holds its first position,
             [requests].
-        gathered: Cache positions that attention sees for each request, [requests, visible], if
-            their keys must be copied; None for a view.
+        gathered: Cache positions that attention sees for each request, [requests, visible]; None
+            if attention can use a view of the keys without copying them.
         indices: Results of `SlotCache.flat_index` for this window.
     """
 
@@ -136,7 +136,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Return the number of tokens in the longest row before this forward pass.
 
-        It is 0 if a packed row has more tokens than any slot.
+        The result is 0 if a packed row has more tokens than any slot.
         """
         return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 

@@ -1,9 +1,9 @@
 """Store the recurrent states of one decoder layer, one per slot.
 
 A state represents a text of exactly one length: the first `Request.cached` tokens of the slot's
-request. Forward passes work on copies and leave the stored states unchanged. `SlotCache.advance`
-stores the states that a commit confirms. The state before the first token is zero, so new and
-running requests can share a forward pass.
+request. Forward passes work on copies and leave the stored states unchanged. A commit then stores
+the states after the accepted tokens. The state before the first token is zero, so new and running
+requests can share a forward pass.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         return {name: states[slots] for name, states in self.held.items()}
 
     def load(self, states: States) -> None:
-        """Set the working states; an empty mapping lets the next call start an empty text."""
+        """Set the working states; with an empty mapping, the next call begins a new text."""
         LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
         for name, rows in states.items():
             kind, _, number = name.partition(".")

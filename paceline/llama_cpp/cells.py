@@ -1,8 +1,8 @@
 """Manage requests' sequences in a llama.cpp cache, in text order.
 
-A cell of the cache may belong to several sequences. A query reads the cells of its sequence with
-smaller positions. Each leaf of a draft tree is therefore a sequence, and a node belongs to the
-sequences of all leaves below it.
+A cell of the cache may belong to several sequences. A query attends to the cells of its sequence
+at its own and earlier positions. Each leaf of a draft tree is therefore assigned a sequence, and
+each node belongs to the sequences of all leaves below it.
 
 With flash attention on a CPU, llama.cpp sums the values of a query's cells in cell order, and
 skips all other cells. The logits of a text are therefore bit-identical if its cells are in text
@@ -54,7 +54,7 @@ class SequenceCells:
         rows_per_pass: Maximum number of rows that llama.cpp computes at once.
         flash_attention: As in `ContextOptions`.
     Attributes:
-        lengths: Number of tokens in the cache, by sequence in use.
+        lengths: Number of cached tokens of each sequence in use, by sequence id.
     """
 
     def __init__(
@@ -72,7 +72,9 @@ class SequenceCells:
         return 0 if self._context is None else self._context.options.cells
 
     def reserve(self, num_tokens: int) -> None:
-        """Provide cells for a total number of tokens over all sequences.
+        """Make sure that the cache can hold a total number of tokens.
+
+        The tokens of all sequences are counted.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -82,7 +84,7 @@ class SequenceCells:
             self._move_to(cells)
 
     def make_room(self, num_rows: int) -> None:
-        """Provide free cells for the rows of a forward pass.
+        """Make sure that there are enough free cells for the rows of a forward pass.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -124,7 +126,7 @@ class SequenceCells:
         self.lengths[target] = length
 
     def cut(self, sequence: int, length: int) -> int:
-        """Discard a sequence's tokens from a position on, and return its new length."""
+        """Discard a sequence's tokens from a position onwards; return its new length."""
         if self._context is not None and length < self.lengths[sequence]:
             self._context.copy(sequence, DISCARDED, length)
             self._context.remove(sequence, length)
@@ -156,7 +158,7 @@ class SequenceCells:
         """Continue a sequence along one path of its tree, and discard the other nodes.
 
         Args:
-            branch: The request's rows in the last forward pass.
+            branch: The request's sequences in the last forward pass.
             leaf: Sequence of a leaf below the last kept node.
             end: Position after the last kept node.
         Returns:

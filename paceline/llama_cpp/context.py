@@ -23,7 +23,7 @@ class ContextOptions:
     """Options of a context.
 
     Attributes:
-        cells: Tokens that the cache holds, over all sequences.
+        cells: Number of tokens that the cache can hold, counting all sequences.
         max_rows: Maximum number of rows in one forward pass.
         rows_per_pass: Maximum number of rows that llama.cpp computes at once.
         sequences: Number of sequence ids.
@@ -87,7 +87,10 @@ class Context:
         self._memory = library.get_memory(handle)
 
     def _check(self, options: ContextOptions) -> None:
-        """Raise an error if the context has other options, which means a wrong layout."""
+        """Raise an error if the context did not adopt the options.
+
+        The assumed layout of llama.cpp's structures is then wrong.
+        """
         library, handle = self._library, self._handle
         expected = {
             "n_batch": options.max_rows,
@@ -153,7 +156,7 @@ class Context:
         self._library.memory_clear(self._memory, False)
 
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
-        """Remove a sequence from its cells `start` to `end`, or return False if refused."""
+        """Remove a sequence from its cells `start` to `end`; return False on failure."""
         return bool(self._library.memory_seq_rm(self._memory, sequence, start, end))
 
     def first_position(self, sequence: int) -> int:

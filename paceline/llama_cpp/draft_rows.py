@@ -65,7 +65,7 @@ def rows_of(
         requests: Open requests.
         trees: Their draft trees.
         prefill_chunk: Maximum number of pending tokens per request.
-        spare: First sequence that may be used for leaves, followed by all larger ones.
+        spare: Smallest sequence id that is free for leaves; all larger ids are also free.
     """
     result = []
     for request, tree in zip(requests, trees, strict=True):
@@ -90,9 +90,10 @@ def rows_of(
 def _assign(
     tree: DraftTree, sequence: int, spare: int
 ) -> tuple[list[int], list[int], list[list[int]]]:
-    """Return the leaves' sequences and, for each node, a leaf and all leaves below.
+    """Assign sequences to the leaves of a tree and to their ancestors.
 
-    The first leaf gets the sequence of the request.
+    The first leaf gets the sequence of the request. The results are the sequences of all leaves;
+    one sequence for each node, that of a leaf below it; and all sequences for each node.
     """
     inner, leaves = set(tree.parents), [sequence]
     sequences_of: list[list[int]] = [[] for _ in tree.parents]

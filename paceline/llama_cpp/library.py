@@ -104,7 +104,7 @@ class Library:
         )
 
     def max_rollback(self, context: int) -> int:
-        """Return the number of earlier states per sequence, or 0 for older builds."""
+        """Return how many earlier states a sequence keeps; 0 in older builds."""
         function = getattr(self._library, "llama_n_rs_seq", None)
         if function is None:
             return 0

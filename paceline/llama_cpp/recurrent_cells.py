@@ -1,7 +1,7 @@
 """Hold the sequences of requests for models with recurrent layers.
 
 A recurrent state represents one text length. llama.cpp keeps copies of the last few states of a
-sequence, so that the sequence can be rolled back by as many tokens. Such models therefore verify
+sequence, so that the sequence can be rolled back by a few tokens. Such models therefore verify
 short chains, and rejected tokens leave the cache at once.
 """
 

@@ -102,7 +102,7 @@ class GgufTarget(TargetBase):
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in bytes, with cells for discarded tokens."""
+        """Return the bytes per cache position, including cells for discarded tokens."""
         return int(self.model.token_bytes * (1 + DISCARDED_SHARE))
 
     @property
@@ -129,7 +129,7 @@ class GgufTarget(TargetBase):
         return gguf_key(self.model, self._threads, exact=self.exact, rows=max_rows)
 
     def apart(self) -> GgufTarget:
-        """Return the same model with a separate cache, for forward passes outside answers."""
+        """Return the same model with a separate cache, for measurements and checks."""
         return GgufTarget(self.model, self._threads, self.exact, self.prefill_chunk, True)
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
@@ -262,7 +262,7 @@ class GgufTarget(TargetBase):
         request.cached = self._cells.cut(sequence_of(request), length)
 
     def undo(self, request: Request, length: int) -> None:
-        """Discard a failed step's entries in a request's cache, after `length` tokens."""
+        """After a failed step, drop a request's cache beyond the first `length` tokens."""
         self.rewind(request, length)
 
     def clear_after(self, request: Request) -> None:

@@ -38,7 +38,7 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
     """Return an image, video or audio part of a message, with its content loaded.
 
     Args:
-        part: Part of a message. An image is in `image`, `url` or `path`, or in OpenAI's
+        part: Part of a message. The value of `image`, `url` or `path` is an image, as is OpenAI's
             `image_url`.
         where: Name of the part in errors.
         files: Whether parts may be file paths or objects, in addition to data URLs.

@@ -38,27 +38,29 @@ class Architecture:
         vocab_size: Number of rows of the LM head.
         context_length: Maximum number of positions.
         layer_kinds: Kinds of attention in the model, sorted; empty for a model without attention.
-        masks: For each kind of layer, the kind of attention whose mask it gets; None means no
-            mask.
+        masks: For each kind of layer, the kind of attention whose mask the layer receives; None if
+            it receives no mask.
         states: Layers that keep recurrent states, by index.
-        has_chain_mixers: Whether short convolutions hold all states of a model that verifies
-            chains.
-        clamps_prompts: Whether recurrent layers limit the step sizes of prompts only, so that
-            states computed while decoding cannot be reused for a prompt.
-        mask_per_kind: Whether the model takes a dict of masks, one per kind, instead of one
-            tensor.
-        window: Size of the attention window, including the query's own position; None without such
-            layers.
-        attention_chunk: Number of positions per chunk in chunked attention; None without such
-            layers.
-        takes_masks: Whether a 4-D mask and position ids determine which tokens a token sees.
-            Otherwise, the cache slots determine it (ALiBi, or no position ids).
+        has_chain_mixers: Whether the model verifies only chains, and short convolutions hold all
+            of its states.
+        clamps_prompts: Whether recurrent layers limit step sizes in prompts, but not while
+            decoding. States computed while decoding then cannot be reused for a prompt.
+        mask_per_kind: Whether the model's `attention_mask` is a dict with one mask per kind of
+            attention, instead of one tensor.
+        window: Size of the attention window, including the query's own position; None if no layer
+            has a window.
+        attention_chunk: Number of positions per chunk in chunked attention; None if no layer uses
+            it.
+        takes_masks: Whether a 4-D mask and position ids determine which tokens each token sees.
+            Otherwise, the order of the tokens in the cache determines it (ALiBi, or no position
+            ids).
         takes_position_ids: Whether the forward method accepts `position_ids`.
         takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
         float_masks: Whether masks are added to the scores (eager) instead of selecting them
             (SDPA).
         tree_attention: Whether masked forward passes may use paceline's tree attention.
-        by_position: Whether every forward pass uses batch-invariant attention by position.
+        by_position: Whether every forward pass uses attention by position, which is
+            batch-invariant.
         dtype: Data type of the weights.
         position_bytes: Approximate size of one token's keys and values in all layers, in bytes; 0
             if the configuration does not specify it.
@@ -157,7 +159,7 @@ class Architecture:
     def ragged_masks(
         self, packing: RaggedBatch, visible: int, device: torch.device
     ) -> tuple[Masks, dict[int, VisibleRanges]]:
-        """Return placeholder masks for a ragged batch, and the ranges they represent.
+        """Return placeholder masks for a ragged batch, and the key ranges behind them.
 
         The model receives the masks as its `attention_mask`, but their values are never read. The
         attention kernel looks up the visible ranges by the address of a mask
@@ -206,7 +208,7 @@ class Architecture:
         return self._argument(masks)
 
     def _argument(self, masks: dict[str, Tensor]) -> Masks:
-        """Return the model's `attention_mask`, given the masks for all kinds of attention."""
+        """Convert the masks for all kinds of attention to the model's `attention_mask`."""
         if not self.mask_per_kind or not masks:
             return next(iter(masks.values()), None)
         return {

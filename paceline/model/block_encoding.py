@@ -23,7 +23,7 @@ class _Line(NamedTuple):
 
 
 def encode(weight: Tensor, block_format: BlockFormat) -> Tensor:
-    """Return a weight's rows as blocks, uint8 [rows, bytes per row].
+    """Encode the rows of a weight as blocks, uint8 [rows, bytes per row].
 
     Args:
         weight: Weight of any floating-point type; the last dimension is a multiple of the block
@@ -74,10 +74,11 @@ def _encode_q4_k(values: Tensor) -> Tensor:
 
 
 def _fitted_line(values: Tensor) -> _Line:
-    """Return the candidate scale and minimum with the least squared error.
+    """Choose the scale and minimum with the smallest squared error.
 
-    Each candidate divides the range into a slightly different number of levels, and fits a line
-    through the values at their levels.
+    Each candidate divides the range of the values into a slightly different number of levels.
+    Values are rounded to levels, and a line through the pairs of level and value gives scale and
+    minimum.
     """
     lowest = values.amin(1, keepdim=True).clamp(max=0)
     spread = values.amax(1, keepdim=True).clamp(min=0) - lowest
@@ -95,7 +96,7 @@ def _fitted_line(values: Tensor) -> _Line:
 
 
 def _regression(values: Tensor, levels: Tensor) -> _Line:
-    """Fit a line with a minimum of at least 0 by least squares."""
+    """Fit scale and minimum by least squares; negative minima become 0."""
     level_sum, value_sum = levels.sum(1, keepdim=True), values.sum(1, keepdim=True)
     squares = levels.square().sum(1, keepdim=True)
     products = (levels * values).sum(1, keepdim=True)
@@ -116,7 +117,10 @@ def _inverse(values: Tensor) -> Tensor:
 
 
 def _six_bits(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a float16 step per row as float32 [n, 1], and levels from 0 to 63 [n, 8]."""
+    """Return the step of each row, and the row's values as multiples of it.
+
+    The steps, [n, 1], are float16 numbers in float32. The multiples, [n, 8], range from 0 to 63.
+    """
     step = (values.amax(1, keepdim=True) / _MAX_SCALE).half().float()
     return step, (values * _inverse(step)).round_().clamp_(0, _MAX_SCALE)
 
@@ -124,8 +128,9 @@ def _six_bits(values: Tensor) -> tuple[Tensor, Tensor]:
 def _packed_scales(scales: Tensor, minima: Tensor) -> Tensor:
     """Pack eight scales and eight minima of six bits into 12 bytes.
 
-    The first eight bytes hold the first four scales and minima, and the upper two bits of the
-    others. The last four bytes hold the lower four bits of the others.
+    The lower six bits of the first eight bytes hold the first four scales and minima. Their upper
+    two bits hold the upper two bits of the other scales and minima. The last four bytes hold the
+    lower four bits of the others.
     """
     first, last = (scales[:, :4], minima[:, :4]), (scales[:, 4:], minima[:, 4:])
     upper = [low | high >> 4 << 6 for low, high in zip(first, last, strict=True)]

@@ -46,7 +46,7 @@ class CachedLM(ForwardPasses):
             padded. Default 1.
         products: Matrix products for the forward passes; None selects the fastest ones on this
             machine.
-        view: Function that builds a view of a model with the given products.
+        view: Function that builds a view, given a model and its matrix products.
         chains: Whether the model verifies only chains, even if its `forward` method accepts masks.
             Default False.
         fixed_shapes: Whether decode steps use a few fixed shapes, which CUDA runs as captured
@@ -130,7 +130,7 @@ class CachedLM(ForwardPasses):
         )
 
     def share(self, vocabulary: SharedVocabulary | TokenMap) -> None:
-        """Return logits over a target's vocabulary from now on.
+        """Make all later logits of this draft model cover a target's vocabulary.
 
         Args:
             vocabulary: Tokens that this draft model and the target share.
@@ -149,12 +149,12 @@ class CachedLM(ForwardPasses):
 
     @property
     def shared_rate(self) -> float:
-        """Return the share of the target's tokens in this draft model's vocabulary."""
+        """Return the fraction of the target's tokens that this draft model also has."""
         return 1.0 if self._vocabulary is None else self._vocabulary.shared_rate
 
     @property
     def stale(self) -> bool:
-        """Return True if modules were replaced since a request was last opened."""
+        """Return True if modules have been replaced since a request was last opened."""
         return self._runner.view.stale
 
     @property
@@ -191,7 +191,8 @@ class CachedLM(ForwardPasses):
     def growth_step(self) -> int:
         """Return the number of cache positions by which to grow the cache.
 
-        An allocation invalidates all captured graphs, so the cache then grows in large steps.
+        Every allocation invalidates all captured graphs, so a cache with graphs grows in large
+        steps.
         """
         if isinstance(self._cache, RegionCache):
             return self._cache.growth_step
@@ -220,9 +221,10 @@ class CachedLM(ForwardPasses):
             self.slots.inherit(request, slot_of, length)
 
     def undo(self, request: Request, length: int) -> None:
-        """Discard a failed step's entries in a request's cache, after `length` tokens.
+        """After a failed step, drop a request's cache beyond the first `length` tokens.
 
-        The prompt's images are computed again if the recurrent states included later tokens.
+        If the recurrent states already include later tokens, the prompt's images are computed
+        again.
         """
         self.rewind(request, length)
         self.clear_after(request)
@@ -233,14 +235,14 @@ class CachedLM(ForwardPasses):
     def prefill_media(self, request: Request) -> None:
         """Compute an open request's tokens up to its last image, video or audio.
 
-        For the first request with each kind of media, also check that decoding continues as in the
-        model itself.
+        For the first request with each kind of media, also check that the logits after the media
+        match those of the model's own forward pass.
 
         Args:
             request: Open request with media and an empty slot.
         Raises:
             ConfigError: The model rejects the images, videos or audio.
-            UnsupportedModelError: The model cannot continue after them losslessly.
+            UnsupportedModelError: Decoding after these inputs would not be lossless.
         """
         media = request.media
         assert media is not None, "called for requests with media"
@@ -262,7 +264,7 @@ class CachedLM(ForwardPasses):
 
 
 def as_cached_lm(target: object) -> CachedLM:
-    """Return a target as a `CachedLM`, which only transformers' models are.
+    """Return a target that transformers runs, and reject all others.
 
     Args:
         target: Target of an engine.

@@ -34,8 +34,8 @@ class CachedRequests(TargetBase):
     Args:
         model: Decoder-only model.
         architecture: Properties of the model.
-        growth_step: Number of cache positions by which the cache grows if slots may differ in
-            length; None if they may not. Default None.
+        growth_step: Number of cache positions by which the cache grows, if slots may differ in
+            length. None (default) means that all slots have the same length.
     Attributes:
         architecture: Properties of the model.
         slots: Cache slots and their requests.
@@ -79,17 +79,17 @@ class CachedRequests(TargetBase):
 
     @property
     def capacity(self) -> int:
-        """Return the cache positions per slot, or of all slots if they have regions."""
+        """Return the number of cache positions: per slot, or in total with regions."""
         return self._cache.capacity
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in bytes, estimated before the first pass."""
+        """Return the bytes per cache position; an estimate before the first pass."""
         return self._cache.position_bytes or self.architecture.position_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Return the size of a request's recurrent states in bytes; 0 before a commit."""
+        """Return the bytes of a request's recurrent states; 0 before the first commit."""
         return self._cache.state_bytes
 
     @property
@@ -118,8 +118,8 @@ class CachedRequests(TargetBase):
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
         """Limit a draft tree to the nodes that the model can verify.
 
-        A model that supports only chains gets the best chain. Nodes beyond the length at which the
-        rotary frequencies of all tokens change are removed.
+        For a model that supports only chains, the result is the best chain. If the rotary
+        frequencies of all tokens change at some text length, nodes beyond that length are removed.
         """
         if (switch := self.architecture.restart_length) is not None:
             tree = cut_at_switch(tree, request, switch)
@@ -132,7 +132,7 @@ class CachedRequests(TargetBase):
         return tree.best_chain()
 
     def restart_if_due(self, request: Request) -> None:
-        """Drop the cache of a request that has outgrown its rotary frequencies."""
+        """Drop a request's cache if its text has outgrown the rotary frequencies."""
         if (switch := self.architecture.restart_length) is not None:
             restart_beyond_switch(request, switch)
 
@@ -167,7 +167,8 @@ class CachedRequests(TargetBase):
         """Move accepted nodes directly after the committed tokens.
 
         Args:
-            moves: Requests, the cache position of node 0, and the accepted nodes.
+            moves: For each move, the request, the cache position of node 0, and the accepted
+                nodes.
         """
         longest = max(len(path) for _, _, path in moves)
         slots, sources, targets = [], [], []
@@ -184,7 +185,7 @@ class CachedRequests(TargetBase):
 
         Returns:
             For each request, the number of tokens added to the states. The next forward pass
-            processes the others again.
+            processes the remaining tokens again.
         """
         advanced: list[int] = []
         for recurrent in self._recurrent:
@@ -228,7 +229,7 @@ class CachedRequests(TargetBase):
         request.cached = min(request.cached, length)
 
     def load(self, request: Request, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values computed elsewhere to a request's slot.
+        """Write keys and values that were computed elsewhere to a request's slot.
 
         The caller sets `request.cached` once every layer has been written.
 
@@ -242,7 +243,7 @@ class CachedRequests(TargetBase):
         self._cache.write(request.slot, layer, first, keys, values)
 
     def load_states(self, request: Request, layer: int, states: Mapping[str, Tensor]) -> None:
-        """Write recurrent states computed elsewhere to a request's slot.
+        """Write recurrent states that were computed elsewhere to a request's slot.
 
         Args:
             request: Request to process.

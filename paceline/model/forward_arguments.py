@@ -15,7 +15,8 @@ _CACHE_NAMES = ("cache", "past_key_values")
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     """Return the names of the arguments that a model's `forward` accepts.
 
-    A wrapper passes its keyword arguments on, so it also accepts those of the inner decoder.
+    A wrapper passes its keyword arguments to an inner decoder, so the decoder's arguments are
+    included.
     """
     parameters = inspect.signature(model.forward).parameters
     passes_on = any(

@@ -1,9 +1,9 @@
 """Run forward passes over the pending tokens and draft trees of a batch.
 
 With attention by position, the requests in a batch are packed into one row (`RaggedBatch`).
-Otherwise, each request has its own row: padding, pending tokens (the newest is the root), tree
-nodes, padding. The pending tokens of all rows end at the same column, so that the LM head runs on
-one slice (`PaddedBatch`).
+Otherwise, each request has its own row. The row consists of padding, pending tokens (the newest is
+the root), tree nodes and more padding, in this order. The pending tokens of all rows end at the
+same column, so that the LM head runs on one slice (`PaddedBatch`).
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ class ForwardPasses(CachedRequests):
         Args:
             requests: Open requests with at least one pending token each.
             trees: One draft tree per request; empty for a request with more pending tokens than
-                the chunk.
+                one prefill chunk.
             prefill_chunk: Maximum number of pending tokens per request; None means the model's
                 `prefill_chunk`.
             reduced_logits: Whether to return only the logits of the reduced vocabulary, in the
                 order of `kept_ids`. Has no effect without a reduced vocabulary. Default False.
         Returns:
-            Logits after each request's last pending token and after each node, preceded by rows
-            for scored tokens.
+            For each request, the logits after its last pending token and after each node, preceded
+            by the logits of any scored tokens.
         """
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
         self._requests = list(requests)
@@ -179,7 +179,7 @@ class ForwardPasses(CachedRequests):
             self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
     def _begin_states(self, trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch) -> None:
-        """Set the state of the forward pass that recurrent mixers read."""
+        """Set the part of the forward state that recurrent mixers read."""
         if self.architecture.states:
             batch = recurrent_batch(self._requests, trees, layout)
             state = self._runner.view.state
@@ -209,7 +209,7 @@ class ForwardPasses(CachedRequests):
         return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
 
     def _forward_row(self, layout: PaddedBatch, request: Request, tree: DraftTree) -> Tensor:
-        """Run one request, whose recurrent states (if any) a commit advances."""
+        """Run one request, and record how a commit advances its recurrent states."""
         if not self.architecture.states:
             return self._runner.padded(layout, [request])
         if self.architecture.has_chain_mixers:
@@ -221,7 +221,7 @@ class ForwardPasses(CachedRequests):
         return logits
 
     def _forward_mixers(self, layout: PaddedBatch, request: Request, tree: DraftTree) -> Tensor:
-        """Run one request, whose recurrent states all belong to mixers."""
+        """Run one request of a model whose recurrent states all belong to mixers."""
         state = self._runner.view.state
         batch = recurrent_batch([request], [tree], layout)
         state.recurrent = RecurrentPass(batch, self._cache.state_layers, state.folds)
@@ -229,7 +229,7 @@ class ForwardPasses(CachedRequests):
         return self._runner.padded(layout, [request])
 
     def _shared(self, flat: Tensor) -> Tensor:
-        """Return logits over the target's vocabulary, or over the reduced one on request."""
+        """Convert logits to the target's vocabulary, or to the reduced one if requested."""
         if self._vocabulary is None:
             return flat
         token_ids = self.kept_ids if self._runner.view.state.reduced_logits else None

@@ -1,4 +1,4 @@
-"""Define the state of a forward pass, for the modules of a model view to read."""
+"""Define the state of a forward pass, which the modules of a view read."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class ForwardState(AttentionState):
     Each view owns one such object, and the model runner sets its fields before each forward pass.
 
     Attributes:
-        implementation: Name of the attention function that the model calls; None means that of
-            the model's configuration.
+        implementation: Name of the attention function that the model calls; None means the
+            function that the model's configuration names.
         linear: Matrix product for weights outside `nn.Linear`; default torch's.
         target_states: Target states that a draft model reads, or None.
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.
-        folds: Whether a commit adds accepted nodes to the stored states in every recurrent mixer.
-            Default True, which also applies if there is no mixer.
+        folds: Whether every recurrent mixer adds accepted nodes to its stored states at a commit.
+            Default True, also for models without mixers.
         recurrent: Tokens and states for the recurrent mixers; None means that the mixers run as in
             transformers.
         text_lengths: Text lengths that determine rotary frequencies; None if the frequencies do

@@ -186,7 +186,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress transformers' progress bars and messages inside the context."""
+    """Suppress transformers' progress bars and messages in the `with` block."""
     logging = transformers.logging
     bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

@@ -28,7 +28,7 @@ class TensorEntry(NamedTuple):
         file: Index of the file.
         offset: Offset of the first byte in the file.
         type_id: Id of the block format.
-        shape: Shape, starting with the outer dimension.
+        shape: Shape, with the outermost dimension first.
     """
 
     file: int
@@ -38,12 +38,13 @@ class TensorEntry(NamedTuple):
 
 
 class WeightEntry(NamedTuple):
-    """A weight of a transformers model and its tensor.
+    """A weight of a transformers model, and the tensor in the file that stores it.
 
     Attributes:
         tensor: Name of the tensor in the file.
-        order: Index in `TensorTable.orders` of the weight's row order; None if the rows are in
-            order; -1 if the tensor differs from the weight in more than row order.
+        order: Index of the weight's row permutation in `TensorTable.orders`. None means that the
+            rows are in the same order in the file. -1 means that the tensor differs in other ways,
+            too.
     """
 
     tensor: str
@@ -57,7 +58,8 @@ class TensorTable:
     Attributes:
         tensors: Tensors by name in the file.
         weights: Weights of the transformers model by name.
-        orders: Row orders. Each lists, for every row of the weight, its row in the file.
+        orders: Row permutations. For every row of a weight, a permutation gives the index of that
+            row in the file.
         architecture: Name of the architecture in the file.
     """
 
@@ -118,7 +120,7 @@ class TensorTable:
 
     @staticmethod
     def load(folder: Path) -> TensorTable:
-        """Read the table that `write` wrote into a folder."""
+        """Read a table that `write` has written into a folder."""
         content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
         return TensorTable(
             {name: TensorEntry(*entry) for name, entry in content["tensors"].items()},
@@ -152,10 +154,10 @@ class TensorReordering:
         return changed
 
     def order(self, name: str, rows: int) -> NDArray[np.int64] | None:
-        """Return, for each row of the weight, its row in the file.
+        """Return a tensor's row permutation: for each row of the weight, its file row.
 
         Returns:
-            Row indices; None if reordering rows is not enough.
+            Row indices; None if the tensor differs from the weight in other ways, too.
         """
         numbers = np.arange(rows, dtype=np.float64)[:, None]
         try:

@@ -132,7 +132,10 @@ class Sketch:
         )
 
     def resembles(self, model: PreTrainedModel) -> bool:
-        """Return whether a model is the same or a quantised, fine-tuned or padded copy."""
+        """Return whether the sketch is that of this model, or of a close copy.
+
+        Close copies are quantised, fine-tuned or padded.
+        """
         return self.closeness(model) >= MIN_SKETCH_COSINE
 
     def encode(self) -> str:

@@ -1,7 +1,7 @@
 """Run each decoder layer of a view in one compiled call.
 
-A decoding step has few rows. Calling the modules of a layer one by one then takes as long as the
-matrix products themselves. A backend may compute the same steps in one call
+In a decoding step with few rows, the overhead of calling a layer's modules one by one is as large
+as the time of the matrix products. A backend may compute the same steps in one call
 (`Backend.decoder_layers`), with bit-identical results. On its first eligible pass, every layer
 runs both ways; if any result differs, the layers of the view always run their modules.
 """
@@ -59,7 +59,7 @@ def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) 
 
 
 def is_known_layer(module: nn.Module) -> bool:
-    """Return whether a module is a decoder layer of transformers with known steps."""
+    """Return whether a module is a transformers decoder layer whose steps are known."""
     kind = type(module)
     return kind.__name__ in _KINDS and kind.__module__.startswith("transformers.models.")
 

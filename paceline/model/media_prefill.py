@@ -240,7 +240,7 @@ class MediaPrefill:
         return module
 
     def _accepted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that `forward` accepts, on the model's device, in its dtype."""
+        """Return the tensors that `forward` accepts, in the model's dtype and device."""
         accepted = forward_parameters(self._model)
         return {
             name: tensor.to(

@@ -62,9 +62,9 @@ class RecurrentPrefill:
 
 
 def _prompt_batch(first: IntArray, columns: int) -> RecurrentBatch:
-    """Return the token order for prompts whose last token is a draft node.
+    """Return the token order of prompts, with each last token as a draft node.
 
-    A prompt of one token has no node, because a row needs a pending token.
+    The token of a one-token prompt is pending instead, because every row needs a pending token.
     """
     rows = np.arange(len(first), dtype=np.int64)
     pending = np.maximum(columns - first - 1, 1)

@@ -46,8 +46,8 @@ class ModelRunner:
         column_picks: For each call, the same kind of function for tensors with all columns.
         pending: For each call and request, the row and the first and last columns of the pending
             tokens.
-        vocabulary: Vocabulary that a draft model shares with its target; None if it may receive
-            any token id.
+        vocabulary: Vocabulary that a draft model shares with its target; None if the model may
+            receive any token id.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ class ModelView:
         config: The copy's (text) configuration; changes to it affect only this view.
         state: Forward state of the copies.
         cache_argument: Name of the KV cache argument of `module`.
-        has_mixers: Whether recurrent layers run through the seam for mixers.
+        has_mixers: Whether `mixers.seam` runs the recurrent layers.
     """
 
     def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:

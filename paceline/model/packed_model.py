@@ -116,7 +116,7 @@ def _weight(
     weight: WeightEntry,
     reordering: TensorReordering,
 ) -> Tensor:
-    """Return a weight, packed if its module multiplies by it or looks up its rows."""
+    """Return a weight, packed if its module is a matrix product or an embedding."""
     entry = table.tensors[weight.tensor]
     block_format = BLOCK_FORMATS[entry.type_id]
     expected = tuple(model.get_parameter(name).shape)
@@ -137,7 +137,7 @@ def _weight(
 
 
 def is_multiplied(module: nn.Module) -> bool:
-    """Return whether a module multiplies by its weight, or looks up its rows."""
+    """Return whether a module is a plain matrix product or an embedding."""
     return type(module) is nn.Linear or isinstance(module, nn.Embedding)
 
 

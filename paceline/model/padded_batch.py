@@ -22,8 +22,8 @@ class PaddedBatch(NamedTuple):
         token_ids: Token ids, [rows, columns].
         positions: Position of each token in its text, [rows, columns].
         cache_positions: Position of each token in its KV-cache slot, [rows, columns].
-        block: Whether one column sees another, [rows, columns, columns]. Padding sees only the
-            root, so that its values stay finite.
+        block: [rows, columns, columns]. Entry [row, i, j] is True if column i sees column j.
+            Padding sees only the root, so that its values stay finite.
         padding: True for columns without a token, [rows, columns].
         cached: Number of tokens in the cache before this forward pass, [rows].
         pending: Number of pending tokens processed in this forward pass, [rows].
@@ -52,7 +52,7 @@ class PaddedBatch(NamedTuple):
 
     @property
     def scored(self) -> int:
-        """Number of columns before the newest tokens for which logits are computed."""
+        """Number of columns before the newest token whose logits are also computed."""
         return self.num_logit_columns - self.width - 1
 
     @property
@@ -64,15 +64,19 @@ class PaddedBatch(NamedTuple):
 
     @property
     def causal(self) -> int:
-        """Number of leading columns with plain causal attention: prompts without a cache.
+        """Number of leading columns with plain causal attention.
 
-        It is used only if all layers have full attention.
+        These are the columns of prompts without cached tokens.
+
+        The number is used only if all layers have full attention.
         """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not self.cached.any() else 0
 
     def visible_mask(self, positions_seen: int, reach: Reach = UNLIMITED) -> BoolArray:
-        """Return which cache positions each column sees, [rows, columns, positions_seen].
+        """Return the cache positions that each column sees.
+
+        The result is a mask, [rows, columns, positions_seen].
 
         Args:
             positions_seen: Number of cache positions in the mask.

@@ -18,9 +18,10 @@ def arrange_rows(
     """Fill the columns of all rows; see `PaddedBatch`.
 
     Args:
-        counts: Numbers of cached tokens, pending tokens and nodes of each row, and the token that
-            fills its padding, [4, rows].
-        numbers: For each row: pending tokens, tokens of the nodes, and parents of the nodes.
+        counts: [4, rows]. For each row, the numbers of cached tokens, pending tokens and nodes,
+            and the token that fills its padding.
+        numbers: The values of all rows, one row after another. Each row has its pending tokens,
+            the tokens of its nodes, and the parents of its nodes.
         front: Number of columns before the nodes.
         columns: Output: token ids, text positions and cache positions, [3, rows, columns].
         padding: Output: `PaddedBatch.padding`, [rows, columns].
@@ -71,7 +72,7 @@ def fill_visible(
         cached: Number of tokens in the cache, [rows].
         columns: Text position and cache position of each column, and whether it is padding, each
             [rows, columns].
-        block: Whether one column sees another, [rows, columns, columns].
+        block: `PaddedBatch.block`, [rows, columns, columns].
         window: `Reach.window`; 0 means no window.
         chunk: `Reach.chunk`; 0 means no chunks.
     """

@@ -47,7 +47,7 @@ def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
 
 
 def common_value(config: PretrainedConfig, name: str, model: str) -> int | None:
-    """Return the value that an attribute has in all layers that have it, or None.
+    """Return the value that all layers with an attribute share, or None.
 
     Args:
         config: Configuration of the text model.

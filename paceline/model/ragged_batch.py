@@ -157,7 +157,10 @@ def _lay_out(
     parents: IntArray,
     padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return the arrays `positions` to `tail` of `RaggedBatch`, with rows for slots."""
+    """Return the arrays `positions` to `tail` of `RaggedBatch`, except `slots`.
+
+    The third array holds the row of each query instead of its slot.
+    """
     count = len(cached)
     num_queries = pending + nodes
     starts = np.zeros(count + 1, dtype=np.int64)

@@ -54,8 +54,8 @@ class TextLengths:
 def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
     """Return the text lengths, ascending, beyond which the frequencies change.
 
-    Dynamic NTK has none, because its frequencies change beyond `max_position_embeddings`, the
-    longest text that the engine accepts.
+    Dynamic NTK has none. Its frequencies change only beyond `max_position_embeddings`, and the
+    engine accepts no longer texts.
     """
     return tuple(
         sorted(
@@ -193,9 +193,10 @@ def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
 
 
 def _original_name(name: str) -> str:
-    """Return the attribute with the initial values of the frequencies in `name`.
+    """Return the name of the attribute with the initial frequencies for `name`.
 
-    Examples of `name` are `inv_freq` and `full_attention_inv_freq`.
+    `name` is the attribute with the current frequencies, such as `inv_freq` or
+    `full_attention_inv_freq`.
     """
     return name.removesuffix("inv_freq") + "original_inv_freq" if name.endswith("inv_freq") else ""
 
@@ -236,7 +237,7 @@ class _TokenFrequencies:
         return self._forward(x, position_ids.clamp(max=switch - 1), **kind)
 
     def _long(self, x: Tensor, position_ids: Tensor, switch: int, kind: dict[str, str]) -> Any:
-        """Run the original method with an extra column beyond the switch, then drop it."""
+        """Run the original method with an extra column beyond the switch; drop it later."""
         extended = torch.cat((position_ids, torch.full_like(position_ids[..., :1], switch)), dim=-1)
         result = self._forward(x, extended, **kind)
         if isinstance(result, Tensor):

@@ -1,4 +1,4 @@
-"""Check at load time that passes over cached draft trees equal plain passes.
+"""Check at load time that passes over cached draft trees match plain passes.
 
 Architectures covered by the test suite are known to pass. Any other architecture is checked once,
 when the engine is built.
@@ -80,7 +80,8 @@ def _passes_as_chain(model: CachedLM) -> bool:
 def check_tree_forward(model: CachedLM) -> None:
     """Compare forward passes over a small draft tree with plain forward passes.
 
-    The tree first follows a cached prompt, then an accepted side branch.
+    In the first comparison, the tree follows a cached prompt. In the second, it follows an
+    accepted side branch.
 
     Args:
         model: Model to check.
@@ -94,7 +95,8 @@ def check_tree_forward(model: CachedLM) -> None:
 def check_chain_forward(model: CachedLM) -> None:
     """Compare forward passes over a chain of draft tokens with plain forward passes.
 
-    The chain first follows a cached prompt, then accepted draft tokens.
+    In the first comparison, the chain follows a cached prompt. In the second, it follows accepted
+    draft tokens.
 
     Args:
         model: Model to check.

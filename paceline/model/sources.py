@@ -15,7 +15,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def missing_source(source: str | Path) -> str:
-    """Return the end of an error message for a path without a model.
+    """Explain why a path contains no model, as a clause for an error message.
 
     The result is "" if the path has a model, or if the name may be a hub id or a built-in name.
     """

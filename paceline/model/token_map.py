@@ -2,8 +2,9 @@
 
 The draft model proposes only tokens that exist in both tokenizers (token-level intersection, TLI;
 Timor et al. 2025, arXiv 2502.05202). Its distribution is renormalised over these tokens, so every
-verification rule stays exact. It reads the target's tokens one by one. A token that its tokenizer
-lacks is read as the last draft-model token of the same text.
+verification rule stays exact. The target's tokens are converted to the draft model's ids one by
+one. If the draft model's tokenizer lacks a token, it tokenises the token's text, and the last
+resulting token is used.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TokenMap:
         target_ids: Ids of the shared tokens in the target, [common], ascending.
         draft_ids: Ids of the same tokens in the draft model, [common].
         target_rows: Number of rows in the target's LM head.
-        read_as: Id that the draft model reads for each id of the target, [target_rows].
+        read_as: For each id of the target, the id that the draft model receives, [target_rows].
     """
 
     target_ids: _Ids
@@ -129,7 +130,7 @@ def _token_texts(tokenizer: Any) -> dict[int, bytes] | None:
 
 
 def _ids_to_read(target: Any, draft: Any, pairs: dict[int, int], rows: int) -> _Ids:
-    """Return the id that the draft model reads for each id of the target."""
+    """Return, for each id of the target, the id that the draft model receives."""
     others = [number for number in range(rows) if number not in pairs]
     texts = [target.decode([number]) if number < len(target) else "" for number in others]
     unknown = next(

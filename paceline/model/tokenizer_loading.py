@@ -40,9 +40,10 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel, unpack: 
 
 
 def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
-    """Return why the model's tokenizer cannot be read, as the end of an error message.
+    """Return a sentence that explains why a model's tokenizer cannot be read.
 
-    The result is "" if the model has no tokenizer or its tokenizer can be read.
+    The sentence begins with a space, because it is appended to an error message. It is "" if the
+    model has no tokenizer or its tokenizer can be read.
     """
     if isinstance(model, PreTrainedModel) or (
         Path(model).is_dir() and not any(Path(model).glob("*[tv]o[kc]*"))

@@ -38,7 +38,7 @@ _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
 def load_with_packed_weights(
     source: str, weights: str, load: Callable[[], PreTrainedModel]
 ) -> PreTrainedModel:
-    """Return a checkpoint's model with packed weights, packed once per cache.
+    """Load a checkpoint with packed weights, which are stored in the cache.
 
     Args:
         source: Directory or hub id of a checkpoint.

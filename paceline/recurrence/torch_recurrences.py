@@ -239,7 +239,9 @@ def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, 
 
 
 def _taps(tree: TokenTree, size: int) -> IntArray:
-    """Return indices of each token's inputs, oldest first, [requests, width, size].
+    """Return the indices of each token's inputs.
+
+    The result is [requests, width, size], with the oldest input first.
 
     Stored inputs have the indices 0 to size - 2; token i has the index size - 1 + i.
     """

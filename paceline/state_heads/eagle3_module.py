@@ -42,7 +42,7 @@ class Eagle3Shape:
         norm_before_residual: Whether the residual stream carries normalised states.
         norm_before_fc: Whether the joined states are normalised.
         fc_norm: Whether each state is normalised.
-        norm_output: Whether the output is normalised before the next token reads it.
+        norm_output: Whether the output is normalised before it is an input at the next token.
     """
 
     layers: PretrainedConfig
@@ -140,7 +140,7 @@ class Eagle3Module(nn.Module):
     def forward(
         self, token_ids: Tensor, states: Tensor, positions: Tensor, **inputs: Any
     ) -> Tensor:
-        """Return the output at each token, which the next draft token reads.
+        """Return the output at each token, which is an input at the next draft token.
 
         Args:
             token_ids: Token ids, [rows, columns].

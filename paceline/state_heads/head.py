@@ -101,7 +101,7 @@ class StateHead(ABC):
         """Return the most likely tokens after draft nodes, in node order.
 
         Args:
-            texts: Texts that have been read.
+            texts: Texts whose tokens have been passed to `read`.
             nodes: Nodes of each text, starting with the root. A node's parent must come from an
                 earlier call.
         """

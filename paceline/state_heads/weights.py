@@ -22,7 +22,8 @@ def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
     """Return the target's token id for each row of a head's LM head.
 
     Args:
-        tensors: Weights; `d2t`, if present, holds the differences between the two ids.
+        tensors: Weights. `d2t`, if present, holds the difference between the target's token id and
+            the row number, for each row.
         vocab_size: Number of rows in the target's LM head.
     Returns:
         int64 [rows]; None if row i is token i.

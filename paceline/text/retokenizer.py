@@ -32,12 +32,12 @@ class Retokenizer:
         self.draft_end: int | None = draft.eos_token_id
 
     def first_ids(self, text: str) -> list[int]:
-        """Return the draft model's ids of the beginning of a text, with special tokens."""
+        """Return the draft model's ids for the start of a text, with special tokens."""
         ids: list[int] = self._draft(text)["input_ids"]
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.draft_end else ids
 
     def later_ids(self, text: str) -> list[int]:
-        """Return the draft model's ids of a text that continues another text."""
+        """Return the draft model's ids for a text that continues another text."""
         return _encode_after_anchor(self._draft, text)
 
     def readable(self, token_ids: list[int]) -> bool:
@@ -45,7 +45,7 @@ class Retokenizer:
         return max(token_ids, default=0) < self._draft_rows
 
     def target_ids(self, draft_ids: list[int]) -> list[int]:
-        """Return the target's ids of a text that the draft model has drafted.
+        """Return the target's ids for a text that the draft model has drafted.
 
         The text ends before the first special token and before an incomplete character. An
         end-of-sequence token of the draft model becomes the target's.

@@ -24,7 +24,8 @@ class CapturedStates:
     """Hidden states captured from the module calls in one forward pass.
 
     Attributes:
-        head: Inputs to the LM head for the columns with logits, [rows, columns, hidden].
+        head: Inputs to the LM head for the columns whose logits are computed, [rows, columns,
+            hidden].
         below: Inputs to each captured layer, for all columns.
         last: Outputs of the decoder, for all columns; empty if they were not captured.
     """

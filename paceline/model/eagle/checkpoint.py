@@ -60,7 +60,7 @@ def is_reading(folder: str) -> bool:
 
 
 def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> PreTrainedModel:
-    """Load the draft model in a folder, which must then be attached to its target.
+    """Load the draft model in a folder; the caller must attach it to its target.
 
     Args:
         folder: Folder of the draft model.

@@ -1,9 +1,9 @@
 """Run a small Llama without transformers' modules, for draft models on the CPU.
 
-With only two layers, transformers' modules add more time than the operations take. The results
-differ from transformers' only by rounding: one product computes queries, keys and values, another
-computes gate and up, and a rotation is rounded once. Tests use transformers' forward method as the
-reference.
+In a model with two layers, the overhead of transformers' modules exceeds the time of the
+operations themselves. The results differ from those of transformers only by rounding. One product
+computes queries, keys and values, another computes gate and up, and each rotation is rounded only
+once. Tests use transformers' forward method as the reference.
 """
 
 from __future__ import annotations

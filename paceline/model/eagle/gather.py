@@ -15,7 +15,7 @@ from paceline.model.ragged_batch import RaggedBatch
 def states_to_read(
     requests: Sequence[Request], batch: PaddedBatch | RaggedBatch
 ) -> TargetStates | None:
-    """Return the target states for the pending tokens chosen by the target.
+    """Return the target states for those pending tokens that the target has chosen.
 
     Args:
         requests: Requests of the batch, with the logs of their target states.

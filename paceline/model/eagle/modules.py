@@ -1,10 +1,10 @@
 """Define the embedding and the LM head of a draft model that reads target states.
 
-For each token chosen by the target, the draft model also reads the target states from which it was
-chosen. These are the input to the LM head and the inputs to some middle layers (EAGLE-3, Li et al.
-2025, section 3.1). Drafted tokens have no such states. EAGLE substitutes the draft model's own
-state, which requires an earlier forward pass. Here, drafted tokens get no states, so a tree of any
-shape takes only one forward pass.
+For each token that the target has chosen, the draft model also reads the target states from which
+that token was chosen. These are the input to the LM head and the inputs to some middle layers
+(EAGLE-3, Li et al. 2025, section 3.1). Drafted tokens have no such states. EAGLE substitutes the
+draft model's own state, which requires an earlier forward pass. Here, drafted tokens get no
+states, so a tree of any shape takes only one forward pass.
 
 The embeddings and LM head belong to the target; the draft model uses part of the head (a reduced
 vocabulary).
@@ -116,7 +116,7 @@ class TargetStateHead(StateReader):
         return spread(logits, self.token_ids, self.vocab_size)
 
     def guess(self, states: Tensor) -> Tensor:
-        """Return the most likely token for each output of `out`, [...]."""
+        """Return the most likely token, [...], for each output [..., states] of `out`."""
         return self.token_ids[self._reduced_logits(states).argmax(-1)]
 
     def _reduced_logits(self, states: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Present the slots of a bucket to a model, at fixed addresses."""
+"""Give a model access to the cache slots of a bucket, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ColumnWriter(Protocol):
     """Writes the keys and values of all columns to the slots of one layer."""
 
     def begin(self) -> None:
-        """Prepare the current forward pass."""
+        """Prepare to write the columns of the current forward pass."""
 
     def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
@@ -29,7 +29,8 @@ class TritonWriter:
     Args:
         cache_positions: Cache position of each column, int64 [rows, columns], on the device;
             negative for columns without a token.
-        store_rows: Row of the stores where the slot of each column begins, int64 [rows, columns].
+        store_rows: Row of the stores at which the slot of each column begins, int64 [rows,
+            columns].
     """
 
     def __init__(self, cache_positions: Tensor, store_rows: Tensor) -> None:
@@ -64,7 +65,10 @@ class TorchWriter:
         self._heads = {layer.keys.shape[1] for layer in cache.layers}
 
     def begin(self) -> None:
-        """Compute the row indices for the current forward pass, per number of key heads."""
+        """Compute the row indices for the current forward pass.
+
+        Layers with the same number of key heads share their indices.
+        """
         for count in self._heads:
             if count not in self._first_rows:
                 head = torch.arange(count, device=self._slots.device)

@@ -51,7 +51,8 @@ def padded_bucket(
     Args:
         layout: Padded batch.
         cache: KV cache, whose window is set to the batch.
-        reads_lengths: Whether attention reads lengths from the device instead of a mask.
+        reads_lengths: Whether attention reads text lengths from device memory instead of using a
+            mask.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.
     """

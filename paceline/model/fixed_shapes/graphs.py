@@ -26,7 +26,7 @@ class GraphMemory:
         self._logits: Tensor | None = None
 
     def renew_pool(self) -> None:
-        """Create a new memory pool; torch freed the old one with its last graph."""
+        """Create a new memory pool, because torch frees a pool with its last graph."""
         self._pool = _new_pool()
 
     def capture(self, forward: Callable[[], BucketOutput]) -> CapturedForward:
@@ -59,9 +59,9 @@ class GraphMemory:
         return CapturedForward(graph, output)
 
     def _keep(self, output: BucketOutput) -> BucketOutput:
-        """Return an output whose logits are in the shared memory.
+        """Move an output's logits to memory that all graphs share.
 
-        Otherwise, every graph would need memory for the logits of all its columns.
+        Without sharing, every graph would need separate memory for the logits of all its columns.
         """
         logits = output.logits
         if self._logits is None or self._logits.shape[1] != logits.shape[-1]:

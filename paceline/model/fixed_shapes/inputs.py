@@ -1,4 +1,4 @@
-"""Hold a bucket's inputs in one buffer, which a single copy sends to the device."""
+"""Hold a bucket's inputs in one buffer, which one copy sends to the device."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class BucketTensors(NamedTuple):
         positions: Text position of each token, int64 [rows, columns].
         cache_positions: Cache position of each token, int64 [rows, columns]; `SCRATCH` for columns
             without a token.
-        store_rows: Row of the stores where the slot of each column begins, int64 [rows, columns].
+        store_rows: Row of the stores at which the slot of each column begins, int64 [rows,
+            columns].
         cached: Number of cached tokens before the forward pass, int64 [rows].
-        block: Whether a column sees the cache position at each offset after the cached tokens,
-            bool [rows, columns, columns].
+        block: bool [rows, columns, columns]. Entry [row, c, j] is True if column c sees cache
+            position cached[row] + j.
     """
 
     token_ids: Any
@@ -65,7 +66,7 @@ class BucketInputs:
             layout: Padded batch.
             token_ids: Token ids for the model, [requests, columns of the batch].
             positions: Text positions within the model's context, in the same shape as `token_ids`.
-            store_rows: Row of the stores where the slot of each request begins, [requests].
+            store_rows: Row of the stores at which the slot of each request begins, [requests].
         """
         self._buffer.wait()
         arrays = self._arrays

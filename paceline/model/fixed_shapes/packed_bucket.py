@@ -66,7 +66,7 @@ class PackedBucket(Bucket):
             self._add_paths(kind, paths)
 
     def _add_paths(self, kind: str, paths: dict[int, Any]) -> None:
-        """Register the paths of a kind of layer under the address of its mask."""
+        """Register the visible keys (`Paths`) of a kind of layer by its mask's address."""
         ranges = _no_ranges(self._key.columns)
         self._metadata.ranges_by_mask[mask_address(self._masks[kind])] = ranges
         self._metadata.derived[id(ranges)] = paths

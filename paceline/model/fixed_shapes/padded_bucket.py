@@ -67,7 +67,11 @@ class PaddedBucket(Bucket):
         return BucketArguments(inputs.token_ids, inputs.positions, self._masks(), self._cache)
 
     def _masks(self) -> dict[str, Tensor]:
-        """Return one mask per kind of layer, and set the data that replaces the masks."""
+        """Return one mask per kind of layer.
+
+        Attention that reads `TreeVisibility` gets placeholder masks, and the real data is set in
+        the view's state.
+        """
         state, inputs = self._owner.view.state, self._inputs.tensors
         reaches = self._owner.architecture.reaches
         state.trees = {}

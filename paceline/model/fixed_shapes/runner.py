@@ -77,7 +77,7 @@ class FixedShapeRunner:
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a padded batch in its bucket, or return None if there is none.
+        """Run a padded batch in its bucket, or return None if no bucket fits.
 
         Args:
             layout: Padded batch, to which the cache's window is set.
@@ -105,7 +105,7 @@ class FixedShapeRunner:
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a packed batch in its bucket, or return None if there is none.
+        """Run a packed batch in its bucket, or return None if no bucket fits.
 
         Args:
             packing: Packed batch, to which the cache's window is set.
@@ -194,12 +194,12 @@ def reads_regions(
 ) -> bool:
     """Return whether attention can read cache slots of different lengths.
 
-    Attention by position can, and so can the kernel of fixed shapes on CUDA. SDPA needs equal
-    slots; otherwise it would copy the keys and values in every forward pass.
+    Attention by position can, and so can the CUDA kernel for fixed shapes. SDPA cannot: with slots
+    of different lengths, it would copy the keys and values in every forward pass.
 
     Args:
         model: The transformers model.
-        architecture: Facts about the model.
+        architecture: Properties of the model.
         fixed_shapes: As in `CachedLM`.
     """
     config = model.config.get_text_config(decoder=True)

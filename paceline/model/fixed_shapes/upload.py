@@ -12,7 +12,7 @@ class UploadBuffer:
 
     Args:
         size: Number of bytes.
-        device: Device that reads them.
+        device: Device to which the bytes are sent.
     Attributes:
         host: Bytes on the host, uint8 [size]; on CUDA, in pinned memory.
         device: Bytes on the device, uint8 [size]; on a CPU, the same as `host`.

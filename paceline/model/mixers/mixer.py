@@ -22,7 +22,7 @@ class StateUpdate(Protocol):
     ) -> None:
         """Advance the stored states of the batch's slots.
 
-        Includes the accepted nodes if the mixer's `folds` is True.
+        If the mixer's `folds` is True, the states advance by the accepted nodes as well.
 
         Args:
             layer: Layer of the mixer.

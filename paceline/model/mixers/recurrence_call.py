@@ -41,7 +41,7 @@ class RecurrenceCall:
     Args:
         tree: Tokens of the forward pass.
         layer: Stored states of the mixer's layer.
-        first: Number of the mixer's first state in the layer. Default 0.
+        first: Index of the mixer's first state among the states of the layer. Default 0.
     Attributes:
         tree: Tokens of the forward pass.
         folds: Functions that advance the stored states at commit.
@@ -208,7 +208,10 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows that a commit may need: only the nodes' rows in a wide batch."""
+        """Return the rows that a commit may need.
+
+        In a wide batch, these are the rows of the nodes only.
+        """
         if not self._is_wide:
             return tensors
         columns = self._node_columns(tensors[0])
@@ -221,7 +224,7 @@ class RecurrenceCall:
         return tree.on("nodes", tree.columns[is_node], like.device)
 
     def _path(self, accepted: Sequence[Sequence[int]]) -> FoldPath:
-        """Return the path to commit, as columns of the stored tokens."""
+        """Return the tokens to commit, as indices into the rows kept for the commit."""
         known = self.tree.derived.get("path")
         if known is None or known[0] is not accepted:
             path = self._node_path(accepted) if self._is_wide else self.tree.accepted_path(accepted)

@@ -29,8 +29,9 @@ class RecurrentBatch:
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         nodes: Number of tree nodes of each request, [requests].
         columns: Column of each token in the joined rows of the forward pass, [requests, width].
-        parents: Index within the row of each token's predecessor, which is always smaller,
-            [requests, width]; -1 means that the token follows the stored state.
+        parents: Index of each token's predecessor, counted within the row, [requests, width]; -1
+            means that the token follows the stored state. Predecessors come before their
+            successors.
         trees: Draft tree of each request.
         on_device: Tensors already copied by `tensor`, by name and device.
         derived: Values that mixers compute once per forward pass, by name or key.

@@ -28,8 +28,8 @@ class RecurrentPass:
     Attributes:
         batch: Tokens of the forward pass.
         layers: Stored states by layer index.
-        updates: Updates that the mixers returned for the commit, by layer index, and by their
-            number within the layer.
+        updates: Updates that the mixers returned for the commit, by layer index and by the mixer's
+            index within the layer.
         folds: Whether every mixer adds accepted nodes to the stored states.
     """
 
@@ -111,8 +111,8 @@ class MixerForward:
 def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[int, nn.Module]:
     """Return the mixer of each layer that has states, by layer index.
 
-    A mixer is a layer's replacement for attention or for its projections, with a depthwise
-    convolution and a layer index. If a layer does not have exactly one such module, its states
+    A mixer replaces a layer's attention or the attention's projections. It contains a depthwise
+    convolution and has a layer index. If a layer does not have exactly one such module, its states
     cannot be separated from attention, and the result is empty.
 
     Args:

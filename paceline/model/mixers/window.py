@@ -1,9 +1,9 @@
 """Run projections that mix each token with a few tokens before it.
 
-The state of such a module is its last inputs. `WindowMixer` calls the module's own `forward`
-without a cache, on one sequence. The sequence contains the stored inputs and pending tokens of
-each request, followed by all tree nodes. Each node comes after the few tokens before it on its
-path. The outputs of such repeated tokens are not used.
+The state of such a module consists of its last inputs. `WindowMixer` calls the module's own
+`forward` without a cache, on one sequence. The sequence contains the stored inputs and pending
+tokens of each request, followed by all tree nodes. Before each node, the sequence repeats the few
+tokens that precede the node on its path. The outputs of the repeated tokens are not used.
 """
 
 from __future__ import annotations
@@ -109,8 +109,9 @@ def _sequence(
         num_columns: Number of columns of the forward pass.
         device: Device of the results.
     Returns:
-        Sources of the sequence, which are the stored inputs of all requests followed by the
-        columns, int64 [length]; and positions in the sequence, int64 [num_columns].
+        Sources of the sequence, int64 [length], as indices into the stored inputs of all requests
+        followed by the columns. Position of each column's output in the sequence, int64
+        [num_columns].
     """
     key = "window", size, num_columns, device
     if key not in batch.derived:
