@@ -65,7 +65,7 @@ def available() -> bool:
 
 
 def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
-    """Return an operation for an instruction.
+    """Return a function for compiled code that runs one AMX instruction.
 
     Args:
         name: Name of the LLVM intrinsic, without its prefix.
@@ -85,9 +85,9 @@ def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
 
 
 def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
-    """Emit the transposition of 16 x 16 words, in four rounds of block exchanges.
+    """Emit instructions that transpose 16 x 16 words in four rounds.
 
-    In the round with distance d (8, 4, 2, 1), rows r and r + d exchange words that are d columns
+    Each round has a distance d (8, 4, 2, 1). Rows r and r + d exchange words that are d columns
     apart.
     """
 

@@ -7,8 +7,8 @@ sums:
 
 Each addition rounds to nearest, and subnormal numbers count as zero (Intel's manual).
 
-AVX512_VNNI (VPDPBUSD) multiplies 64 pairs of int8 numbers, of which the left ones are unsigned,
-and adds the products to 16 int32 sums, exactly:
+AVX512_VNNI (VPDPBUSD) multiplies 64 pairs of 8-bit integers, unsigned on the left and signed on the
+right. It adds the products to 16 int32 sums, exactly:
 
     sum[lane] += left[4 lane] * right[4 lane] + ... + left[4 lane + 3] * right[4 lane + 3]
 
@@ -91,7 +91,8 @@ def available(kind: _Numbers = BFLOAT16) -> bool:
 def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16) -> Emit:
     """Wrap `emit` to emit a trap on processors without the instructions.
 
-    Kernels also compile on such processors, but check `available()` before they run the operation.
+    Kernels that contain the operation compile on any processor. Before running it, they check
+    `available()`.
 
     Args:
         emit: Emitter, called with a builder and the argument values.
@@ -118,7 +119,7 @@ def multiply_blocks(
     outputs: int = OUTPUTS,
     kind: _Numbers = BFLOAT16,
 ) -> Any:
-    """Return an operation that multiplies blocks of rows by some outputs.
+    """Return an operation that multiplies blocks of rows by the weights of outputs.
 
     The operation ends the process if the processor lacks the instructions.
 
@@ -129,7 +130,7 @@ def multiply_blocks(
         row_bytes: Size of a row of the weight, a multiple of 64.
         sums: Address of the float32 sums, with `STRIDE` bytes between rows.
         ahead: Distance from `weight` to the weights to prefetch.
-        parts: Bit mask of the parts of these weights to prefetch, one bit for each of `PARTS`.
+        parts: Bit mask that selects which of the `PARTS` parts of these weights to prefetch.
 
     Args:
         counts: Numbers of blocks that the operation supports.
@@ -207,17 +208,20 @@ def constant(number: int) -> Any:
 
 
 def plus(builder: Any, address: Any, distance: int) -> Any:
-    """Emit the address `distance` bytes after `address`."""
+    """Emit instructions that compute the address `distance` bytes after `address`."""
     return builder.add(address, constant(distance))
 
 
 def times(builder: Any, size: Any, number: int) -> Any:
-    """Emit the product of a size and a number."""
+    """Emit an instruction that multiplies a size by a constant number."""
     return builder.mul(size, constant(number))
 
 
 def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: int = 1) -> Any:
-    """Emit the address of the chunk at `offset` in a row or in a block of `rows`."""
+    """Emit instructions that compute the address of a chunk of a row or block.
+
+    The chunk begins at byte `offset` of a row. If `rows` is above 1, the rows are packed in blocks.
+    """
     return builder.add(
         base, times(builder, builder.add(times(builder, row_bytes, index), offset), rows)
     )
@@ -228,14 +232,14 @@ def _load(builder: Any, address: Any, kind: _Numbers) -> Any:
 
 
 def repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
-    """Emit the load of a chunk, repeated for each row of a block."""
+    """Emit instructions that load a chunk, and repeat it for each row of a block."""
     chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
     words = list(range(_CHUNK.count))
     return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), kind.vector)
 
 
 def add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any) -> Any:
-    """Emit the sums plus the products of two vectors, in the order of the instruction."""
+    """Emit the instruction that multiplies two vectors and adds the products to sums."""
     function = ir.FunctionType(kind.sums, [kind.sums, kind.vector, kind.vector])
     return builder.call(
         cgutils.get_or_insert_function(builder.module, function, kind.instruction),
@@ -244,7 +248,7 @@ def add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any)
 
 
 def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
-    """Emit code that stores four totals for each of four rows.
+    """Emit instructions that store four totals for each of four rows.
 
     Each row has four lanes; l and l + 2 are added, then 0 and 1.
     """
@@ -261,7 +265,10 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
 
 
 def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
-    """Emit the sums of the two halves of each group of `size` lanes, as one vector."""
+    """Emit instructions that add the two halves of each group of `size` lanes.
+
+    The sums of both vectors form one vector.
+    """
     low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (
         pick(builder, first, second, low),
@@ -271,9 +278,10 @@ def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
 
 
 def _quantise(builder: Any, source: Any, target: Any, scale: Any) -> None:
-    """Emit code that scales 16 bfloat16 numbers and rounds them to unsigned integers.
+    """Emit instructions that scale 16 bfloat16 numbers and round them to integers.
 
-    The scaled numbers must be within 127 of zero, which `ZERO` represents.
+    The scaled numbers must be between -127 and 127. The integers are unsigned, and `ZERO`
+    represents zero.
     """
     numbers = widen(builder, builder.load(pointer(builder, source, _HALVES), align=2))
     scaled = builder.fmul(numbers, spread(builder, scale, _LANES))

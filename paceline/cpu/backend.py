@@ -1,4 +1,4 @@
-"""Compute on CPUs with compiled kernels, or with torch if none applies."""
+"""Compute on CPUs with compiled kernels, or with torch if no kernel applies."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CpuBackend(TorchBackend):
     rms_norm = staticmethod(rms_norm)
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the norms that `rms_norm` is known to reproduce, with their eps."""
+        """Return the norm modules that `rms_norm` can replace, with their eps."""
         if model.device.type != "cpu":
             return {}
         return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)
@@ -85,7 +85,7 @@ class CpuBackend(TorchBackend):
         return attention_by_position(query, key, value, mask, metadata, options)
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
-        """Return a runner for bfloat16 layers; None with 8-bit copies of weights."""
+        """Return a runner for bfloat16 layers; None if 8-bit weights are in use."""
         return None if self.max_int8_rows else CpuDecoderLayers.of(layers)
 
     argmax = staticmethod(argmax)
@@ -95,12 +95,12 @@ class CpuBackend(TorchBackend):
     entropies = staticmethod(entropies)
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache positions in all stores in one compiled call."""
+        """Return a function that moves cache positions in all stores at once."""
         described = CacheTensors.of([store for stores in blocks for store in stores])
         return super().row_mover(blocks) if described is None else partial(move_rows, described)
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
-        """Return a context in which helper threads spin, waiting for this thread's jobs."""
+        """Return a context in which helper threads actively wait for this thread's jobs."""
         return TEAM.running(num_helpers)
 
 
@@ -108,7 +108,7 @@ CPU = CpuBackend()
 
 
 def draft_products(model: PreTrainedModel) -> Products:
-    """Return the fastest products for a draft model; they may change its outputs."""
+    """Return the fastest products for a draft model, which may change its outputs."""
     multiply_int8.prepare()
     backend = CpuBackend(MAX_INT8_ROWS if amx.available() else MAX_ROWS)
     return Products.of_backend(model, backend)

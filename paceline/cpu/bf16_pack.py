@@ -1,4 +1,4 @@
-"""Emit the conversions to bfloat16 that attention with AMX needs.
+"""Emit instructions that convert numbers to bfloat16, for attention with AMX.
 
 The operations need AVX512_BF16 (`avx512_dot.available`). Addresses are in bytes.
 """
@@ -58,7 +58,7 @@ def _weigh(builder: Any, numbers: Any, steps: Any, largest: Any) -> Any:
 
 
 def round_pair(builder: Any, first: Any, second: Any) -> Any:
-    """Emit code that rounds 32 float32 numbers to bfloat16."""
+    """Emit instructions that round 32 float32 numbers to bfloat16."""
     kind = ir.FunctionType(_PAIRS, [_NUMBERS] * 2)
     called = cgutils.get_or_insert_function(
         builder.module, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
@@ -67,7 +67,7 @@ def round_pair(builder: Any, first: Any, second: Any) -> Any:
 
 
 def _widen(builder: Any, halves: Any, half: int) -> Any:
-    """Emit code that converts one half of 32 bfloat16 numbers to float32."""
+    """Emit instructions that convert one half of 32 bfloat16 numbers to float32."""
     return widen(
         builder, pick(builder, halves, halves, list(range(half * COLUMNS, (half + 1) * COLUMNS)))
     )

@@ -1,7 +1,7 @@
 """Emit LLVM instructions, and wrap them as functions for compiled code.
 
-Functions with a `builder` argument emit instructions, for vectors of any number of lanes unless
-stated otherwise. `operation` makes a function for compiled code from such an emitter.
+Functions with a `builder` argument emit instructions. Unless stated otherwise, vectors may have any
+number of lanes. `operation` makes a function for compiled code from such an emitter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FLOAT = ir.FloatType()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
-    """Return a function for compiled code with the instructions that `emit` emits.
+    """Return a function for compiled code that runs the instructions from `emit`.
 
     Args:
         result: Numba type of the result.
@@ -53,12 +53,12 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
 
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
-    """Emit the cast of an address to a pointer to a value of type `kind`."""
+    """Emit an instruction that casts an address to a pointer to type `kind`."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def spread(builder: Any, number: Any, count: int) -> Any:
-    """Emit the broadcast of a number to `count` lanes."""
+    """Emit instructions that copy a number to `count` lanes."""
     undefined = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     single = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(single, undefined, words(0, count))
@@ -75,14 +75,14 @@ def words(number: int, count: int) -> Any:
 
 
 def pick(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
-    """Emit a shuffle: select lanes of two concatenated vectors."""
+    """Emit an instruction that selects lanes from two concatenated vectors."""
     return builder.shuffle_vector(
         first, second, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
     )
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Emit a * b + c, rounded once, for any number of lanes."""
+    """Emit instructions that compute a * b + c, rounded once."""
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(
         cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32"),
@@ -91,12 +91,12 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def larger_of(builder: Any, first: Any, second: Any) -> Any:
-    """Emit the maximum of each lane, for any number of lanes."""
+    """Emit instructions that compute the maximum of two vectors in each lane."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
 def fold(builder: Any, vector: Any, join: Emit) -> Any:
-    """Emit a tree reduction: join the two halves of the lanes until one lane is left.
+    """Emit instructions that join the two halves of a vector until one lane is left.
 
     Eight lanes are joined as l and l + 4, then l and l + 2, then 0 and 1.
     """
@@ -110,7 +110,7 @@ def fold(builder: Any, vector: Any, join: Emit) -> Any:
 
 
 def total_of(builder: Any, vector: Any) -> Any:
-    """Emit the sum of all lanes, in the order of `fold`."""
+    """Emit instructions that add all lanes, in the order of `fold`."""
     return fold(builder, vector, lambda builder, low, high: builder.fadd(low, high))
 
 
@@ -129,7 +129,10 @@ _SMALLEST = -87.0  # the exponential of a smaller number is 0
 
 
 def exponential(builder: Any, x: Any) -> Any:
-    """Emit the exponential of numbers <= 0, with a relative error of 1e-7."""
+    """Emit instructions that compute the exponential of numbers <= 0.
+
+    The relative error is 1e-7.
+    """
     count = x.type.count
 
     def constant(number: float) -> Any:
@@ -154,14 +157,14 @@ def exponential(builder: Any, x: Any) -> Any:
 
 
 def widen(builder: Any, halves: Any) -> Any:
-    """Emit code that converts bfloat16 bits to float32, for any number of lanes."""
+    """Emit instructions that convert bfloat16 bits to float32."""
     count = halves.type.count
     bits = builder.zext(halves, ir.VectorType(ir.IntType(32), count))
     return builder.bitcast(builder.shl(bits, words(16, count)), ir.VectorType(_FLOAT, count))
 
 
 def bfloat16_bits(builder: Any, numbers: Any) -> Any:
-    """Emit the rounding of float32 to bfloat16 bits, in 32-bit lanes.
+    """Emit instructions that round float32 to bfloat16 bits, in 32-bit lanes.
 
     Rounding is to nearest, ties to even. NaN stays NaN.
     """
@@ -174,13 +177,16 @@ def bfloat16_bits(builder: Any, numbers: Any) -> Any:
 
 
 def narrow(builder: Any, numbers: Any) -> Any:
-    """Emit the rounding of `bfloat16_bits`, in 16-bit lanes."""
+    """Emit instructions that round float32 to bfloat16 bits, in 16-bit lanes."""
     kind = ir.VectorType(ir.IntType(16), numbers.type.count)
     return builder.trunc(bfloat16_bits(builder, numbers), kind)
 
 
 def fetch(builder: Any, address: Any, nearness: int = 3) -> None:
-    """Emit the prefetch of a cache line into the L1 (`nearness` 3) or L2 cache (2)."""
+    """Emit an instruction that prefetches a cache line.
+
+    The target is the L1 cache if `nearness` is 3, or the L2 cache if it is 2.
+    """
     kinds = [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3]
     called = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"

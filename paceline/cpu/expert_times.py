@@ -1,4 +1,4 @@
-"""Time experts with paceline's products, and with transformers' own code."""
+"""Time a model's experts with paceline's products and with transformers' code."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _DEFAULT_CHOICES = 2
 
 @dataclass(frozen=True, slots=True)
 class ExpertsKind:
-    """Experts of one shape, represented by the first such module in a model.
+    """The experts modules of a model that have the same shape.
 
     Attributes:
-        module: The module.
-        times: Number of such modules.
+        module: First module of this shape, which represents the others.
+        times: Number of modules of this shape.
         num_choices: Number of experts per row.
     """
 
@@ -36,7 +36,7 @@ class ExpertsKind:
 
     @property
     def num_weights(self) -> int:
-        """Total number of weights in all such modules."""
+        """Total number of weights in all modules of this shape."""
         return self.times * sum(weight.numel() for weight in self.module.parameters(recurse=False))
 
 
@@ -71,7 +71,7 @@ def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
 def time_experts(
     kinds: Sequence[ExpertsKind], products: Products, stopwatch: Stopwatch
 ) -> ExpertTimes:
-    """Time all experts of a model, with random experts for each row.
+    """Time all experts of a model; each row is routed to random experts.
 
     Args:
         kinds: Experts of the model.
@@ -99,7 +99,7 @@ def time_experts(
 def _calls(
     kind: ExpertsKind, num_rows: int, products: Products, noise: torch.Generator
 ) -> list[Callable[[], Any]]:
-    """Return two calls of the experts: with paceline's products, then transformers'."""
+    """Return two calls of the experts: with paceline's products, and without."""
     module: Any = kind.module
     weight = module.down_proj
     scores = torch.rand(num_rows, module.num_experts, generator=noise)

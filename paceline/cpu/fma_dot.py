@@ -1,9 +1,9 @@
-"""Emit dot products of float32 rows with four outputs, using fused multiply-adds.
+"""Emit code that multiplies float32 rows by the weights of four outputs.
 
 Order of additions: lane l of eight sums the products of the elements l, l + 8, ... of both
-operands, in order, with fused multiply-adds. Then lanes l and l + 4 are added, l and l + 2, and
-finally 0 and 1. All variants here use this order, so the number of rows does not change the
-result.
+operands, in order, with fused multiply-adds. Then lanes l and l + 4 are added, next l and l + 2,
+and finally 0 and 1. All variants in this module use this order, so the number of rows does not
+change the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ZEROS = floats(0.0, WIDTH)
 
 
 def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
-    """Return an operation that multiplies some rows by `OUTPUTS` outputs.
+    """Return an operation that multiplies rows by the weights of `OUTPUTS` outputs.
 
     Arguments of the operation, addresses and sizes in bytes:
         num_rows: Number of rows, 1 to `max_rows`.

@@ -1,4 +1,4 @@
-"""Move accepted rows of the KV cache, in all layers, with one compiled call.
+"""Move accepted rows of the KV cache in all layers with one compiled call.
 
 torch needs a call per layer and tensor, which takes longer than the copies themselves.
 """
@@ -18,7 +18,7 @@ from paceline.util.compiled import compiled
 
 
 class CacheTensors(NamedTuple):
-    """The cache tensors [slots, heads, capacity, dim], described for compiled code.
+    """The cache tensors [slots, heads, capacity, dim], as compiled code reads them.
 
     Attributes:
         addresses: Address of each tensor.
@@ -34,7 +34,7 @@ class CacheTensors(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> CacheTensors | None:
-        """Describe tensors; return None if compiled code cannot read them.
+        """Describe tensors for compiled code; return None if it cannot read them.
 
         One head's cache position must be a multiple of 32 bytes. The result is valid as long as
         the tensors exist.

@@ -25,14 +25,14 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT1
 
 @inlined
 def address(array: NDArray[Any]) -> Any:
-    """Return the address of an array as a signed integer."""
+    """Return the memory address of an array as a signed integer."""
     # Numba has it unsigned, and turns sums of signed and unsigned numbers into float64.
     return np.int64(array.ctypes.data)
 
 
 @inlined
 def aligned(array: NDArray[np.float32]) -> Any:
-    """Return the first address in an array at which a cache line begins."""
+    """Return the first address in an array that is the start of a cache line."""
     return (address(array) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
 
 

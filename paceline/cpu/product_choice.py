@@ -1,8 +1,8 @@
 """Time paceline's matrix products against torch's, and choose one per row count.
 
-Each product of the model is timed on its own weights, once per machine; the result is cached. A
-timing that other programs disturbed is used, but repeated at a later load when the machine is less
-busy.
+Each product of the model is timed on its own weights, once per machine; the result is cached. If
+other programs disturbed a timing, it is used, but repeated when a model is loaded while the machine
+is less busy.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _KIND = "products-v9"  # increased when what is timed or written changes
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Total time of a model's products for each row count in `TIMED_ROWS`, in seconds.
+    """Total times, in seconds, of a model's products for the `TIMED_ROWS` row counts.
 
     Attributes:
         ours: Times with paceline's kernels; empty if they cannot compute any product of the model.
         torchs: Times with torch's products; empty if `ours` is empty.
-        conditions: Conditions of the timing; None if nothing was timed.
+        conditions: Interference by other programs; None if nothing was timed.
         our_experts: Times of all experts with paceline's kernels, one expert at a time; empty if
             the model has none.
         torch_experts: Times of all experts with transformers' own code.
@@ -69,9 +69,10 @@ class Trial:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the lowest and highest row count at which paceline is at least as fast.
+        """Return the lowest and highest row count for which to use paceline's products.
 
-        If there are several ranges, the result is the first; if there is none, (0, 0).
+        In this range, paceline is at least as fast as torch. If there are several such ranges, the
+        result is the first; if there is none, it is (0, 0).
         """
         wins = [
             own_seconds < TIE_RATIO * torch_seconds
@@ -85,7 +86,7 @@ class Trial:
 
     @property
     def experts_are_faster(self) -> bool:
-        """Return True if paceline's experts are at least as fast at every row count."""
+        """Return True if paceline's experts are at least as fast for all row counts."""
         return all(
             own_seconds < TIE_RATIO * torch_seconds
             for own_seconds, torch_seconds in zip(self.our_experts, self.torch_experts, strict=True)
@@ -93,7 +94,7 @@ class Trial:
 
     @property
     def cost_everywhere(self) -> float:
-        """Return the cost of using paceline's products for every row count.
+        """Return the relative cost of using paceline's products for every row count.
 
         The cost is the time for an answer, divided by the time that the answer takes if the faster
         product is used at each row count. The answer takes `ANSWER_STEPS` steps after a prompt of
@@ -124,7 +125,10 @@ def fastest(model: PreTrainedModel) -> Products:
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return paceline's products for any row count; None if they miss some weights."""
+    """Return paceline's products, used for any number of rows.
+
+    The result is None if they do not support every weight.
+    """
     routing = routing_overrides(model, CPU)
     products = Products.of_backend(model, CPU, routing=routing)
     computed = {
@@ -150,7 +154,7 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
 
 def trial(model: PreTrainedModel) -> Trial:
-    """Return the times of a model's products; measure them if they are not cached."""
+    """Return the times of a model's products, measuring them if they are not cached."""
     modules = replaceable(model, CPU)
     if not modules:
         return Trial()
@@ -182,7 +186,7 @@ def is_large(model: PreTrainedModel) -> bool:
 
 
 class _Timed(NamedTuple):
-    """A product function, with the number of helper threads for it."""
+    """A product function, and the number of helper threads that it uses."""
 
     multiply: Callable[..., Tensor]
     num_helpers: int

@@ -1,4 +1,4 @@
-"""Pack rows in blocks of four for the instructions of `avx512_dot`.
+"""Pack rows in blocks of four, as the operations in `avx512_dot` require.
 
 In a block, chunk k of all four rows precedes chunk k + 1 of the first row.
 """
@@ -12,7 +12,7 @@ from paceline.util.compiled import inlined
 
 @inlined
 def count_blocks(num_rows: int) -> int:
-    """Return the number of blocks needed for a number of rows."""
+    """Return the number of blocks that `num_rows` rows need."""
     return (num_rows + ROWS - 1) // ROWS
 
 
@@ -24,12 +24,12 @@ def packed_row(packed: int, row: int, row_bytes: int) -> int:
 
 @inlined
 def pack_row(source: int, target: int, row_bytes: int) -> None:
-    """Copy a row, chunk by chunk, to an address returned by `packed_row`."""
+    """Copy a row, chunk by chunk, to an address that `packed_row` returned."""
     for offset in range(0, row_bytes, CHUNK):
         avx512_dot.copy_chunk(source + offset, target + offset * ROWS)
 
 
 @inlined
 def even_share(rest: int, groups: int) -> int:
-    """Return the next group's share if `rest` is split evenly among `groups` groups."""
+    """Return the size of the next group if `rest` is split evenly into `groups`."""
     return (rest + groups - 1) // groups

@@ -45,7 +45,7 @@ def _words(number: int) -> Any:
 
 
 def _marked(builder: Any, values: Any, source: Any) -> Any:
-    """Emit `values`, with NaN in the lanes where `source` is NaN."""
+    """Emit instructions that set lanes of `values` to NaN where `source` is NaN."""
     return builder.select(builder.fcmp_unordered("uno", source, source), source, values)
 
 
@@ -57,7 +57,10 @@ def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
 
 
 def emit_store_sums(builder: Any, address: Any, *vectors: Any) -> None:
-    """Store the lane sums of four vectors, each computed in the order of `fold`."""
+    """Emit instructions that store the sum of the lanes of each of four vectors.
+
+    Lanes are added in the order of `fold`.
+    """
     halves = [
         builder.fadd(
             pick(builder, vector, vector, [0, 1, 2, 3]), pick(builder, vector, vector, [4, 5, 6, 7])
@@ -78,7 +81,7 @@ def emit_store_sums(builder: Any, address: Any, *vectors: Any) -> None:
 
 
 def emit_load(builder: Any, address: Any) -> Any:
-    """Emit the load of eight float32 numbers."""
+    """Emit instructions that load eight float32 numbers."""
     return builder.load(pointer(builder, address, _VECTOR), align=4)
 
 
@@ -87,7 +90,7 @@ def _store(builder: Any, address: Any, lanes: Any) -> None:
 
 
 def emit_load_bfloat16(builder: Any, address: Any) -> Any:
-    """Emit the load of eight bfloat16 numbers as float32."""
+    """Emit instructions that load eight bfloat16 numbers as float32."""
     return widen(builder, builder.load(pointer(builder, address, _HALVES), align=2))
 
 

@@ -1,8 +1,8 @@
-"""Emit the inner loops of attention: weighted sums of rows, and softmax weights.
+"""Emit attention's inner loops: weighted sums of rows, and softmax weights.
 
-Vectors have sixteen elements; processors without such vectors use two vectors of eight. Each
-element of a sum takes one fused multiply-add per row, in the order of the rows. The result does
-not depend on how many sums are computed together.
+Vectors have sixteen elements. On processors without such vectors, two vectors of eight replace each
+of them. Each element of a sum takes one fused multiply-add per row, in the order of the rows. The
+result does not depend on how many sums are computed together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _store(builder: Any, address: Any, value: Any) -> None:
 
 
 def _load_halves(builder: Any, address: Any) -> Any:
-    """Emit the load of sixteen bfloat16 numbers as float32."""
+    """Emit instructions that load sixteen bfloat16 numbers as float32."""
     return widen(builder, _load(builder, address, _HALVES))
 
 

@@ -52,7 +52,7 @@ def _add(builder: Any, address: Any, amount: Any) -> Any:
 
 
 def _pause(builder: Any) -> None:
-    """Emit the x86 `pause` instruction, which yields to the sibling hyper-thread."""
+    """Emit x86's `pause` instruction, which lets the sibling hyper-thread run."""
     if on_x86():
         called = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
@@ -68,11 +68,12 @@ pause = operation(types.void, (), _pause)
 
 
 class TeamJob:
-    """Runs a compiled function on a record of arguments, in several threads at once.
+    """Runs a compiled function in several threads at once.
 
     Args:
-        work: Function of the record's address. It runs tasks until the record's counter shows that
-            none is left, and returns how many it ran. It must not use Python objects.
+        work: Compiled function that receives the address of a record with the arguments. It runs
+            tasks until the record's counter shows that none is left, and returns the number it ran.
+            It must not use Python objects.
         record: Dtype of the record that `run` fills; its fields are int64 or float64. With None
             (default), only `share` can be used, with a record owned by the caller.
     """
@@ -98,7 +99,7 @@ class TeamJob:
         _ = self.address
 
     def run(self, values: tuple[float, ...], helpers: int, small: bool = False) -> None:
-        """Run all tasks of a call, in this thread and its helpers.
+        """Run all tasks of a call in this thread and in helper threads.
 
         Args:
             values: Fields of the argument record, in order.
@@ -115,7 +116,7 @@ class TeamJob:
         self._free_records.append(record)
 
     def share(self, arguments: int, helpers: int, small: bool = False) -> None:
-        """Run all tasks of a call, given the address of its argument record.
+        """Run all tasks of a call whose argument record the caller owns.
 
         Args:
             arguments: Address of the argument record.
@@ -162,12 +163,12 @@ class SpinningThreadTeam:
         lead(self.mailbox, self.take_numbers(1) + 1, job, arguments)
 
     def take_numbers(self, count: int) -> int:
-        """Reserve the numbers of the next `count` jobs, and return the number before them."""
+        """Reserve numbers for the next `count` jobs; return the number before the first."""
         self._num_jobs += count
         return self._num_jobs - count
 
     def stop(self) -> None:
-        """Return the helpers to the pool."""
+        """Release the helpers, so that they return to the pool."""
         _stop(self.mailbox)
 
     def _help(self) -> int:
@@ -258,7 +259,7 @@ def _stop(mailbox: int) -> None:
 
 @compiled
 def _help(mailbox: int) -> int:
-    """Run tasks of every job until the team stops or `MAX_SPINS` polls find no job."""
+    """Help with every job until the team stops, or `MAX_SPINS` polls find no job."""
     last_number, num_spins, num_done = 0, 0, 0
     while num_spins < MAX_SPINS:
         number = load_shared(mailbox + _OPEN)

@@ -1,7 +1,7 @@
 """Find each row's top-k tokens, their probabilities, and the row's entropy.
 
-On CPUs, torch's functions for this take longer than all other work in a small step. Among equal
-logits, the lowest token id comes first, as in torch's `argmax`.
+On CPUs, torch's functions for these tasks take longer than all other work in a small step. Among
+equal logits, the lowest token id comes first, as in torch's `argmax`.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def entropies(logits: Tensor) -> Tensor:
 
 
 def _readable(logits: Tensor) -> bool:
-    """Return whether the compiled search can read a tensor of logits."""
+    """Return whether the compiled functions can read a tensor of logits."""
     in_memory = type(logits) is Tensor and logits.device.type == "cpu" and logits.dtype in KINDS
     return in_memory and logits.shape[-1] % simd_f32x8.WIDTH == 0
 
 
 def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32]]:
-    """Return each row's top tokens and their probabilities (or logits), [rows, count]."""
+    """Return each row's top tokens with their probabilities or logits, [rows, count]."""
     logits = logits.contiguous()
     rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
     token_ids, probs = (
@@ -167,7 +167,7 @@ def _select(
 ) -> None:
     """Write the indices and values of the largest elements in descending order.
 
-    Uses insertion sort, and skips blocks whose largest value is too small.
+    The function uses insertion sort, and skips blocks whose largest value is too small.
     """
     num_selected, count = 0, len(best)
     for number in range(len(largest)):

@@ -1,4 +1,4 @@
-"""Describe an attention call to compiled kernels, and split it into tiles."""
+"""Describe an attention call for compiled kernels, and split it into tiles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _TAKEN = CALL.fields["taken"][1]
 
 
 class VisibleKeys(NamedTuple):
-    """Arrays that list the keys visible to each query of a call, in text order."""
+    """Arrays that list, in text order, the keys that each query of a call sees."""
 
     runs: Records[KeyRun]
     begin: IntArray
@@ -77,12 +77,12 @@ class VisibleKeys(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A set of queries from one row and key head, with a thread's memory for them.
+    """Queries that share a row and a key head, with a thread's memory for them.
 
     Query i belongs to column i // groups and is query head i % groups of its group.
 
     Attributes:
-        row: Row of their keys and values.
+        row: Row that holds the keys and values of the queries.
         head: Key head of the queries.
         first: First query of the tile.
         length: Number of queries of the tile.
@@ -90,13 +90,14 @@ class Tile(NamedTuple):
         outputs: Index of the row's first column among the columns of all rows.
         runs: Runs of visible keys; see `VisibleRanges`.
         begin: Index of the first run of each column in the row.
-        cached: Number of leading keys in text order whose ordinal equals their cache position.
+        cached: Number of leading keys, in text order, whose cache position equals their ordinal.
         tail: Cache positions of the other keys, in text order.
         queries: Scaled queries, [at least tile, dim], or blocks of rows for `dotted`.
         scores: Scores, later replaced by softmax weights, [tile, at least keys].
         sums: Weighted sums of values, [tile, value dim].
         totals: Total weight of each query, [tile].
-        cursors: For each query, the run that overlaps the current block, or an earlier run.
+        cursors: Index of a run for each query: the run that overlaps the current block, or an
+            earlier one.
         block: Copies of a block's keys or values, if needed.
         products: Scores of a block, in the layout that `dotted` computes.
         weight_addresses: Addresses of the weights of up to four queries.
@@ -144,10 +145,10 @@ def visible_keys(call: AttentionCall) -> VisibleKeys:
 
 @inlined
 def take_tile(address: int, call: AttentionCall, starts: IntArray) -> tuple[int, int, int, int]:
-    """Take the next tile of the `AttentionCall` at an address.
+    """Claim the next tile of the `AttentionCall` at an address.
 
     Returns:
-        Row, key head, first query and number of queries. The number is 0 if no tile is left.
+        Row, key head, first query and number of queries. If no tile is left, the number is 0.
     """
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
     while True:
@@ -177,9 +178,9 @@ def output_index(call: AttentionCall, column: int, head: int, member: int) -> in
 
 @inlined
 def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> bool:
-    """Return whether a query's range of keys overlaps a block.
+    """Return whether the range of keys that a query sees overlaps a block.
 
-    The range extends from the first visible key to the last, including hidden keys in between.
+    The range extends from the first visible key to the last, and includes hidden keys between them.
     """
     column = (tile.first + i) // call.groups
     begin, end = tile.begin[column], tile.begin[column + 1]

@@ -42,7 +42,10 @@ def pack_queries(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Compute the scores of a block of keys for groups of queries that may see them."""
+    """Compute the scores of a block of keys for groups of queries.
+
+    Groups whose keys lie outside the block are skipped.
+    """
     size = call.dim * HALF_BYTES
     is_ahead = stop + BLOCK <= tile.cached and call.key_stride == size
     ahead, parts = BLOCK * size, ALL_PARTS if is_ahead else 0
@@ -65,9 +68,9 @@ def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop:
 
 @inlined
 def _stage(call: AttentionCall, tile: Tile, source: int, size: int, start: int, stop: int) -> int:
-    """Return an address where a block's keys are contiguous, in groups of eight.
+    """Return an address at which a block's keys are contiguous, in groups of eight.
 
-    If they are copied, the last group is padded with zeros.
+    Keys are copied if necessary; the last group is then padded with zeros.
     """
     if call.key_stride == size and stop <= tile.cached and (stop - start) % OUTPUTS == 0:
         return source + start * size

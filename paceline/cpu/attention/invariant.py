@@ -1,4 +1,4 @@
-"""Run batch-invariant attention kernels on tensors, with as many threads as torch."""
+"""Run batch-invariant attention kernels on tensors, using torch's thread count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attention_by_position(
     metadata: AttentionMetadata,
     options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
-    """Compute attention whose output depends only on the query and its visible keys.
+    """Compute attention that depends only on the query and its visible keys.
 
     Queries without visible keys get zeros.
 
@@ -42,7 +42,7 @@ def attention_by_position(
         value: Tensor [rows, key heads, cache positions, value dim].
         mask: Bool tensor [rows or 1, 1, columns, cache positions]. With None, a single query sees
             all keys of its row, and several queries are causal.
-        metadata: Keys of the rows by text position.
+        metadata: Keys of each row, in the order of their text positions.
         options: Scaling, soft cap and sinks. Default: scaling by 1 / sqrt(dim) only.
 
     Returns:
@@ -106,7 +106,7 @@ def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:
-    """Return states with a contiguous last dimension, padded to a multiple of eight."""
+    """Return states whose last dimension is contiguous and a multiple of eight."""
     if dim % WIDTH:
         return pad(states, (0, -dim % WIDTH))
     return states if states.stride(3) == 1 else states.contiguous()

@@ -2,10 +2,10 @@
 
 A query's output depends only on the query and on the keys that it sees, bit for bit. Other
 queries, the cache positions of keys, the length of the cache and the number of threads have no
-effect. All values are float32, and sums are computed in this order:
+effect. All values are float32, and the kernel computes sums in this order:
 
-- Score of a query and a key: in the order of `fma_dot`, after scaling the query. For bfloat16 on
-  processors with AVX512_BF16, in the order of `dotted`.
+- Score of a query and a key: in the order of `fma_dot`, after scaling the query. For bfloat16
+  states on processors with AVX512_BF16, in the order of `dotted`.
 - Softmax: exp(score - largest score of all visible keys).
 - Total weight: lane l sums the weights of the keys with rank l, l + 8, ... Rank 0 is the first
   visible key in text order. The lanes are added as in `fma_dot`. The weight of an attention sink
@@ -13,7 +13,7 @@ effect. All values are float32, and sums are computed in this order:
 - Output in each dimension: fused multiply-adds of weight and value, key by key in text order,
   followed by the division by the total.
 
-Blocks of keys and tiles of queries affect when a value is computed, but not the order of its sum.
+How keys are split into blocks, and queries into tiles, does not affect the order of a sum.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from paceline.util.compiled import inlined
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of the `AttentionCall` at an address; return how many."""
+    """Process tiles of the `AttentionCall` at an address; return their number."""
     call = read_call(call_address)
     keys = visible_keys(call)
     queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)
@@ -107,7 +107,7 @@ def _attend_tile(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
-    """Return the first key visible to any query of the tile, and the last plus one."""
+    """Return the first key that any query of the tile sees, and the last plus one."""
     low, high = call.keys, 0
     for column in range(
         tile.first // call.groups, (tile.first + tile.length - 1) // call.groups + 1

@@ -47,7 +47,7 @@ def load_sink(call: AttentionCall, head: int) -> Any:
 
 @inlined
 def add_sink(total: np.float32, sink: np.float32, largest: np.float32) -> Any:
-    """Return the total of the softmax weights, including that of the sink."""
+    """Return the total of the softmax weights, including the weight of the sink."""
     weight = simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest)))
     return np.float32(total + simd_f32x8.largest(weight))
 
@@ -70,7 +70,7 @@ def add_values(
         values: Address of the values.
         stride: Distance between consecutive values.
         count: Number of values.
-        sums: Address of the sums of all queries, float32, query after query.
+        sums: Address of the float32 sums, which are stored query by query.
         size: Size of one query's sums in bytes.
         queries: Number of queries.
         is_half: Whether values are in bfloat16; `size` must then be a multiple of 64.
@@ -93,7 +93,7 @@ def add_values(
 
 @inlined
 def _add_lanes(weights: int, value: int, stride: int, count: int, target: int) -> None:
-    """Add eight dimensions of `count` weighted values to the sums of one query."""
+    """Add `count` weighted values to one query's sums, in eight dimensions."""
     total = simd_f32x8.load(target)
     for offset in range(0, count * FLOAT_BYTES, FLOAT_BYTES):
         weight = simd_f32x8.splat(simd_f32x8.load_float(weights + offset))

@@ -34,7 +34,10 @@ def load_queries(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Compute the scores of a block of keys for pairs of queries that may see them."""
+    """Compute the scores of a block of keys for pairs of queries.
+
+    Pairs whose keys lie outside the block are skipped.
+    """
     keys, stride = _stage(call, tile, source, call.key_stride, call.dim, start, stop, True)
     row_bytes, out_stride = call.dim * FLOAT_BYTES, tile.scores.shape[1] * FLOAT_BYTES
     for i in range(0, tile.length, _PAIR):
@@ -52,7 +55,7 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
     """Convert the scores of query i to softmax weights; return the float32 total.
 
-    The weights are contiguous, starting at the score of the query's first key.
+    The weights are contiguous. They start where the score of the query's first key was stored.
     """
     column, member = divmod(tile.first + i, call.groups)
     begin, end = tile.begin[column], tile.begin[column + 1]
@@ -119,9 +122,9 @@ def add_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: in
 
 @inlined
 def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
-    """Return `count` if `count` queries see the whole block, otherwise 0.
+    """Return `count` if each of `count` queries sees the whole block, otherwise 0.
 
-    Also moves the queries' cursors to the run that overlaps the block.
+    This also moves each query's cursor to the run that overlaps the block.
     """
     runs, cursors = tile.runs, tile.cursors
     all_see = True
@@ -140,7 +143,7 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 
 @inlined
 def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Return the address of query i's weight for a key in its current run."""
+    """Return the address of the weight of a key in query i's current run."""
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     index = first.start + run.rank + ordinal - run.start
     return int(address(tile.scores) + (i * tile.scores.shape[1] + index) * FLOAT_BYTES)

@@ -1,7 +1,8 @@
 """Run all steps of a decoder layer in one compiled function.
 
-Products and attention are the jobs of `linear`, `packed` and `attention`. The other steps round to
-bfloat16 after each operation, as torch does. The result is bit-identical to the separate modules.
+The jobs of `linear`, `packed` and `attention` compute products and attention. The other steps round
+to bfloat16 after each operation, as torch does. The result is bit-identical to that of the separate
+modules.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def run_layer(address: int, states: int, out: int, mailbox: int, number: int) ->
         states: Address of the hidden states, bfloat16 [count, hidden].
         out: Address of the result, of the same shape.
         mailbox: Mailbox of the thread team that shares the work; 0 means no team.
-        number: Number of the team's last job.
+        number: Number of the last job that the team was given.
     """
     layer = numba.carray(as_pointer(address), 1, LAYER_CALL)[0]
     count, hidden, kind = layer.count, layer.hidden, BFLOAT16
@@ -105,7 +106,7 @@ def run_layer(address: int, states: int, out: int, mailbox: int, number: int) ->
 
 @inlined
 def _share(jobs: int, job: int, taken: int, mailbox: int, number: int) -> None:
-    """Run a job from its first task, with the team if there is one."""
+    """Run all tasks of a job, with the team's help if there is a team."""
     function = load_int64(jobs + job * _JOB_BYTES)
     record = load_int64(jobs + job * _JOB_BYTES + _JOB_BYTES // 2)
     store_shared(record + taken, 0)
@@ -136,7 +137,10 @@ def _rotate(layer: LayerCall) -> None:
 
 @inlined
 def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -> None:
-    """Rotate the pairs (i, i + dim / 2) of a row; `half` is half its size in bytes."""
+    """Rotate each pair of elements i and i + dim / 2 of a row.
+
+    `half` is half the size of the row in bytes.
+    """
     for offset in range(0, half, _STEP):
         low = simd_f32x8.load_bfloat16(source + offset)
         high = simd_f32x8.load_bfloat16(source + half + offset)
@@ -150,13 +154,13 @@ def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -
 
 @inlined
 def _times(numbers: Any, factors: int) -> Any:
-    """Return the rounded products of eight numbers and the factors at an address."""
+    """Multiply eight numbers by the factors at an address; return rounded products."""
     return simd_f32x8.to_bfloat16(simd_f32x8.multiply(numbers, simd_f32x8.load_bfloat16(factors)))
 
 
 @inlined
 def _activate(layer: LayerCall) -> None:
-    """Replace the gate by its activation, multiplied by the other product."""
+    """Apply the activation function to the gate, and multiply the result by `up`."""
     size = layer.count * layer.inner * HALF_BYTES
     for offset in range(0, size, HALF_BYTES):
         bits = load_uint16(layer.gate + offset)

@@ -1,4 +1,4 @@
-"""Describe a model's decoder layers to `call.run_layer`."""
+"""Describe a model's decoder layers for `call.run_layer`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Shape(NamedTuple):
 
     @staticmethod
     def of(layer: DecoderLayer) -> _Shape | None:
-        """Return the sizes of a layer; None if its products do not fit each other."""
+        """Return the sizes of a layer; None if the kernels do not support its shapes."""
         weights = [product.weight for product in layer.products]
         dim, hidden, inner = layer.head_dim, len(layer.norms[0].weight), len(weights[4])
         heads, key_heads = len(weights[0]) // dim, len(weights[1]) // dim
@@ -53,7 +53,7 @@ class _Shape(NamedTuple):
         return _Shape(hidden, heads, key_heads, dim, inner) if fits and even else None
 
     def memory(self) -> dict[str, int]:
-        """Return the number of elements per row of each result in `LayerCall`."""
+        """Return the number of elements per row that each result in `LayerCall` needs."""
         queries, keys = self.heads * self.dim, self.key_heads * self.dim
         return {
             "normed": self.hidden,
@@ -121,7 +121,7 @@ class CpuDecoderLayers:
         return CpuDecoderLayers(layers, shape) if shape is not None and is_half else None
 
     def takes_rows(self, count: int) -> bool:
-        """Return whether the memory suffices, and all threads can share the work."""
+        """Return whether the memory suffices and all threads can share the work."""
         is_shared = torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
         return count <= MAX_LAYER_ROWS and is_shared
 
@@ -136,7 +136,7 @@ class CpuDecoderLayers:
         )
 
     def _describe_shape(self, shape: _Shape) -> None:
-        """Set the fields that are the same in all layers."""
+        """Set the fields of `LayerCall` that are the same in all layers."""
         calls, attention = self._calls, self._attention
         for name, size in shape._asdict().items():
             calls[name] = size

@@ -1,7 +1,8 @@
-"""Describe a matrix product to compiled kernels, and split it into tasks.
+"""Describe a matrix product for compiled kernels, and split it into tasks.
 
-All product kernels work in the same way. They convert the rows, then take tasks of `TASK` outputs
-from a shared counter until none is left. The bias is added when the results are written.
+All product kernels work in the same way. They convert the rows. Then each thread takes tasks of
+`TASK` outputs, using a shared counter, until none is left. The bias is added when the results are
+written.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run_product(
     sizes: tuple[int, int, int],
     packing: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> None:
-    """Run a product kernel on one call, with helper threads if the product is large.
+    """Run a product kernel on one call, with helper threads for large products.
 
     Args:
         job: Kernel to run.
@@ -79,7 +80,11 @@ def read_call(address: int) -> Any:
 
 @inlined
 def take_task(address: int) -> Any:
-    """Return the first output of the next task of the `ProductCall` at an address."""
+    """Claim the next task of the `ProductCall` at an address.
+
+    Returns:
+        The first output of the task.
+    """
     return take_number(address + _TAKEN) * TASK
 
 

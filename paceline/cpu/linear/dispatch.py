@@ -60,7 +60,7 @@ def takes_weight(weight: Tensor) -> bool:
 def kernel_of(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
     """Choose the kernel for a product's shape.
 
-    The choice depends only on the shape, because the kernels sum in different orders.
+    The choice depends only on the shape of the weight, because the kernels sum in different orders.
     """
     if (
         dtype == torch.bfloat16

@@ -1,13 +1,13 @@
-"""Multiply rows by an int8 weight with AVX512_VNNI, for draft models only.
+"""Multiply rows by an int8 weight with AVX512_VNNI, only for draft models.
 
 The weight is half the size of a bfloat16 weight, and the product takes half the instructions:
 
     out[row, output] = scale[row] * scale[output] * sum over k of rows[row, k] * weight[output, k]
         + bias[output]
 
-Each row and each output is quantised to integers from -127 to 127, scaled by its largest
-magnitude. Sums are exact, so a row's result depends on that row only. Results differ from those of
-the original weight, so only draft models may use this kernel.
+Each row, and each output's weights, are scaled by their largest magnitude and rounded to integers
+from -127 to 127. Sums are exact, so a row's result depends on that row only. Results differ from
+those of the original weight, so only draft models may use this kernel.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Int8Weight:
 
     Attributes:
         numbers: Quantised weight, int8 [outer, inner].
-        factors: Float32 [3, outer]: scales; the amount that `avx512_dot.ZERO` adds to the sums,
-            because rows are stored as unsigned integers; and the bias.
+        factors: Float32 [3, outer]. The first row holds the scales, and the last the bias. The
+            second holds the amount that `avx512_dot.ZERO` adds to each sum, because rows are stored
+            as unsigned integers.
     """
 
     numbers: Tensor
@@ -93,7 +94,7 @@ class Int8Weight:
 
 
 def suits(weight: Tensor) -> bool:
-    """Return whether this processor can multiply by a quantised copy of a weight."""
+    """Return whether a weight can be quantised and multiplied on this processor."""
     fits = weight.shape[1] % LINE == 0 and weight.shape[0] % OUTPUTS == 0
     return (
         avx512_dot.available(INT8)
@@ -104,7 +105,7 @@ def suits(weight: Tensor) -> bool:
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the int8 `ProductCall` at an address; return how many were run."""
+    """Run tasks of the int8 `ProductCall` at an address; return their number."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -172,7 +173,10 @@ def _quantise_rows(
 def _multiply_outputs(
     blocks: int, weight: int, row_bytes: int, sums: int, count: int, ahead: int
 ) -> None:
-    """Multiply all blocks by eight outputs; the first group prefetches for all groups."""
+    """Multiply all blocks by eight outputs, in groups of similar size.
+
+    The first group prefetches the next weights for all groups.
+    """
     groups = even_share(count, MAX_BLOCKS)
     done, parts = 0, ALL_PARTS if ahead else 0
     while groups:

@@ -1,9 +1,9 @@
 """Multiply a few rows by a weight with fused multiply-adds of eight lanes.
 
 Verification multiplies a handful of rows by each weight. Libraries tune their kernels for one row
-or for hundreds. In between, they read the weight far below memory speed, or convert half precision
-once per row. This kernel reads a weight once, four outputs at a time, and prefetches the next
-four.
+or for hundreds. For numbers of rows in between, they read the weight far below memory speed, or
+convert half-precision weights again for every row. This kernel reads a weight once, four outputs at
+a time, and prefetches the next four.
 
 All sums are in float32, in the order documented in `fma_dot`. A row's result depends only on that
 row and the weight, bit for bit.
@@ -42,7 +42,7 @@ _multiply_float32, _multiply_bfloat16 = multiply_rows(FLOAT32), multiply_rows(BF
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the `ProductCall` at an address; return how many were run."""
+    """Run tasks of the `ProductCall` at an address; return their number."""
     call = read_call(call_address)
     kind, count, inner, outer = call.kind, call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -85,7 +85,7 @@ multiply = TeamJob(_multiply, PRODUCT_CALL)
 def _multiply_few(
     call: ProductCall, base: int, rows: int, sums: int, scratch: int, first: int, width: int
 ) -> None:
-    """Multiply all rows by four outputs at a time, and prefetch the next four.
+    """Multiply all rows by four outputs at a time, and prefetch the next weights.
 
     `base` is the address that output 0 would have if all weights were in memory.
     """

@@ -2,8 +2,8 @@
 
     weight * rounded(row / sqrt(mean(row ** 2) + eps))
 
-This is how transformers computes all norms of the Llama family: the mean is in float32, and the
-quotient is rounded to the rows' dtype before the multiplication. A row's result depends on that
+This is the formula of all norms of the Llama family in transformers. The mean is in float32, and
+the quotient is rounded to the rows' dtype before the multiplication. A row's result depends on that
 row only: lane l of eight sums the squares of the elements l, l + 8, ...
 """
 
@@ -53,7 +53,7 @@ def takes_norm(weight: Tensor) -> bool:
 def normalise(
     rows: int, weight: int, out: int, kind: int, count: int, size: int, eps: float
 ) -> None:
-    """Normalise `count` rows of `size` elements.
+    """Compute the RMS norm of `count` rows of `size` elements.
 
     Args:
         rows: Address of the rows.

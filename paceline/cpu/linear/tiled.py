@@ -2,9 +2,9 @@
 
 With AMX, sixteen rows take little more time than one. The kernel computes the transposed product,
 weight @ rows.T. It reads the weight in its original layout, 16 outputs by 32 elements at a time,
-and packs only the few rows. Each sum uses the same instructions in the same order (`amx`), with 32
-elements of row and weight at a time. This order does not depend on how many rows and outputs are
-computed together.
+and packs only the few rows. Each sum uses the same instructions in the same order (`amx`), for 32
+elements of the row and the weight at a time. This order does not depend on how many rows and
+outputs are computed together.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _multiply_fourth = amx.add_product(_SUM3, _WEIGHT0, _ROWS1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the bfloat16 `ProductCall` at an address; return how many ran."""
+    """Run tasks of the bfloat16 `ProductCall` at an address; return their number."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -97,7 +97,7 @@ multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
 
 @inlined
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
-    """Transpose blocks of 16 rows to tiles, in the order in which they are multiplied.
+    """Transpose blocks of 16 rows to tiles, stored in the order of multiplication.
 
     The last block is first copied to the end of `packed` and padded with zeros.
     """
@@ -198,7 +198,10 @@ def _multiply_square(
     last: int,
     has_second: bool,
 ) -> None:
-    """Multiply 16 rows, or 32 with `has_second`, by 32 outputs, and store the tiles."""
+    """Multiply 16 rows by 32 outputs, and store the tiles.
+
+    If `has_second` is True, 32 rows are multiplied.
+    """
     row_bytes = inner * HALF_BYTES
     second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)
     _clear0(), _clear1()
@@ -221,7 +224,7 @@ def _multiply_square(
 
 @inlined
 def _store_sums(sums: int, has_second: bool) -> None:
-    """Store two tiles of sums, or four with `has_second`, one after the other."""
+    """Store two tiles of sums, or four if `has_second` is True, consecutively."""
     _store0(sums, amx.ROW)
     _store1(sums + amx.TILE, amx.ROW)
     if has_second:
@@ -231,9 +234,10 @@ def _store_sums(sums: int, has_second: bool) -> None:
 
 @inlined
 def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last: int) -> None:
-    """Prefetch one step's share of `size` bytes of weights, in a range of streams.
+    """Prefetch one step's share of `size` bytes of weights.
 
-    Each of the `PREFETCH_STREAMS` covers an equal part of the weights.
+    The weights are divided into `PREFETCH_STREAMS` equal streams. This call prefetches from the
+    streams `first` to `last` - 1.
     """
     share = step_bytes // PREFETCH_STREAMS
     for stream in range(first, last):
@@ -246,7 +250,10 @@ def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last:
 def _write_square(
     call: ProductCall, sums: int, row: int, output: int, width: int, tiles: int
 ) -> None:
-    """Write two or four tiles, which hold pairs of adjacent outputs for 16 or 32 rows."""
+    """Write two or four tiles to the result.
+
+    Two tiles hold adjacent groups of 16 outputs for 16 rows; four hold them for 32 rows.
+    """
     for tile in range(tiles):
         if tile % 2 * amx.SIDE < width:
             tile_row, tile_output = row + tile // 2 * amx.SIDE, output + tile % 2 * amx.SIDE

@@ -1,4 +1,4 @@
-"""Multiply rows by a weight that is stored as [inner, outer], as in some experts.
+"""Multiply rows by a weight stored as [inner, outer], as in some experts.
 
 A task computes the sums of a few hundred outputs. It reads a block of the weight's rows at a time,
 so that consecutive reads stay within a few pages of memory. Every sum takes one fused
@@ -31,7 +31,7 @@ _add_group, _add_vector = add_weighted(VECTORS), add_weighted(1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the `ProductCall` at an address; return how many were run."""
+    """Run tasks of the `ProductCall` at an address; return their number."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
@@ -78,11 +78,12 @@ def _add_block(
     Args:
         call: Product to compute.
         queries: Number of rows.
-        rows: Address of the addresses of the rows' inputs.
+        rows: Address of an array that holds the address of each row's inputs.
         weight: Address of the first weight.
         size: Number of inputs.
         width: Number of outputs.
-        sums: Address of the first row's sums; those of `TASK` outputs of all rows are contiguous.
+        sums: Address of the first row's sums. Each row has `TASK` sums, and the rows are
+            contiguous.
     """
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     halves, stride = int(call.kind != FLOAT32), call.outer * number_bytes

@@ -1,4 +1,4 @@
-"""Describe blocks of a packed weight to the functions that unpack them."""
+"""Describe blocks of a packed weight for the functions that unpack them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_unpack_call(address: int) -> Any:
 
 @inlined
 def describe(call: ProductCall, unpacking: UnpackCall) -> None:
-    """Set the fields that are the same for all parts of a product's weight."""
+    """Set the fields of `UnpackCall` that are the same for a whole weight."""
     unpacking.row_bytes, unpacking.order = call.blocks_row_bytes, call.order
     unpacking.source, unpacking.ahead = call.weight, 0
 
@@ -50,7 +50,7 @@ def describe(call: ProductCall, unpacking: UnpackCall) -> None:
 def unpack_task(
     call: ProductCall, unpacking: UnpackCall, address: int, first: int, count: int, target: int
 ) -> int:
-    """Unpack a task's weights; return the address that output 0 would have.
+    """Unpack the weights of a task's outputs.
 
     Args:
         call: Product to compute.
@@ -59,6 +59,9 @@ def unpack_task(
         first: First output.
         count: Number of outputs.
         target: Address for the unpacked values, bfloat16 [count, inner].
+
+    Returns:
+        The address that output 0 would have if all weights were unpacked.
     """
     unpacking.first, unpacking.count = first, count
     unpacking.num_parts, unpacking.target = call.inner // PART, target

@@ -1,8 +1,8 @@
-"""Multiply rows by a packed weight, using AVX512_BF16 dot products.
+"""Multiply rows by a packed weight with AVX512_BF16 dot products.
 
 The sums are bit-identical to those of `linear.dotted` with the unpacked weight. The kernel unpacks
-one section of the weights of a few outputs into the L1 cache. It multiplies all rows by the
-section before it unpacks the next one.
+a section of a few outputs' weights into the L1 cache. It multiplies all rows by this section before
+it unpacks the next one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _multiply_narrow = multiply_quads(tuple(range(1, _MANY + 1)), NARROW_GROUP // QU
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a packed weight's `ProductCall`; return how many were run."""
+    """Run tasks of a packed weight's `ProductCall`; return their number."""
     call = read_call(call_address)
     count, outer = call.count, call.outer
     first = take_task(call_address)
@@ -108,7 +108,7 @@ def _multiply_group(
 def _multiply_rows(
     rows: int, row_bytes: int, weight: int, chunks: int, sums: int, count: int
 ) -> None:
-    """Multiply one section of every row, in groups of rows of similar size."""
+    """Multiply one section of every row, in groups of similar numbers of rows."""
     if count <= _FEW:
         _multiply_wide(count, rows, row_bytes, weight, chunks, sums, WIDE_GROUP * CHUNK)
         return

@@ -19,7 +19,9 @@ from paceline.cpu.thread_team import TeamJob
 
 
 def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias, bit-identical to the unpacked weight's product.
+    """Return rows @ weight.T + bias.
+
+    The result is bit-identical to the product with the unpacked weight.
 
     Args:
         rows: Rows, bfloat16 [..., inner], on the CPU.
@@ -54,7 +56,7 @@ def product_job(weight: PackedWeight) -> TeamJob:
 
 
 def packing_of(weight: PackedWeight, count: int) -> tuple[int, int, int, int]:
-    """Return the last four fields of a `ProductCall` for `count` rows."""
+    """Return the last four fields of the `ProductCall` for `count` rows."""
     by_quads, order = product_job(weight) is multiply_packed, weight.order
     unpack = unpacking.quad_job if by_quads else unpacking.row_job
     return (
@@ -66,7 +68,10 @@ def packing_of(weight: PackedWeight, count: int) -> tuple[int, int, int, int]:
 
 
 def _section_parts(block_format: BlockFormat, count: int, inner: int) -> int:
-    """Return the number of parts per section, for whole blocks and similar sections."""
+    """Return the number of parts per section.
+
+    Sections are of similar size, and consist of whole blocks.
+    """
     num_parts, largest = inner // PART, L1_BYTES_OF_SECTION // (group_size(count) * PART_BYTES)
     parts = -(-num_parts // -(-num_parts // largest))
     block_parts = max(1, block_format.numbers // PART)

@@ -1,9 +1,9 @@
-"""Unpack one block of each row in a quad to interleaved chunks.
+"""Emit code that unpacks one block from each of four rows to interleaved chunks.
 
-A line of 64 bytes holds one chunk (16 bytes, eight numbers) of each row. In formats with four-bit
-integers, a part has only 16 different numbers, which are computed and rounded once. Two registers
-hold these numbers for four rows, and one instruction looks up the 32 numbers of a line. Other
-integers are converted one by one.
+The four rows form a quad. A line of 64 bytes holds one chunk (16 bytes, eight numbers) of each row.
+In formats with four-bit integers, a part has only 16 different numbers, which are computed and
+rounded once. Two registers hold these numbers for four rows, and one instruction looks up the 32
+numbers of a line. In other formats, each integer is converted separately.
 
 Rounding treats subnormal numbers as zeros, as the dot products do.
 """
@@ -48,14 +48,14 @@ Store = Callable[[int, Any], None]  # emits the store of a line, by its number i
 def emit_lines(
     builder: Any, reader: Reader | PlainReader, blocks: Sequence[Any], parts: int, store: Store
 ) -> None:
-    """Emit the lines of four blocks.
+    """Emit instructions that unpack four blocks, one per row, to lines.
 
     Args:
         builder: LLVM builder.
         reader: Reader of the format.
-        blocks: Addresses of the blocks.
+        blocks: Addresses of the four blocks.
         parts: Number of parts in a block.
-        store: Called with each line.
+        store: Function that emits the store of a line, given its number and the line.
     """
     if isinstance(reader, PlainReader):
         rows = [round_pair(builder, *reader.numbers(builder, block)) for block in blocks]
@@ -96,7 +96,9 @@ def _look_up(
 
 
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
-    """Emit the indices into `_table` for both half parts of a group, 16 per row.
+    """Emit instructions that compute indices into `_table` for two half parts.
+
+    There are 16 indices per row for each half part.
 
     Index 4 c + r belongs to code c of row r. Only the low six bits are defined.
     """
@@ -120,7 +122,10 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
 
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
-    """Emit the rounded numbers of all codes, grouped by code."""
+    """Emit instructions that compute the rounded number of each code in each row.
+
+    The numbers are sorted by code, then by row.
+    """
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)
         for first in range(0, LANES, LANES // QUAD)
@@ -134,7 +139,10 @@ def _floats(codes: tuple[int, ...]) -> Any:
 
 
 def _convert(builder: Any, rows: Sequence[Any], factors: Factors, part: int, store: Store) -> None:
-    """Emit the lines of a part from the integers of each row, 32 signed bytes."""
+    """Emit instructions that compute and store the lines of a part.
+
+    `rows` holds the integers of each row, as 32 signed bytes.
+    """
     for number in range(2 * HALF_LINES):
         half = 2 * part + number // HALF_LINES
         lanes = list(range(number * _CHUNK, (number + 1) * _CHUNK))
@@ -149,7 +157,7 @@ def _convert(builder: Any, rows: Sequence[Any], factors: Factors, part: int, sto
 
 
 def _interleaved(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Emit four lines, each with one chunk from every row."""
+    """Emit instructions that arrange four rows as lines with one chunk per row."""
     rows = [builder.bitcast(row, _LINE_WORDS) for row in rows]
     halves = [
         [

@@ -1,4 +1,4 @@
-"""Emit dot products of rows with quads of outputs, in the order of `avx512_dot`.
+"""Emit code that multiplies rows by quads of outputs, in `avx512_dot`'s order.
 
 A vector holds one chunk from each of four outputs. It is multiplied by four copies of the same
 chunk of one row. `avx512_dot` instead multiplies four rows by one output, which wastes most of the
@@ -45,15 +45,15 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that adds the products of rows and quads to sums.
+    """Return an operation that multiplies rows by quads, and adds to the sums.
 
-    If the processor lacks the instructions, the operation ends the process.
+    The operation ends the process if the processor lacks the instructions.
 
     Arguments of the operation, addresses and sizes in bytes:
         num_rows: Number of rows, one of `counts`.
         rows: Address of the bfloat16 rows, at the first number to multiply.
         row_bytes: Distance from one row to the next.
-        weight: Address of the lines: for each chunk, one line per quad.
+        weight: Address of the lines. For each chunk, there is one line per quad.
         num_chunks: Number of chunks of 16 bytes to multiply.
         sums: Address of the sums, with one cache line per quad.
         sums_stride: Distance between the sums of consecutive rows.
@@ -108,7 +108,10 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
 
 
 def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> None:
-    """Emit the totals of four quads, plus the bias, in the order of `avx512_dot`."""
+    """Emit instructions that add up and write the results of four quads.
+
+    The sums are added in the order of `avx512_dot`, followed by the bias.
+    """
     quads = [
         builder.load(pointer(builder, plus(builder, source, number * LINE), _TOTALS), align=LINE)
         for number in range(_SIDE)
@@ -140,14 +143,16 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
 
 
 def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
-    """Emit the lane sums of each group of four: first vector, then second.
+    """Emit instructions that add pairs of lanes in each group of four lanes.
+
+    For each group, the result holds the sums of the first vector, then those of the second.
 
     Args:
         builder: LLVM builder.
         first: Vector of sums.
         second: Vector of sums.
-        lanes: First summands in a group.
-        step: Distance in lanes from first to second summands.
+        lanes: Lanes of the first summands in a group.
+        step: Number of lanes between the first and the second summand of each pair.
     """
     groups = range(0, WRITTEN, _SIDE)
     halves = [

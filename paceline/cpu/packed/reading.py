@@ -1,13 +1,14 @@
 """Emit code that decodes blocks of 32 values; define the base class of readers.
 
-A part is 32 consecutive numbers of a row, and a half part is 16. A reader decodes a part of a block
-to integers, and reads the factors of the formula
+A part is 32 consecutive numbers of a row, and a half part is 16. A reader emits code that decodes a
+part of a block to integers, and that reads the two factors in the formula
 
     number = scale * integer + minimum
 
 The numbers are bit-identical to those of the `gguf` package, which multiplies, then adds. In
-formats with a minimum, scales have at most 17 bits and integers 5, so products are exact. A fused
-multiplication and addition therefore rounds like an addition.
+formats with a minimum, scales have at most 17 bits and integers at most 5, so their products are
+exact. A fused multiply-add therefore gives the same result as a multiplication followed by an
+addition.
 """
 
 from __future__ import annotations
@@ -32,40 +33,42 @@ IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 
 
 def plus(builder: Any, address: Any, distance: int) -> Any:
-    """Emit the address `distance` bytes after `address`."""
+    """Emit an instruction that computes the address `distance` bytes after `address`."""
     return builder.add(address, ir.Constant(INDEX, distance)) if distance else address
 
 
 def load(builder: Any, block: Any, offset: int, kind: Any) -> Any:
-    """Emit the load of a value of LLVM type `kind` at a byte offset."""
+    """Emit instructions that load a value of LLVM type `kind` at a byte offset."""
     return builder.load(pointer(builder, plus(builder, block, offset), kind), align=1)
 
 
 def constant(number: int, kind: Any) -> Any:
-    """Return a vector with one integer in all lanes."""
+    """Return a constant vector with the same integer in all lanes."""
     return ir.Constant(kind, [number] * kind.count)
 
 
 def halves_of(builder: Any, vector: Any) -> list[Any]:
-    """Emit the two halves of a vector."""
+    """Emit instructions that split a vector into its two halves."""
     half = vector.type.count // 2
     return [pick(builder, vector, vector, list(range(first, first + half))) for first in (0, half)]
 
 
 def join(builder: Any, first: Any, second: Any) -> Any:
-    """Emit the lanes of two vectors as one vector."""
+    """Emit an instruction that joins two vectors to one."""
     return pick(builder, first, second, list(range(2 * first.type.count)))
 
 
 def scale_at(builder: Any, block: Any, offset: int) -> Any:
-    """Emit code that converts a float16 number in a block to float32."""
+    """Emit instructions that convert a float16 number in a block to float32."""
     return builder.fpext(load(builder, block, offset, ir.HalfType()), ir.FloatType())
 
 
 def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
-    """Emit the first float16 numbers of each block, one or two, as float32.
+    """Emit instructions that load the first numbers of each block as float32.
 
-    Integer instructions combine them, which leaves the vector units free.
+    The numbers are stored as float16; `count` is 1 or 2 per block.
+
+    Integer instructions gather the numbers, so the vector units stay free for other work.
     """
     size = HALF_BYTES * 8 * count
     per_word = INDEX.width // size
@@ -82,25 +85,31 @@ def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
 
 
 def nibble_bytes(builder: Any, block: Any, offset: int) -> Any:
-    """Emit the low four bits of 16 bytes, then their high four bits, as 32 bytes."""
+    """Emit instructions that split 16 bytes into 32 four-bit integers.
+
+    The low four bits of all bytes come first, then the high four bits. Each integer becomes a byte.
+    """
     stored = load(builder, block, offset, NIBBLES)
     low = builder.and_(stored, constant(15, NIBBLES))
     return join(builder, low, builder.lshr(stored, constant(4, NIBBLES)))
 
 
 class Factor(NamedTuple):
-    """The location of one factor in several blocks.
+    """Register lanes that hold the same factor of several blocks.
 
     Attributes:
-        vector: LLVM vector of float32 numbers.
-        lanes: Lane of each block's factor.
+        vector: LLVM vector of float32 numbers that contains the factors.
+        lanes: For each block, the lane that holds its factor.
     """
 
     vector: Any
     lanes: tuple[int, ...]
 
     def spread(self, builder: Any, blocks: Sequence[int]) -> Any:
-        """Emit 16 lanes with the factors of some blocks, one index for each lane."""
+        """Emit instructions that copy the factors of blocks to 16 lanes.
+
+        `blocks` holds the index of a block for each lane.
+        """
         return pick(builder, self.vector, self.vector, [self.lanes[block] for block in blocks])
 
 
@@ -108,9 +117,9 @@ class Factors(NamedTuple):
     """The factors of several blocks of the same format.
 
     Attributes:
-        scales: Scale of each group of half parts.
-        minimums: Minimum of each group; empty if the format has none.
-        group: Number of half parts that share factors.
+        scales: Scales, one for each group of half parts.
+        minimums: Minimums, one for each group; empty if the format has no minimums.
+        group: Number of consecutive half parts that share their factors.
     """
 
     scales: Sequence[Factor]
@@ -118,13 +127,13 @@ class Factors(NamedTuple):
     group: int
 
     def apply(self, builder: Any, integers: Any, half: int, blocks: Sequence[int]) -> Any:
-        """Emit the numbers for 16 integers, in float32 lanes.
+        """Emit instructions that convert 16 integers to float32 numbers.
 
         Args:
             builder: LLVM builder.
-            integers: 16 float32 lanes.
+            integers: The integers, as 16 float32 lanes.
             half: Index of the half part in the blocks.
-            blocks: Index of the block of each lane.
+            blocks: For each lane, the index of its block.
         """
         index = half // self.group
         scale = self.scales[index].spread(builder, blocks)
@@ -134,12 +143,12 @@ class Factors(NamedTuple):
 
 
 class NibbleGroup(NamedTuple):
-    """The location of two half parts, whose integers share 16 bytes.
+    """The location of two half parts whose four-bit integers share 16 bytes.
 
     Attributes:
         offset: Offset of the bytes in the block.
-        low: Index of the half part in the low four bits.
-        high: Index of the half part in the high four bits.
+        low: Index of the half part that is stored in the low four bits.
+        high: Index of the half part that is stored in the high four bits.
     """
 
     offset: int
@@ -148,10 +157,10 @@ class NibbleGroup(NamedTuple):
 
 
 class Reader:
-    """Emits the code that decodes one block format.
+    """Emits code that decodes blocks of one format.
 
     Attributes:
-        codes: Decoded value of each stored integer if integers have four bits, otherwise empty.
+        codes: Decoded value of each four-bit integer; empty if integers have more bits.
         groups: Locations of the four-bit integers.
     """
 
@@ -159,16 +168,19 @@ class Reader:
     groups: tuple[NibbleGroup, ...] = ()
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit the factors of blocks at some addresses."""
+        """Emit instructions that read the factors of the blocks at given addresses."""
         raise NotImplementedError
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         raise NotImplementedError
 
 
 def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit the look-up of 32 codes; indices are bytes below 16."""
+    """Emit instructions that look up 32 codes in a table.
+
+    The indices are bytes below 16.
+    """
     table = ir.Constant(NIBBLES, [code % 256 for code in codes])
     if on_x86() and "ssse3" in instruction_flags():
         kind = ir.FunctionType(NIBBLES, [NIBBLES] * 2)
@@ -189,7 +201,7 @@ class _Scaled(Reader):
     """Decodes blocks that start with a scale."""
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit the scales of blocks."""
+        """Emit instructions that read the scale of each block."""
         scales = first_halves(builder, blocks, 1)
         return Factors((Factor(scales, tuple(range(len(blocks)))),), (), 2)
 
@@ -198,26 +210,30 @@ class _Shifted(Reader):
     """Decodes blocks that start with a scale and a minimum."""
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit the scales and minimums of blocks."""
+        """Emit instructions that read the scale and the minimum of each block."""
         both, count = first_halves(builder, blocks, 2), 2 * len(blocks)
         scale, minimum = (Factor(both, tuple(range(first, count, 2))) for first in (0, 1))
         return Factors((scale,), (minimum,), 2)
 
 
 def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
-    """Emit nibbles, with 16 added where a bit of the 32-bit word at `bits` is set."""
+    """Emit instructions that load 32 five-bit integers.
+
+    The low four bits begin at byte `nibbles` of the block. The fifth bits form a 32-bit word at
+    byte `bits`.
+    """
     flags = builder.bitcast(load(builder, block, bits, WORD), ir.VectorType(ir.IntType(1), PART))
     fifth = builder.select(flags, constant(16, BYTES), constant(0, BYTES))
     return builder.or_(nibble_bytes(builder, block, nibbles), fifth)
 
 
 class Q4_0(_Scaled):
-    """Decodes blocks with a scale and 32 four-bit integers, minus 8."""
+    """Decodes blocks with a scale and 32 four-bit integers; subtracts 8 from each."""
 
     codes, groups = tuple(range(-8, 8)), (NibbleGroup(2, 0, 1),)
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         return builder.sub(nibble_bytes(builder, block, 2), constant(8, BYTES))
 
 
@@ -227,23 +243,29 @@ class Q4_1(_Shifted):
     codes, groups = tuple(range(16)), (NibbleGroup(4, 0, 1),)
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         return nibble_bytes(builder, block, 4)
 
 
 class Q5_0(_Scaled):
-    """Decodes blocks with a scale, fifth bits and 32 four-bit integers, minus 16."""
+    """Decodes blocks with a scale and 32 five-bit integers; subtracts 16 from each.
+
+    The fifth bits are stored separately.
+    """
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         return builder.sub(_with_fifth_bits(builder, block, 2, 6), constant(16, BYTES))
 
 
 class Q5_1(_Shifted):
-    """Decodes blocks with a scale, a minimum, fifth bits and 32 four-bit integers."""
+    """Decodes blocks with a scale, a minimum and 32 five-bit integers.
+
+    The fifth bits are stored separately.
+    """
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         return _with_fifth_bits(builder, block, 4, 8)
 
 
@@ -251,7 +273,7 @@ class Q8_0(_Scaled):
     """Decodes blocks with a scale and 32 eight-bit integers."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         return load(builder, block, HALF_BYTES, BYTES)
 
 
@@ -261,7 +283,7 @@ class IQ4_NL(_Scaled):
     codes, groups = IQ4_CODES, (NibbleGroup(2, 0, 1),)
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         return looked_up(builder, nibble_bytes(builder, block, 2), self.codes)
 
 
@@ -277,7 +299,7 @@ class PlainReader:
         self._kind, self._size = ir.VectorType(kind, LANES), size
 
     def numbers(self, builder: Any, source: Any) -> list[Any]:
-        """Emit the loads of 32 numbers, as two float32 vectors."""
+        """Emit instructions that load 32 numbers as two float32 vectors."""
         halves = [load(builder, source, first * self._size, self._kind) for first in (0, LANES)]
         if self._kind == NUMBERS:
             return halves

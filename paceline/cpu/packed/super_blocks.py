@@ -1,4 +1,4 @@
-"""Decode blocks of 256 numbers, whose parts have their own factors."""
+"""Emit code that decodes blocks of 256 numbers, in which each part has factors."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ _FOUR, _EIGHT = (ir.VectorType(WORD, count) for count in (4, _PARTS))
 
 
 def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
-    """Return the factors in the lanes of vectors, one vector of 16 lanes per block.
+    """Arrange vectors, each with the factors of one block, by factor.
 
-    Four blocks are transposed: four lanes of a vector hold the same factor of all blocks.
+    Each vector has 16 lanes. Four blocks are transposed, so that four adjacent lanes hold the same
+    factor of all blocks.
     """
     if len(vectors) == 1:
         return [Factor(vectors[0], (lane,)) for lane in range(LANES)]
@@ -58,18 +59,21 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
 
 
 class _K4(Reader):
-    """Decodes blocks with a scale, a minimum, and six-bit factors for both per part.
+    """Decodes blocks with a scale and a minimum, and six-bit factors for each part.
 
     number = (scale * part's scale) * value - (minimum * part's minimum)
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit the factors of blocks at some addresses."""
+        """Emit instructions that read the factors of the blocks at given addresses."""
         both = _factors_of_blocks(builder, [self._factors(builder, block) for block in blocks])
         return Factors(both[:_PARTS], both[_PARTS:], 2)
 
     def _factors(self, builder: Any, block: Any) -> Any:
-        """Emit the parts' scales in lanes 0 to 7 and their minimums in lanes 8 to 15."""
+        """Emit instructions that compute the factors of the parts of one block.
+
+        The scales are in lanes 0 to 7, and the minimums, negated, in lanes 8 to 15.
+        """
         low, mid, high = (load(builder, block, offset, WORD) for offset in (4, 8, 12))
 
         def bits(value: Any, shift: int, mask: int) -> Any:
@@ -97,7 +101,10 @@ class _K4(Reader):
 
 
 def _pair_nibbles(builder: Any, block: Any, offset: int, part: int) -> Any:
-    """Emit the nibbles of a part, which shares 32 bytes with another part."""
+    """Emit instructions that load the four-bit integers of a part.
+
+    Two parts share 32 bytes: one is stored in the low four bits, the other in the high ones.
+    """
     both = load(builder, block, offset + part // 2 * PART, BYTES)
     if part % 2:
         return builder.lshr(both, constant(4, BYTES))
@@ -105,7 +112,7 @@ def _pair_nibbles(builder: Any, block: Any, offset: int, part: int) -> Any:
 
 
 def _moved(builder: Any, stored: Any, distance: int) -> Any:
-    """Emit bytes shifted up by `distance` bits, or down if it is negative."""
+    """Emit instructions that shift bytes up by `distance` bits, or down if negative."""
     if distance >= 0:
         return builder.shl(stored, constant(distance, BYTES))
     return builder.lshr(stored, constant(-distance, BYTES))
@@ -123,7 +130,7 @@ class Q4_K(_K4):
     )
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         return _pair_nibbles(builder, block, 16, part)
 
 
@@ -131,7 +138,7 @@ class Q5_K(_K4):
     """Decodes five-bit integers, whose fifth bits are stored separately."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         low = _pair_nibbles(builder, block, 48, part)
         # Bit `part` becomes bit 4.
         fifth = _moved(builder, load(builder, block, 16, BYTES), 4 - part)
@@ -139,13 +146,13 @@ class Q5_K(_K4):
 
 
 class Q6_K(Reader):
-    """Decodes six-bit integers, minus 32, with one scale per 16 integers.
+    """Decodes six-bit integers, subtracts 32, and applies one scale per 16 integers.
 
     number = (scale * half part's scale) * value
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit the scales of the half parts of blocks."""
+        """Emit instructions that compute each half part's scale, for several blocks."""
         vectors = []
         for block in blocks:
             small = builder.sitofp(builder.sext(load(builder, block, 192, NIBBLES), WORDS), NUMBERS)
@@ -154,7 +161,7 @@ class Q6_K(Reader):
         return Factors(_factors_of_blocks(builder, vectors), (), 1)
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         section, number = divmod(part, 4)
         low = load(builder, block, 64 * section + number % 2 * PART, BYTES)
         high = load(builder, block, 128 + section * PART, BYTES)
@@ -167,7 +174,9 @@ class Q6_K(Reader):
 
 
 class IQ4_XS(Reader):
-    """Decodes indices into `IQ4_CODES`, with a six-bit scale, minus 32, per part.
+    """Decodes indices into `IQ4_CODES`.
+
+    Each part has a six-bit scale, from which 32 is subtracted.
 
     number = (scale * part's scale) * code
     """
@@ -176,12 +185,12 @@ class IQ4_XS(Reader):
     groups = tuple(NibbleGroup(8 + LANES * part, 2 * part, 2 * part + 1) for part in range(_PARTS))
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit the scales of the parts of blocks."""
+        """Emit instructions that compute each part's scale, for several blocks."""
         vectors = [self._scales(builder, block) for block in blocks]
         return Factors(_factors_of_blocks(builder, vectors)[:_PARTS], (), 2)
 
     def _scales(self, builder: Any, block: Any) -> Any:
-        """Emit the scales of the eight parts, in lanes 0 to 7."""
+        """Emit instructions that compute the scales of a block's parts, in lanes 0 to 7."""
         low = spread(builder, load(builder, block, 4, WORD), _PARTS)
         top = spread(builder, builder.zext(load(builder, block, 2, HALF), WORD), _PARTS)
         low = builder.lshr(low, ir.Constant(_EIGHT, [4 * part for part in range(_PARTS)]))
@@ -195,6 +204,6 @@ class IQ4_XS(Reader):
         return pick(builder, scales, scales, list(range(LANES)))
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit the decoded integers of a part as 32 signed bytes."""
+        """Emit instructions that decode the integers of a part to 32 signed bytes."""
         indices = nibble_bytes(builder, block, 8 + part * LANES)
         return looked_up(builder, indices, self.codes)

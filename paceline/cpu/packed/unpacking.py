@@ -1,6 +1,6 @@
 """Unpack blocks to bfloat16 values, row by row or in quads (see `quads`).
 
-A quad is four rows whose numbers are interleaved (`quad_lines`).
+A quad consists of four rows whose numbers are interleaved (`quad_lines`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _READERS: dict[str, Reader | PlainReader] = {
 
 
 class _Blocks(NamedTuple):
-    """Description of the blocks in a row, for a kernel that iterates over them.
+    """A block format, as described for a kernel that iterates over a row's blocks.
 
     Attributes:
         reader: Reader of the format.
@@ -73,7 +73,7 @@ class _Blocks(NamedTuple):
 
     @staticmethod
     def of(block_format: BlockFormat) -> _Blocks:
-        """Return the blocks of a format; plain numbers count as blocks of 32."""
+        """Return the description of a format; plain numbers count as blocks of 32."""
         numbers = max(block_format.numbers, PART)
         return _Blocks(
             _READERS[block_format.name], numbers // PART, block_format.row_bytes(numbers)
@@ -81,10 +81,12 @@ class _Blocks(NamedTuple):
 
 
 def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
-    """Emit the rounding of 32 float32 numbers to bfloat16: nearest, ties to even.
+    """Emit instructions that round 32 float32 numbers to bfloat16.
+
+    Rounding is to nearest, ties to even.
 
     Args:
-        low, high: The numbers.
+        low, high: The first and the last 16 numbers.
         exact: Whether to preserve subnormal numbers. The products of this processor's bfloat16
             instructions treat them as zeros.
     """
@@ -108,7 +110,7 @@ def _emit_row(
 
 
 def _numbers(builder: Any, blocks: _Blocks, block: Any) -> Iterator[list[Any]]:
-    """Emit the numbers of a block; yield two vectors for each part."""
+    """Emit instructions that decode a block; yield two float32 vectors per part."""
     if isinstance(blocks.reader, PlainReader):
         yield blocks.reader.numbers(builder, block)
         return
@@ -144,7 +146,10 @@ def _emit_quad(builder: Any, blocks: _Blocks, *operands: Any) -> None:
 
 
 def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
-    """Return the typed emitter for the format whose id is passed as a constant."""
+    """Return a numba signature and a code generator for one block format.
+
+    The id of the format must be a constant.
+    """
     blocks = _Blocks.of(BLOCK_FORMATS[type_id.literal_value])
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -156,7 +161,11 @@ def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
-    """Unpack a row exactly, given its format, blocks, number of parts and target."""
+    """Unpack a row exactly.
+
+    The arguments are the id of the format, the address of the row's blocks, the number of parts,
+    and the address for the result.
+    """
     return _of_format(partial(_emit_row, exact=True), type_id, source, num_parts, target)
 
 
@@ -170,7 +179,11 @@ def _unpack_quad(
     line_step: Any,
     ahead: Any,
 ) -> Any:
-    """Unpack four rows: format, blocks of each row, then the fields of `UnpackCall`."""
+    """Unpack four rows to interleaved lines.
+
+    The arguments are the id of the format, the addresses of each row's blocks, and fields of
+    `UnpackCall`.
+    """
     operands = (sources, num_parts, target, line_step, ahead)
     return _of_format(where_available(_emit_quad), type_id, *operands)
 
@@ -184,7 +197,7 @@ def _row_at(call: UnpackCall, row: int) -> int:
 
 @cache
 def row_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks rows of a format, as an `UnpackCall` describes.
+    """Return the job that unpacks the rows in an `UnpackCall`, for one format.
 
     All values are exact, including subnormal numbers.
     """
@@ -203,9 +216,9 @@ def row_job(type_id: int) -> TeamJob:
 
 @cache
 def quad_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks quads of a format for an `UnpackCall`.
+    """Return the job that unpacks the quads in an `UnpackCall`, for one format.
 
-    Lines of different quads alternate.
+    The lines of the quads alternate in memory.
     """
 
     def work(address: int) -> int:

@@ -65,7 +65,7 @@ class CpuRecurrences:
         return out[:, :channels].to(dtype)
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
-        """Append the inputs along a path to the stored inputs."""
+        """Append the inputs of a path's tokens to the stored inputs."""
         held, slots, start = states
         if start is not None:
             held[slots] = start
@@ -153,7 +153,7 @@ class CpuRecurrences:
         return Steps(output[..., :size].to(tokens.value.dtype), updates, after)
 
     def fold(self, tokens: GatedTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states along a path."""
+        """Advance the stored states by the tokens of a path."""
         values = (
             *_path_fields(path, states),
             tokens.key.data_ptr(),
@@ -195,7 +195,7 @@ class CpuRecurrences:
         return Steps(output[:, :channels], updates, after)
 
     def fold_scan(self, tokens: ScanTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states of a scan along a path."""
+        """Advance the stored states of a scan by the tokens of a path."""
         _, rows, width = states.held.shape
         step, rate = _padded(tokens.step, width), _padded(tokens.rate, width)
         key = tokens.key.float().contiguous()
@@ -222,7 +222,7 @@ def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
 
 
 def _state_fields(states: FoldedStates) -> tuple[int, int]:
-    """Return the addresses of the stored states and of the start, or 0."""
+    """Return the addresses of the stored states and of the start; 0 without a start."""
     return states.held.data_ptr(), 0 if states.start is None else states.start.data_ptr()
 
 

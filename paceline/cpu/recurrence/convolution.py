@@ -1,7 +1,7 @@
-"""Convolve tokens with their ancestors in a tree.
+"""Compute causal convolutions over each token and its ancestors in a tree.
 
-Each sum starts with the bias. The inputs are then added from the oldest to the newest, with fused
-multiply-adds in float32. SiLU is also computed in float32. The result is rounded once.
+Each sum starts with the bias. The weighted inputs are then added from the oldest to the newest,
+with fused multiply-adds in float32. SiLU is also computed in float32. The result is rounded once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from paceline.util.compiled import compiled, inlined, record_dtype
 
 
 def _silu(builder: Any, x: Any) -> Any:
-    """Emit x / (1 + exp(-x)), using only exponentials of numbers <= 0."""
+    """Emit instructions that compute x / (1 + exp(-x)).
+
+    Only exponentials of numbers <= 0 are computed.
+    """
     integers = ir.VectorType(ir.IntType(32), WIDTH)
     bits = builder.or_(builder.bitcast(x, integers), words(0x80000000, WIDTH))
     power = exponential(builder, builder.bitcast(bits, x.type))  # exp(-|x|)
@@ -73,7 +76,7 @@ _TAKEN = counter_of(CONVOLUTION_CALL)
 
 
 def _convolve(call_address: int) -> int:
-    """Run tasks of the `ConvolutionCall` at an address; return how many were run."""
+    """Run tasks of the `ConvolutionCall` at an address; return their number."""
     call = read_record(call_address, CONVOLUTION_CALL)
     count = (call.channels + CHANNELS_PER_TASK - 1) // CHANNELS_PER_TASK
     inputs = np.empty(call.size, dtype=np.int64)
@@ -88,7 +91,7 @@ convolve = TeamJob(_convolve, CONVOLUTION_CALL)
 def _convolve_channels(
     call: ConvolutionCall, tree: TreeArrays, task: int, inputs: IntArray, _: IntArray
 ) -> None:
-    """Convolve the channels of a task for all tokens."""
+    """Compute the convolution of a task's channels for all tokens."""
     for request in range(call.requests):
         for token in range(tree.pending[request] + tree.nodes[request]):
             _find_inputs(call, tree, request, token, inputs)
@@ -112,7 +115,7 @@ def _find_inputs(
 
 @inlined
 def _convolve_token(call: ConvolutionCall, inputs: IntArray, column: int, first: int) -> None:
-    """Convolve a task's channels for one token."""
+    """Compute the convolution of a task's channels for one token."""
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     for channel in range(first, min(first + CHANNELS_PER_TASK, call.channels), WIDTH):
         total = simd_f32x8.splat(np.float32(0.0))
@@ -135,7 +138,9 @@ def _convolve_token(call: ConvolutionCall, inputs: IntArray, column: int, first:
 def append_inputs(
     rows: Any, columns: IntArray, starts: IntArray, slots: IntArray, held: Any
 ) -> None:
-    """Append the inputs of each request's path to the stored inputs, as bytes.
+    """Append the inputs of each request's path to the stored inputs.
+
+    Inputs are copied as bytes.
 
     Args:
         rows: Inputs, uint8 [tokens, row bytes].

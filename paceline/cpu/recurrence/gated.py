@@ -1,9 +1,9 @@
-"""Walk through a tree with a state matrix per head, and fold paths into states.
+"""Run recurrences with one state matrix per head along trees and paths.
 
-The lanes of a state are independent, so a task covers a few lanes of one head and request, whose
-states fit into the L1 cache. Each thread takes tasks until none is left. `state_rows` describes
-the order of all sums. A token's result depends only on its text, bit for bit. Other tokens, and
-how the text was split into forward passes, have no effect.
+The lanes of a state are independent. A task therefore covers a few lanes of one head and request,
+so that its states fit into the L1 cache. Each thread takes tasks until none is left. `state_rows`
+describes the order of all sums. A token's result depends only on its text, bit for bit. Other
+tokens have no effect, nor has the way in which the text was split into forward passes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _advance_one, _advance_two = advance_rows(1), advance_rows(2)
 
 
 class GatedCall:
-    """A walk through a tree.
+    """The arguments of a recurrence along a tree.
 
     Tensors are contiguous. Strides are in bytes, and sizes in elements.
     """
@@ -89,7 +89,7 @@ _TAKEN = counter_of(GATED_CALL)
 
 
 class FoldCall:
-    """A fold of paths into states; see `GatedCall`."""
+    """The arguments for advancing stored states along paths; see `GatedCall`."""
 
     slots: int  # Int64 [requests].
     columns: int  # Columns of the path, see `FoldPath`.
@@ -114,7 +114,7 @@ _FOLD_TAKEN = counter_of(FOLD_CALL)
 
 
 def _walk(call_address: int) -> int:
-    """Run tasks of the `GatedCall` at an address; return how many were run."""
+    """Run tasks of the `GatedCall` at an address; return their number."""
     call = read_record(call_address, GATED_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -160,12 +160,12 @@ def _take_step(
     """Compute a token's update, state and output for one block.
 
     Args:
-        call: Walk that includes the token.
+        call: Call that includes the token.
         column: Column of the token.
         head: Head of the block.
-        offset: Distance between the head's first lane and the block's first lane.
-        state: Address of the block before the token, distance between its rows, and address for
-            the block after the token, whose rows are contiguous.
+        offset: Distance from the head's first lane to the block's first lane.
+        state: Address of the block before the token, distance between its rows, and address for the
+            block after the token. The rows of the latter are contiguous.
         lanes: Address for the lanes of the update and the output.
     """
     before, stride, after = state
@@ -226,7 +226,7 @@ def _store_output(call: GatedCall, offset: int, output: Any) -> None:
 
 
 def _fold(call_address: int) -> int:
-    """Run tasks of the `FoldCall` at an address; return how many were run."""
+    """Run tasks of the `FoldCall` at an address; return their number."""
     call = read_record(call_address, FOLD_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     state = np.empty(call.rows * call.vectors * LANES + LANES, dtype=np.float32)

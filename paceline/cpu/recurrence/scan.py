@@ -1,4 +1,4 @@
-"""Run selective scans along a tree, and fold a path into the stored states.
+"""Run selective scans along a tree, and advance the stored states along a path.
 
 The state of a channel has only a few values, so a task covers sixteen channels of one request.
 Sums over the rows of a state are fused multiply-adds in order; see `state_rows.scan_rows`.
@@ -28,7 +28,7 @@ from paceline.util.compiled import inlined, record_dtype
 
 
 class ScanCall:
-    """A selective scan; tensors are contiguous and in float32."""
+    """The arguments of a selective scan; tensors are contiguous float32."""
 
     slots: int  # The first seven fields are those of `TokenTree.addresses`.
     pending: int
@@ -59,7 +59,7 @@ _TAKEN = counter_of(SCAN_CALL)
 
 
 class ScanFold:
-    """A fold of paths into states; see `ScanCall`."""
+    """The arguments for advancing stored states along paths; see `ScanCall`."""
 
     slots: int  # Int64 [requests].
     columns: int  # Columns of the path, see `FoldPath`.
@@ -81,7 +81,7 @@ _FOLD_TAKEN = counter_of(SCAN_FOLD)
 
 
 def _scan(call_address: int) -> int:
-    """Run tasks of the `ScanCall` at an address; return how many were run."""
+    """Run tasks of the `ScanCall` at an address; return their number."""
     call = read_record(call_address, SCAN_CALL)
     count = call.requests * call.channels // LANES
     states = np.empty((call.num_states * call.rows + 1) * LANES, dtype=np.float32)
@@ -95,7 +95,7 @@ scan = TeamJob(_scan, SCAN_CALL)
 
 @inlined
 def _scan_block(call: ScanCall, tree: TreeArrays, task: int, memory: Any, vectors: Any) -> None:
-    """Scan sixteen channels of a request."""
+    """Run the scan over a request's tree for sixteen channels."""
     blocks = call.channels // LANES
     request, offset = task // blocks, task % blocks * BLOCK_BYTES
     states, lanes = aligned(memory), address(vectors)
@@ -133,7 +133,7 @@ def _scan_block(call: ScanCall, tree: TreeArrays, task: int, memory: Any, vector
 
 
 def _fold(call_address: int) -> int:
-    """Run tasks of the `ScanFold` at an address; return how many were run."""
+    """Run tasks of the `ScanFold` at an address; return their number."""
     call = read_record(call_address, SCAN_FOLD)
     count = call.requests * call.channels // LANES
     state = np.empty((call.rows + 1) * LANES, dtype=np.float32)
@@ -147,7 +147,7 @@ fold_scan = TeamJob(_fold, SCAN_FOLD)
 
 @inlined
 def _fold_block(call: ScanFold, path: PathArrays, task: int, memory: Any, vectors: Any) -> None:
-    """Advance sixteen channels of a request along its path."""
+    """Advance the states of sixteen channels of a request along its path."""
     blocks, row_bytes = call.channels // LANES, call.channels * FLOAT_BYTES
     request, offset = task // blocks, task % blocks * BLOCK_BYTES
     state, lanes = aligned(memory), address(vectors)

@@ -2,8 +2,8 @@
 
 A state has one row per key dimension. A block of its columns has `vectors` vectors of sixteen
 lanes, and each lane is an independent value dimension. A sum over the rows has four parts: part p
-sums the rows p, p + 4, ... in order with fused multiply-adds. Then parts 0 and 2 are added, parts
-1 and 3, and finally the two results. The number of vectors does not affect a lane's result.
+sums the rows p, p + 4, ... in order with fused multiply-adds. Then parts 0 and 2 are added, next
+parts 1 and 3, and finally the two results. The number of vectors does not affect a lane's result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _store(builder: Any, address: Any, value: Any, offset: int = 0) -> None:
 
 
 def _repeat(builder: Any, address: Any) -> Any:
-    """Emit the load of a number, repeated in all lanes."""
+    """Emit instructions that load a number and copy it to all lanes."""
     return spread(builder, builder.load(pointer(builder, address, _FLOAT)), LANES)
 
 
@@ -61,7 +61,7 @@ def _store_sums(builder: Any, sums: list[list[Any]], address: Any) -> None:
 
 
 def sum_rows(vectors: int) -> Any:
-    """Return an operation that sums the weighted rows of a block.
+    """Return an operation that computes the weighted sum of a block's rows.
 
     Arguments of the operation, addresses and sizes in bytes:
         state: Address of the block's first row.
@@ -93,7 +93,9 @@ def sum_rows(vectors: int) -> Any:
 
 
 def advance_rows(vectors: int) -> Any:
-    """Return an operation that advances a block by one token, and computes the output.
+    """Return an operation that advances a block by one token.
+
+    The operation also computes the token's output.
 
     Each row becomes row * decay + key * update, rounded after the multiplication by the decay and
     after the fused multiply-add. The output is the sum of the new rows, weighted by the query.

@@ -22,7 +22,7 @@ from paceline.util.compiled import compiled
 
 
 def float_rows(rows: Tensor, scale: float = 1.0, normalised: bool = False) -> Tensor:
-    """Return rows multiplied by a factor, in float32, padded with zeros.
+    """Convert rows to float32, multiply them by a factor, and pad them with zeros.
 
     Args:
         rows: Rows, [tokens, groups, size], in any number format in `KINDS`.
@@ -62,7 +62,7 @@ def exponentials(numbers: Tensor) -> Tensor:
 def step_sizes(
     numbers: Tensor, bias: Tensor | None, limits: tuple[float, float], limited: Tensor
 ) -> Tensor:
-    """Return softplus(numbers + bias), clamped to the limits where `limited` is True.
+    """Return softplus(numbers + bias), limited where `limited` is True.
 
     Args:
         numbers: Step sizes before the bias, [tokens, heads].

@@ -1,7 +1,7 @@
 """Pass the tokens of a tree or path to compiled recurrences, and run the tasks.
 
 All recurrences work in the same way. Each thread receives the address of the call, and claims tasks
-with the call's counter until none are left.
+from the call's counter until none is left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PathArrays(NamedTuple):
 
 
 def counter_of(record: Any) -> int:
-    """Return the offset of the field `taken` in the record of a call."""
+    """Return the offset of the field `taken` in a call's record."""
     offset: int = record.fields["taken"][1]
     return offset
 
@@ -54,7 +54,7 @@ def read_record(address: int, record: Any) -> Any:
 def run_tasks(
     counter: int, count: int, work: Any, call: Any, tokens: Any, states: Any, lanes: Any
 ) -> int:
-    """Run tasks until all are taken, and return how many this thread ran.
+    """Run tasks until all are taken; return the number that this thread ran.
 
     Args:
         counter: Address of the number of tasks that threads have taken.

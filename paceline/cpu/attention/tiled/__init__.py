@@ -8,16 +8,17 @@ summation is different:
   scaling.
 - Softmax: exp(score - largest score of all visible keys).
 - Total weight: lane l of sixteen sums the weights of the keys with rank l, l + 16, ... Rank 0 is
-  the first visible key in text order. Then lanes l and l + 8 are added, l and l + 4, l and l + 2,
-  and finally 0 and 1. The weight of an attention sink is added last.
-- Every weight is the sum of two bfloat16 numbers, which together have 16 exact bits.
-- Output in each dimension: in the order of `amx`, 32 ranks at a time. In each step, the first
-  numbers of all weights come before the second ones. The division by the total comes last.
+  the first visible key in text order. Then lanes l and l + 8 are added, next l and l + 4, next l
+  and l + 2, and finally 0 and 1. The weight of an attention sink is added last.
+- Every weight is stored as the sum of two bfloat16 numbers, and so has 16 exact bits.
+- Output in each dimension: in the order of `amx`, 32 ranks at a time. In each step, the products
+  with the weights' first numbers are added before those with their second numbers. The division
+  by the total comes last.
 
 All queries of a block see the keys of the common text at the same ranks. Whole steps of 32 such
-keys are multiplied for the block at once. The other keys, including the nodes on the query's path,
-are gathered by rank for each column. No query is multiplied by a key that it does not see, because
-that key may be NaN. The tiles of a column have one row per query head of the key head.
+keys are multiplied for all queries of the block at once. The other keys, including the nodes on the
+query's path, are gathered by rank for each column. No query is multiplied by a key that it does not
+see, because that key may be NaN. The tiles of a column have one row per query head of the key head.
 
 Modules: `kernel` processes tiles of queries, `scores` computes weights, `sums` computes weighted
 sums of values, and `workspace` lays out a thread's memory.

@@ -1,4 +1,4 @@
-"""Compute attention for tiles of queries, each from one row and one key head."""
+"""Compute attention, one tile of queries at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def suits(kind: int, dim: int, value_dim: int) -> bool:
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of the `AttentionCall` at an address; return how many."""
+    """Process tiles of the `AttentionCall` at an address; return their number."""
     call = read_call(call_address)
     keys = visible_keys(call)
     blocks = blocks_per_tile(call)
@@ -96,7 +96,7 @@ attend_tiled = TeamJob(_attend, CALL)
 def _attend_tile(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, common_steps: IntArray
 ) -> None:
-    """Compute the weights of all blocks, then the sums, starting with common steps.
+    """Compute the weights of all blocks, then the sums, common steps first.
 
     Args:
         call: Attention call.

@@ -1,4 +1,4 @@
-"""Compute the scores of sixteen queries at a time, and their softmax weights."""
+"""Compute scores for sixteen queries at a time, and convert them to weights."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def weigh_block(
 
 @inlined
 def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int, int, int]:
-    """Return the range of keys visible to the queries of a block.
+    """Return the range of keys that the queries of a block see.
 
     Returns:
         The first key that any query sees, the last key plus one, and the number of leading keys
-        that all queries see. The number is 0 if these are not the first keys of the tile.
+        that all queries see. This number is 0 unless they are also the first keys of the tile.
     """
     low, high, shared = call.keys, 0, call.keys
     for column in range(
@@ -98,9 +98,9 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
 def _lay_queries(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, i: int, count: int
 ) -> None:
-    """Transpose a block's queries to words of two dimensions, one query per column.
+    """Transpose a block's queries: one query per column, two dimensions per word.
 
-    Missing queries, up to sixteen, are zeros.
+    If there are fewer than sixteen queries, zeros fill the other columns.
     """
     size = call.dim * HALF_BYTES
     for lane in range(count):
@@ -117,7 +117,7 @@ def _lay_queries(
 def _score(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, scores: int, start: int, stop: int
 ) -> None:
-    """Multiply all queries of a block by up to 32 keys; missing keys are zeros."""
+    """Multiply all queries of a block by up to 32 keys; zeros replace missing keys."""
     size, source, stride = (
         call.dim * HALF_BYTES,
         tile.key + start * call.key_stride,
@@ -144,7 +144,7 @@ def _score(
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Sort a query's scores by rank, and return the query's number of steps.
+    """Arrange a query's scores by rank, and return the number of steps.
 
     The last step is padded with minus infinity.
     """

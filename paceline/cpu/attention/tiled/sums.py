@@ -1,4 +1,4 @@
-"""Sum a block's weighted values, first over the common steps, then per column."""
+"""Sum the weighted values: over common steps for a block, the rest per column."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FOUR_ROWS = len(_SUMS) * amx.ROW
 
 @inlined
 def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int, last: int) -> None:
-    """Add the values of steps `first` to `last` - 1 to the sums of a block.
+    """Add the weighted values of steps `first` to `last` - 1 to a block's sums.
 
     `first` is the first step of the section in memory.
     """
@@ -52,7 +52,7 @@ def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int,
 
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the products of `count` steps to the sums in 64 dimensions of all queries."""
+    """Add the products of `count` steps to all queries' sums, in 64 dimensions."""
     _load_sums0(sums, size)
     _load_sums1(sums + amx.ROW, size)
     _load_sums2(sums + 2 * amx.ROW, size)
@@ -77,7 +77,7 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the products of `count` steps to the sums in 16 dimensions of all queries."""
+    """Add the products of `count` steps to all queries' sums, in 16 dimensions."""
     _load_sums0(sums, size)
     for step in range(count):
         _load_values(values + step * SIDE * size, size)
@@ -97,7 +97,7 @@ def add_column_steps(
     count: int,
     first: int,
 ) -> None:
-    """Add the values of each column's own steps, starting with step `first`.
+    """Add the weighted values of each column's steps from step `first` onwards.
 
     Args:
         call: Attention call.
@@ -137,7 +137,7 @@ def _length(tile: QueryTile, run: int) -> int:
 def _gather(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, run: int, rank: int, stop: int
 ) -> int:
-    """Arrange the values of keys with ranks `rank` to `stop` - 1 in words of two keys.
+    """Interleave the values of pairs of keys with ranks `rank` to `stop` - 1.
 
     Args:
         call: Attention call.

@@ -26,11 +26,13 @@ class TileWorkspace(NamedTuple):
         scores: Scores of each block, float32 [16 queries, keys]; later the weights of each step.
         sums: Sums of each block, float32 [16 queries, value dims].
         totals: Total weights of each block, float32 [16].
-        queries: Queries of a block, transposed: [dims / 2, 16] words of two values.
+        queries: Queries of a block, transposed: words [dims / 2, 16], each with two values of a
+            query.
         copied: Queries of a block, [16, dims].
         keys: Copies of the keys of a step, [32, dims], if needed.
         zeros: A value vector of zeros.
-        values: Values of a section, [16 * steps, value dims] words of two keys.
+        values: Values of a section: words [16 * steps, value dims], each with one value of two
+            keys.
         gathered: Values of a step, in the same layout.
         products: Scores of a step, float32 [32 keys, 16].
         width: Size of a row of scores in bytes.
@@ -82,7 +84,10 @@ class QueryTile(NamedTuple):
 
 @inlined
 def queries_per_block(groups: int) -> int:
-    """Return the maximum number of queries per block: whole columns, or part of one."""
+    """Return the maximum number of queries per block.
+
+    A block consists of whole columns, or of part of one column.
+    """
     return SIDE // groups * groups if groups <= SIDE else SIDE
 
 
@@ -126,16 +131,22 @@ def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
 
 @inlined
 def row_width(call: AttentionCall) -> int:
-    """Return the size in bytes of a row of scores: whole steps plus one cache line.
+    """Return the size in bytes of a row of scores.
 
-    Rows at a distance of a power of two would compete for the same cache lines.
+    A row has memory for whole steps, plus one cache line.
+
+    The cache line avoids distances that are powers of two. At such a distance, rows would compete
+    for the same cache lines.
     """
     return (call.keys + STEP - 1) // STEP * STEP_BYTES + amx.ROW
 
 
 @inlined
 def workspace_size(call: AttentionCall, blocks: int) -> int:
-    """Return the number of floats that `lay_out` needs, with a line for alignment."""
+    """Return the number of floats that `lay_out` needs.
+
+    The number includes one cache line for alignment.
+    """
     block_size = SIDE * (row_width(call) // FLOAT_BYTES + call.value_dim + 1)
     rows = SIDE * call.dim + STEP * call.dim // 2 + call.value_dim
     return int(
@@ -168,6 +179,6 @@ def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
 
 @inlined
 def pair_up(call: AttentionCall, sources: tuple[int, int], target: int) -> None:
-    """Interleave the values of two keys as words, each with one number per key."""
+    """Interleave the values of two keys: each word holds one number of each key."""
     for offset in range(0, call.value_dim * HALF_BYTES, SIDE * HALF_BYTES):
         bf16_pack.pair_up(sources[0] + offset, sources[1] + offset, target + 2 * offset)
