@@ -17,15 +17,12 @@ PLAIN = "none"
 SPEEDUP = (
     "speed-up: tokens/s relative to plain decoding in the same engine, on the hardware named above."
 )
-CPU_TIME = (
-    "CPU time: the same ratio in processor time, which is less affected by other jobs on the"
-    " machine."
-)
+CPU_TIME = "CPU time: speed-up in processor time, which other jobs on the machine affect less."
 CONVENTION = (
     "S, the step compression, is the number of tokens per forward pass: (new tokens - 1) /"
-    " (target forward passes - prefill forward passes), so S is exactly 1 for plain decoding."
+    " (target forward passes - prefill forward passes). With plain decoding, S is exactly 1."
 )
-PICTURE = "The paper shows these values only in a figure, so they are not listed."
+PICTURE = "The paper shows these values only in a figure, so this table does not list them."
 _MEASURES = {
     **MEASURES,
     Column("S", ".2f"): "tokens_per_forward",
@@ -89,7 +86,7 @@ class BenchPart:
         )
         reference = "plain decoding" if self.reference == PLAIN else self.reference
         sentence = (
-            f"{equal} of {compared} answers have exactly the same tokens as"
+            f"{equal} of {compared} answers have exactly the same tokens as the answers from"
             f" {reference or 'the reference (none ran)'}"
         )
         if not self.divergences:

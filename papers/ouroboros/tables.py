@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.report.tables import Table
-from papers.order_settings import CONSECUTIVE, TASK_SIZE
+from papers.order_settings import TASK_SIZE
 from papers.orders import scaled
 from papers.ouroboros.paper_settings import (
     COLD,
@@ -67,11 +67,11 @@ def table_1(study: MatchStudy | None) -> Table:
     ]
     if study is not None:
         verified = "; ".join(
-            f"{task.task} {task.verifications}, {task.rejected} with a rejection"
-            for task in study.tasks
+            f"{task.task} {task.verifications} ({task.rejected})" for task in study.tasks
         )
         notes.append(
-            f"Prompts answered: {study.prompts}. Verifications counted: {verified or 'none'}."
+            f"Prompts answered: {study.prompts}. Verifications counted, and in parentheses"
+            f" those with a rejected token: {verified or 'none'}."
         )
     title = f"Table 1: accepted and matching tokens out of {MATCH_GAMMA} draft tokens"
     return Table.of(title, ["per verification", *means], rows, notes, ".1f")
@@ -99,13 +99,13 @@ def figure_3(study: MatchStudy | None) -> Table:
 def table_2(part: BenchPart) -> Table:
     """Return table 2: all methods and greedy decoding."""
     notes = (
-        "The paper's columns show speed-ups with Yi 34b and 6b and Llama-2 70b and 7b. The"
-        " authors tuned every method for each model and task (table 7). For figure 4 (code), the"
-        " paper reports speed-ups of up to 3.9 over greedy, 2.8 over speculative and 1.9 over"
-        " lookahead decoding.",
+        "The paper's columns show speed-ups with two pairs of models: Yi 34b and 6b, and Llama-2"
+        " 70b and 7b. The authors tuned every method for each model and task (table 7). For figure"
+        " 4 (code), the paper reports speed-ups of up to 3.9 over greedy, 2.8 over speculative and"
+        " 1.9 over lookahead decoding.",
         "The paper's setting: gamma 12, W 20, N 8, K 3, with the paper's inspiration rule and"
-        " tree. Unlike in the paper, the draft is not truncated to gamma tokens, and the pool"
-        " contains the text so far and the prompt.",
+        " tree. Two things differ from the paper: the draft is not truncated to gamma tokens, and"
+        " the pool also contains phrases from the prompt and the text so far.",
         "warm: all prompts in a pass share one pool, which is empty before the first prompt.",
         f"{SPEEDUP} {CPU_TIME} draft/token: draft forward passes per new token.",
         part.equality(),
@@ -118,11 +118,12 @@ def table_2(part: BenchPart) -> Table:
 def table_3(part: BenchPart) -> Table:
     """Return table 3: the ablation of the method's parts."""
     notes = (
-        "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: relative to the"
-        " second row, here and in the paper.",
-        "Rows 2 to 9 use the paper's settings: gamma = 12, W = 20, N = 8. The other rows use the"
-        " defaults, which differ in more than these numbers: a small window, additional choices"
-        " from the draft model, and phrases after the newest token.",
+        "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: tokens/s"
+        " relative to the second row, both here and in the paper.",
+        "Rows 2 to 9 use the paper's settings: gamma = 12, W = 20, N = 8. The other rows use"
+        " paceline's defaults. Besides these numbers, the defaults differ from the paper in three"
+        " ways: a smaller window, additional candidates from the draft model, and phrases that"
+        " follow the newest token.",
     )
     columns = ("setting", *_COLUMNS)
     layout = TableLayout("Table 3: ablation", columns, PAPER_SPEED, TABLE_3, base=NOTHING)
@@ -172,9 +173,10 @@ def table_4(result: OuroborosResult) -> Table:
             )
         )
     notes = (
-        f"The tasks are the categories of the prompts; prompts per task: {size} (in the paper:"
-        f" {TASK_SIZE} for each of four tasks). CN: number of consecutive prompts from a task, with"
-        f" the same share as in the paper ({', '.join(map(str, CONSECUTIVE))} of {TASK_SIZE}).",
+        f"Each category of prompts counts as a task; prompts per task: {size} (in the paper:"
+        f" {TASK_SIZE} for each of four tasks). CN: how many of a task's"
+        f" {TASK_SIZE} prompts follow one another, as in the paper. The number in parentheses is CN"
+        " scaled to the number of prompts per task here.",
         "Each order of the prompts is measured in a separate run. The cold and warm drafters,"
         " both with default options, take turns on each prompt. speed-up: tokens/s relative to"
         " the cold drafter in the same run. The paper's speed-ups are relative to the paper's own"

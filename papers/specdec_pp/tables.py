@@ -71,7 +71,8 @@ def section_2_1(result: SpecDecResult) -> Table:
     notes = (
         "The oracle drafts up to the next token on which the models differ (lemma 2.1), so it"
         " discards no tokens. The paper's figures are for Alpaca.",
-        f"by Eq. 2.3: tokens/s computed from the two rates and the times in table 2. {SPEEDUP}",
+        f"by Eq. 2.3: tokens/s computed from N_target/N, N_disc/N and the times in table 2."
+        f" {SPEEDUP}",
         *((part.equality(),) if part else ()),
     )
     shown = [
@@ -109,8 +110,9 @@ def table_2(result: SpecDecResult) -> Table:
         )
     notes = [
         "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1),"
-        " fitted by least squares to the answers, including the forward passes over the prompts."
-        " R2: share of the variance in T that the fit explains. cpu: the same, in processor time.",
+        " fitted by least squares to the time T of each answer. The forward passes over the"
+        " prompts are included. R2: share of the variance in T that the fit explains. cpu: the"
+        " same values, fitted to processor times.",
         "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
         " GPUs. All R2 values in the paper are at least 0.98.",
     ]
@@ -194,14 +196,15 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         for comparison in picks.fronts(result.counts, result.config.head)
     ]
     notes = (
-        "in reach: points on the rival's front whose discard rate lies within the range of the"
-        " head's front, which is interpolated linearly. below, above: points at which the head"
-        " needs fewer or more target forward passes.",
-        "forwards: mean ratio of target forward passes, head to rival, at the same discard rate."
-        " discards: mean ratio of discarded tokens, head to rival, for the same number of"
-        " forward passes. latency gain: the rival's minimum latency"
-        " divided by the head's, by Eq. 2.3, with the paper's ratio of target to draft"
-        f" forward-pass times, {PAPER_RATIO:.1f}.",
+        "in reach: number of points on the rival's front whose discard rate lies within the range"
+        " of the head's front. Between its points, the head's front is interpolated linearly. head"
+        " below, head above: number of points at which the head needs fewer (below) or more"
+        " (above) target forward passes than the rival.",
+        "forwards: the head's target forward passes divided by the rival's, at the same discard"
+        " rate (mean). discards: the head's discarded tokens divided by the rival's, for the same"
+        " number of target forward passes (mean). latency gain: the rival's minimum latency divided"
+        " by the head's, both by Eq. 2.3 with the paper's ratio: a target forward pass takes as"
+        f" long as {PAPER_RATIO:.1f} draft forward passes.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)

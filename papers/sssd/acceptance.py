@@ -27,8 +27,8 @@ from papers.sssd.result import (
 
 RIVALS = (published(BOTH), REST, PIA)  # compared with sssd in figures 4b and c
 PER_STEP = (
-    "Tokens per step: accepted tokens and the bonus token; the value for plain decoding is 1. s_q"
-    " includes the root of the tree."
+    "Tokens per step are the accepted tokens and the bonus token; with plain decoding, the value"
+    " is 1. s_q counts the root of the tree."
 )
 
 
@@ -52,12 +52,14 @@ def figure_4a(result: SssdResult) -> Table:
         )
     notes = (
         f"{PER_STEP} {_replayed(study)}",
-        f"request: prompt and output. datastore: {result.store_tokens:,} tokens. Columns labelled"
-        " \"paper's\" use the paper's fixed weights; the others use the calibrated fusion. sum:"
-        " tokens accepted when each source is used alone, summed over both sources. In the paper,"
-        " both sources together nearly reach this sum.",
-        "datastore alone: the drafter sees only the request's last 4 tokens, which form the"
-        " query; window: the same 4 tokens without a datastore.",
+        "request: the drafter searches only the prompt and the output. datastore: the drafter sees"
+        " only the last 4 tokens of the request, and searches for them in the datastore"
+        f" ({result.store_tokens:,} tokens). window: the drafter sees the same 4 tokens and has no"
+        " datastore.",
+        "Columns labelled \"paper's\" use the paper's fixed weights; the others use the calibrated"
+        " fusion.",
+        "sum: the tokens accepted with each source alone, added up, and the bonus token. In the"
+        " paper, a drafter with both sources nearly reaches this sum.",
         PICTURE,
     )
     shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]
@@ -118,10 +120,10 @@ def section_4_2(result: SssdResult) -> Table:
             rows.append([*row, PAPER_TEMPERATURES.get(temperature)])
     notes = (
         f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper. A draft token is"
-        " accepted if it equals the token sampled from the target. change: accepted tokens per"
-        " step, relative to greedy decoding of the same prompts.",
-        "Changing the temperature also changes the generated text, and therefore how much of the"
-        " request and the datastore the text repeats.",
+        " accepted if it equals the token sampled from the target. change: relative change in"
+        " accepted tokens per step, compared with greedy decoding of the same prompts.",
+        "Changing the temperature also changes the generated text. The share of text that repeats"
+        " the request or the datastore changes with it.",
     )
     shown = [
         heading
@@ -159,11 +161,11 @@ def figure_5(result: SssdResult) -> Table:
         rows.append(row)
     known = "; ".join(
         f"{name}: {size:,} tokens with {vocabularies.characters_per_token(name):.2f} characters"
-        f" each; the datastore has {vocabularies.store_tokens[name]:,} tokens"
+        f" on average; the datastore has {vocabularies.store_tokens[name]:,} tokens"
         for name, size in vocabularies.sizes.items()
     )
     notes = (
-        f"The same answers and the same datastore, encoded with each vocabulary. {known}.",
+        f"Each vocabulary encodes the same answers and the same datastore. {known}.",
         *(
             []
             if len(vocabularies.sizes) > 1
@@ -184,6 +186,6 @@ def figure_5(result: SssdResult) -> Table:
 
 def _replayed(study: Study) -> str:
     return (
-        f"Replayed: {sum(study.answers.values())} greedy answers from the target,"
-        f" {sum(study.tokens.values())} tokens."
+        f"The replay covers {sum(study.answers.values())} greedy answers from the target, with"
+        f" {sum(study.tokens.values())} tokens in total."
     )

@@ -104,10 +104,11 @@ def figure_2_timed(result: SssdResult) -> Table:
             row += [expected[batch].get(size), *clock]
         rows.append(row)
     notes = (
-        f"expected: the product of figure 2. {SPEEDUP} It includes drafting and prefill."
+        f"expected: the speed-up predicted by figure 2 (tokens per step / cost of a step)."
+        f" {SPEEDUP} The measured times include drafting and prefill."
         f" {CPU_TIME}",
-        "S: tokens per forward pass after the prefill, without the first token, so S differs from"
-        " tokens per step.",
+        "S: tokens per forward pass after the prefill. Unlike tokens per step, S does not count the"
+        " first token of an answer.",
         *(part.equality() for part in result.timed[:1]),
     )
     shown = [
@@ -195,12 +196,13 @@ def budgets(costs: CostStudy | None) -> Table:
             row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
         )
     notes = (
-        "The budget s_q solves 1 / (w (1/h + 1 / (2 b s_q))) = (FLOP/s) / (bytes/s), where w is the"
-        " number of bytes per value. A dash means that products of this width are always"
-        " memory-bound. The paper's equation gives"
-        f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, whereas its text says {PAPER_BUDGET}.",
-        "here: FLOP/s of a large matrix product and bytes/s of a large sum, in the model's dtype."
-        " Weights that fit into a cache are read faster.",
+        "The budget is the s_q that solves 1 / (w (1/h + 1 / (2 b s_q))) = (FLOP/s) / (bytes/s),"
+        " where b is the batch size, h the hidden size and w the number of bytes per value. A dash"
+        " means that there is no solution: products of this width are always memory-bound. The"
+        " paper's equation gives"
+        f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, but the paper's text says {PAPER_BUDGET}.",
+        "here: FLOP/s measured with a large matrix product and bytes/s with a large sum, both in"
+        " the model's dtype. Weights that fit into a cache are read faster.",
     )
     shown = [
         Column("device and model"),
