@@ -171,7 +171,7 @@ class ObservedDrafter(DelegatingDrafter):
 
     def __init__(self, inner: Drafter, see: Callable[[Outcome], None]) -> None:
         super().__init__(inner)
-        self._see = see
+        self._see, self.learns_at_rest = see, inner.learns_at_rest
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Pass the outcomes to `see`, before the drafter learns from them."""

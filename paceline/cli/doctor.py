@@ -43,7 +43,7 @@ def doctor(
     ] = None,
     /,
     *,
-    models: Annotated[ModelOptions, only("dtype", "device", "threads")] = ModelOptions(),
+    models: Annotated[ModelOptions, only("dtype", "device", "threads", "engine")] = ModelOptions(),
     measure: bool = False,
 ) -> None:
     """Report details of the installation, the machine and a model.

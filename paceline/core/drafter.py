@@ -108,6 +108,7 @@ class Drafter:
             (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the
             most likely paths first.
         top_k: Number of the target's most likely tokens that outcomes report per node; 0 for none.
+        learns_at_rest: Whether outcomes report them throughout long pauses of the drafter.
         needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes, which
             recorded answers do not contain.
         draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None
@@ -129,6 +130,7 @@ class Drafter:
     node_rule: NodeRule = NodeRule()
     budget: bool = False
     top_k: int = 0
+    learns_at_rest: bool = True
     needs_predictions: bool = False
     draft_head: str | None = None
     needs_draft_model: ClassVar[bool] = False

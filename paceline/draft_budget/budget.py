@@ -116,6 +116,11 @@ class DraftBudget:
             The drafts with the trees to verify, to be passed to `observe` after the step.
         """
         cut = [BudgetedDrafts(each) for each in drafts]
+        if not self.decisions.maxlen and not any(
+            each.width or each.proposed.draft_seconds for each in cut
+        ):
+            self._expect(drafts, num_requests, rows)
+            return cut
         selector = RaggedSelector(cut) if ragged else PaddedSelector(cut, num_requests)
         by_curve = self._seconds_by_curve(drafts, num_requests, rows, selector)
         correction = self._correction(num_requests)
@@ -138,6 +143,13 @@ class DraftBudget:
             plain_s = float(seconds[0]) * correction.plain
             _charge_drafting(cut, selector, seconds / seconds[0], plain_s)
         return cut
+
+    def _expect(self, drafts: Sequence[Drafts], num_requests: int, rows: int) -> None:
+        """Look up the expected duration of a step without drafts."""
+        self._correction(num_requests)
+        self._set_context(drafts, num_requests)
+        decodes = rows == num_requests
+        self._expected = (False, float(self._seconds(rows, 1, 0)[0])) if decodes else None
 
     def observe(
         self,
@@ -189,10 +201,14 @@ class DraftBudget:
         selector: NodeSelector,
     ) -> Floats:
         """Return the step's duration by number of units, at the current text length."""
+        self._set_context(drafts, num_requests)
+        return self._seconds(rows, selector.rows_per_unit, selector.num_units)
+
+    def _set_context(self, drafts: Sequence[Drafts], num_requests: int) -> None:
+        """Store the mean text length, rounded."""
         cached = sum(request.cached for each in drafts for request in each.batch.requests)
         step = self._settings.context_step
         self._context = round(cached / num_requests / step) * step
-        return self._seconds(rows, selector.rows_per_unit, selector.num_units)
 
     def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
         """Return the durations of steps with 0 to `num_units` units, from the curve."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.core.drafter import Drafter
 from paceline.draft_budget.acceptance_calibration import AcceptanceCalibration, new_calibration
 from paceline.draft_budget.drafting_backoff import DraftingBackoff
 from paceline.draft_budget.settings import DraftBudgetSettings
@@ -25,3 +26,8 @@ class DrafterStats:
     def with_settings(cls, settings: DraftBudgetSettings) -> DrafterStats:
         """Return empty statistics that use the settings."""
         return cls(new_calibration(settings), DraftingBackoff(settings))
+
+    def top_k(self, drafter: Drafter) -> int:
+        """Return the number of top tokens that the drafter needs after a step."""
+        dormant = self.gate.is_dormant and not drafter.learns_at_rest
+        return 0 if dormant else drafter.top_k

@@ -2,7 +2,7 @@
 
 A burst starts with a few of a batch's requests, if requests can draft separately. Once their
 drafts save time, all requests draft. A drafter whose trees the budget can cut drafts in most
-steps. If its trees have been cut to nothing for a long time, it drafts in one step out of five.
+steps. The longer its trees have been cut to nothing, the more steps it skips between two attempts.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class DraftingBackoff:
     def opens(self) -> bool:
         """Return whether drafting is allowed in the next step."""
         return not self._pause.waits()
+
+    @property
+    def is_dormant(self) -> bool:
+        """Return whether the drafter need not learn from this step."""
+        return self._pause.left >= self._settings.learning_steps
 
     @property
     def most(self) -> int | None:

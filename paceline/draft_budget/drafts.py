@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.core.drafter import Drafter
@@ -48,9 +48,7 @@ class DrafterBatch:
 
     def with_head(self, draft_head: DraftHead | None, num_tokens: int) -> DrafterBatch:
         """Return the batch with a draft head that drafts `num_tokens` tokens per request."""
-        return DrafterBatch(
-            self.drafter_state, self.requests, self.max_nodes, draft_head, num_tokens
-        )
+        return replace(self, draft_head=draft_head, num_head_tokens=num_tokens)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,12 +72,14 @@ class Drafts:
         """Return the drafter and its statistics."""
         return self.batch.drafter_state
 
+    @property
+    def top_k(self) -> int:
+        """Return the number of top tokens that the drafter needs after this step."""
+        drafter, stats = self.state.drafter, self.state.stats
+        return drafter.top_k if stats is None else stats.top_k(drafter)
+
     def without(self, requests: Container[Request]) -> Drafts:
         """Return the drafts without the given requests."""
-        members = [
-            (request, tree)
-            for request, tree in zip(self.ready, self.trees, strict=True)
-            if request not in requests
-        ]
-        ready, trees = [request for request, _ in members], [tree for _, tree in members]
+        rows = [row for row, request in enumerate(self.ready) if request not in requests]
+        ready, trees = [self.ready[row] for row in rows], [self.trees[row] for row in rows]
         return Drafts(self.batch, ready, trees, self.draft_seconds)

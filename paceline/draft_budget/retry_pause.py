@@ -15,6 +15,11 @@ class RetryPause:
         self._min_steps, self._max_steps = min_steps, max_steps
         self._left, self._next = 0, min_steps
 
+    @property
+    def left(self) -> int:
+        """Return the number of steps before the next trial."""
+        return self._left
+
     def waits(self) -> bool:
         """Return whether the next step is part of the pause, and advance the countdown."""
         if self._left > 0:

@@ -57,6 +57,8 @@ class DraftBudgetSettings:
             the drafter skips a step; 0 or more.
         max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips after
             such trees; 0 or more.
+        learning_steps: Back-off: number of steps before a trial in which the drafter learns from
+            the target's predictions again; at least 1.
         burst_slack: Back-off: number of tokens per request that a burst may lose before it ends; 0
             or more.
         burst_memory: Back-off: factor applied to the weight of a burst's earlier steps at every
@@ -109,7 +111,8 @@ class DraftBudgetSettings:
     min_pause_steps: int = 32
     max_pause_steps: int = 512
     empty_steps: int = 4
-    max_rest_steps: int = 4
+    max_rest_steps: int = 32
+    learning_steps: int = 4
     burst_slack: float = 0.4
     burst_memory: float = 0.94
     burst_requests: int = 4

@@ -60,7 +60,7 @@ def distribute_outcomes(
     waited, predicted = time.perf_counter() - start, iter(trees)
     results = []
     for each, own_outcomes, taken in zip(drafts, parts, seconds, strict=True):
-        top_k, head_drafts = each.state.drafter.top_k, repeat(None)
+        top_k, head_drafts = each.top_k, repeat(None)
         if each.batch.draft_head is not None:
             head_drafts, taken = next(predicted), taken + waited / len(trees)
         completed = [

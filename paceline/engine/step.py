@@ -217,7 +217,7 @@ def _verify_drafts(
     trees, ready = _trees_of(drafts, requests)
     all_logits, layers = _forward(model, drafts, requests, trees, chunk, reduced_logits)
     logits = all_logits.select(ready) if len(ready) < len(requests) else all_logits
-    top_k = max(each.state.drafter.top_k for each in drafts)
+    top_k = max(each.top_k for each in drafts)
     if top_k and ready:
         logits = find_top_tokens(logits, top_k)
     outcomes = verify([requests[row] for row in ready], [trees[row] for row in ready], logits)

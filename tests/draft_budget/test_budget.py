@@ -18,6 +18,7 @@ from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.drafter_stats import DrafterStats
 from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
+from paceline.draft_budget.settings import DraftBudgetSettings
 from paceline.drafters import create
 from tests.support.shared import Pair
 
@@ -303,7 +304,7 @@ class Foolish(Drafter):
 
 
 def test_an_engine_learns_what_its_drafter_is_worth(pair: Pair) -> None:
-    llm = LLM(pair.target, Foolish())
+    llm = LLM(pair.target, Foolish(), draft_budget=DraftBudgetSettings(max_rest_steps=4))
     for _ in range(8):
         outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))
         assert [out.token_ids for out in outs] == pair.answers

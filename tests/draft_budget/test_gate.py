@@ -11,6 +11,7 @@ from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.draft_budget.drafter_stats import DrafterStats
 from paceline.draft_budget.drafting_backoff import DraftingBackoff
 from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
+from paceline.draft_budget.settings import DraftBudgetSettings
 
 
 def test_cheap_drafts_outlast_a_dry_spell_and_dear_ones_do_not() -> None:
@@ -81,7 +82,7 @@ def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None
 
 
 def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() -> None:
-    gate = DraftingBackoff()
+    gate = DraftingBackoff(DraftBudgetSettings(max_rest_steps=4))
     asked = []
     for _ in range(60):
         asked.append(gate.opens())
@@ -95,6 +96,18 @@ def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() ->
     for _ in range(4):
         assert gate.opens()
         gate.note_cut(0)
+
+
+def test_rests_become_longer_step_by_step() -> None:
+    gate, rests = DraftingBackoff(), [0]
+    for _ in range(1000):
+        if gate.opens():
+            gate.note_cut(0)
+            rests.append(0)
+        else:
+            rests[-1] += 1
+            assert gate.is_dormant == (rests[-1] + 4 <= min(len(rests) - 5, 32))
+    assert rests[1:45] == [0] * 4 + [*range(1, 33)] + [32] * 8
 
 
 def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(

@@ -141,6 +141,10 @@ class Auto(RecyclingDrafter):
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Draft one tree per request from all sources."""
+        if self._model is None and not any(max_nodes):  # a rest; the sources catch up later
+            for request in requests:
+                self._head_draft.pop(request.id, None)
+            return self._merge(requests, max_nodes, {})
         retrieved = self._retrieval.retrieve(
             requests, [_SETTINGS.retrieved_nodes if limit else 0 for limit in max_nodes]
         )

@@ -13,7 +13,7 @@ from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
 from paceline.core.settings import WITH_BUDGET
-from paceline.core.tree import DraftTree, IntArray
+from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.drafters.shared.array_trees import ArrayTrees
 from paceline.drafters.shared.draft_sources import DraftSource, join_sources
 from paceline.drafters.shared.merged_tree import grow_trees
@@ -87,8 +87,9 @@ class Recycler:
             min_path_probability: Minimum path probability of a node; from 0 to 1.
             trees: Trees of other sources for the same requests, with confidences.
         """
-        if not requests:
-            return []
+        if not any(max_nodes):
+            self._trees.update((request.id, _NO_TREE) for request in requests)
+            return [EMPTY_TREE] * len(requests)
         newest: list[int] = []
         limits: list[int] = []
         for request, limit in zip(requests, max_nodes, strict=True):
@@ -118,6 +119,8 @@ class Recycler:
             self.pool_file.changed = True
         pending: list[Outcome] = []
         for outcome in outcomes:
+            if outcome.target_top is None:
+                continue  # the drafter rests
             array = self._newest_tree(outcome)[0]
             if pending and array is not self._newest_tree(pending[0])[0]:
                 self._learn(pending)  # its trees come from an earlier call of `draft`
@@ -136,7 +139,7 @@ class Recycler:
         probs: list[NDArray[np.float32]] = []
         for outcome in outcomes:
             request, top, new_tokens = outcome.request, outcome.target_top, outcome.new_token_ids
-            assert top is not None, "a drafter with top_k gets them"
+            assert top is not None, "checked by the caller"
             before = len(request.token_ids) - len(new_tokens)
             newest = request.token_ids[max(0, before - LONGEST_KEY) : before]
             candidates, begin, end = self._newest_tree(outcome)
@@ -164,6 +167,7 @@ class RecyclingDrafter(Drafter):
     """Base class for drafters that draft from the cache and save it to a pool file."""
 
     top_k = TOP
+    learns_at_rest = False
     _recycler: Recycler
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:

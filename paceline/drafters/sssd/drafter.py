@@ -26,7 +26,7 @@ from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
 from paceline.core.settings import WITH_BUDGET
-from paceline.core.tree import DraftTree, IntArray
+from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.datastore.store import Snapshot
 from paceline.drafters.shared.array_trees import DRAFT_NODE, ArrayTrees
 from paceline.drafters.sssd.answer_memory import AnswerMemory
@@ -77,6 +77,7 @@ class Sssd(Drafter):
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         # The target's top tokens include the newest token.
         self.top_k = 1 + len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0
+        self.learns_at_rest = False
         self._top_tokens = LastTopTokens(len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0)
         self._index: dict[int, RequestIndex] = {}
         # Append once, so that the code is compiled before a request waits for it.
@@ -116,7 +117,9 @@ class Sssd(Drafter):
         Raises:
             DatastoreError: A shard of the datastore is damaged; the message names it.
         """
-        return self.retrieve(requests, max_nodes).draft_trees() if requests else []
+        if not any(max_nodes):
+            return [EMPTY_TREE] * len(requests)
+        return self.retrieve(requests, max_nodes).draft_trees()
 
     def retrieve(self, requests: Sequence[Request], max_nodes: list[int]) -> ArrayTrees:
         """Run `propose` for at least one request, and return the trees as arrays."""

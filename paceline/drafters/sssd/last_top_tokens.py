@@ -38,7 +38,9 @@ class LastTopTokens:
         """Store the top tokens after the last accepted node of each outcome."""
         if self._count:
             for outcome in outcomes:
-                if outcome.target_top is not None:
+                if outcome.target_top is None:  # the drafter rests
+                    self._tokens.pop(outcome.request.id, None)
+                else:
                     row = outcome.accepted[-1] + 1 if outcome.accepted else 0
                     self._tokens[outcome.request.id] = outcome.target_top.token_ids[row].tolist()
 
