@@ -8,16 +8,17 @@ from benchmark_data import load
 def llama_cpp_answers() -> str:
     """Return how many answers differ from plain decoding, from `paceline verify --json`."""
     content = load("llama-cpp-answers")
-    lines = ["| drafter | batch | differing answers | accepted tokens | tokens per forward |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    heads = ("batch", "tokens per answer", "differing answers", "accepted tokens")
+    lines = [f"| drafter | {' | '.join(heads)} | tokens per forward |"]
+    lines.append("|---|" + "---:|" * (1 + len(heads)))
     for row in content["drafters"]:
         lines.append(
-            f"| `{row['drafter']}` | {row['batch']} | {row['differing']} of {row['answers']} |"
-            f" {row['accepted_tokens']} | {row['tokens_per_forward']:.2f} |"
+            f"| `{row['drafter']}` | {row['batch']} | {row['tokens']} |"
+            f" {row['differing']} of {row['answers']} | {row['accepted_tokens']} | {row['tokens_per_forward']:.2f} |"
         )
     setup = (
         f"SmolLM2-135M-Instruct (Q4_1) in {content['library']}, {content['answers']} questions of"
-        f" GSM8K, {content['tokens']} tokens each, on one thread of an {content['processor']}"
+        f" GSM8K, on one thread of an {content['processor']}"
         f" processor. All drafts are verified, up to {content['max_nodes']} nodes per step."
     )
     return "\n".join([*lines, "", setup])
@@ -34,16 +35,34 @@ def llama_cpp_costs() -> str:
         lines.append(f"| {name} | " + " | ".join(f"{row[count]:.1f} ms" for count in counts) + " |")
     commit, move = content["bookkeeping_ms"].values()
     answers = content["answers"]
-    *first, last = (
-        f"{drafted / plain:.2f}"
-        for plain, drafted in zip(*answers["seconds"].values(), strict=True)
+    ratios = " and ".join(
+        ", ".join(f"{drafted / plain:.3f}" for plain, drafted in zip(*each.values(), strict=True))
+        + f" with batch size {batch}"
+        for batch, each in answers["seconds"].items()
     )
     setup = (
         f"Processor time of SmolLM2-135M-Instruct (Q4_1) in {content['library']} after a text of"
         f" 256 tokens, on one thread of an {content['processor']} processor. A commit of 16 nodes"
         f" with 9 leaves takes {commit:.2f} ms, and copying the sequence to the front of the cache"
-        f" takes {move:.1f} ms. In three runs with {answers['prompts']} answers each, on a busy"
-        f" machine, `auto` took {', '.join(first)} and {last} times as much processor time as"
-        " plain decoding."
+        f" takes {move:.1f} ms. In three runs with {answers['prompts']} answers of {answers['tokens']}"
+        " tokens each, half of them to prompts that ask for repetitive text, on a busy machine,"
+        f" the processor time of `auto` was that of plain decoding, multiplied by {ratios}."
+    )
+    return "\n".join([*lines, "", setup])
+
+
+def llama_cpp_tokens() -> str:
+    """Return the tokens per forward pass in both engines, from `scripts/llama_cpp_tokens.py`."""
+    content = load("llama-cpp-tokens")
+    lines = ["| drafter | llama.cpp | transformers | ratio |", "|---|---:|---:|---:|"]
+    for row in content["drafters"]:
+        first, second = (
+            row[engine]["tokens_per_forward"] for engine in ("llama.cpp", "transformers")
+        )
+        lines.append(f"| `{row['drafter']}` | {first:.3f} | {second:.3f} | {first / second:.3f} |")
+    setup = (
+        f"The same {content['prompts']} texts of {content['tokens']} tokens and the same Q4_1 file"
+        f" in both engines, {content['library']}. All drafts are verified, up to"
+        f" {content['max_nodes']} nodes per step."
     )
     return "\n".join([*lines, "", setup])

@@ -30,7 +30,7 @@ from benchmark_papers import paper_tables
 from benchmark_plots import PLOTS
 from benchmark_summaries import summary, write_summary
 from docs_command_line import command_line, overview
-from docs_llama_cpp import llama_cpp_answers, llama_cpp_costs
+from docs_llama_cpp import llama_cpp_answers, llama_cpp_costs, llama_cpp_tokens
 from docs_models import (
     hybrid_speed,
     recurrence_times,
@@ -87,6 +87,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "hybrid-speed": hybrid_speed,
     "llama-cpp-answers": llama_cpp_answers,
     "llama-cpp-costs": llama_cpp_costs,
+    "llama-cpp-tokens": llama_cpp_tokens,
     "packed-answers": packed_answers,
     "packed-llama-cpp": packed_llama_cpp,
     "gpu-cards": gpu.cards,
