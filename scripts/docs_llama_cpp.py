@@ -14,7 +14,8 @@ def llama_cpp_answers() -> str:
     for row in content["drafters"]:
         lines.append(
             f"| `{row['drafter']}` | {row['batch']} | {row['tokens']} |"
-            f" {row['differing']} of {row['answers']} | {row['accepted_tokens']} | {row['tokens_per_forward']:.2f} |"
+            f" {row['differing']} of {row['answers']} |"
+            f" {row['accepted_tokens']} | {row['tokens_per_forward']:.2f} |"
         )
     setup = (
         f"SmolLM2-135M-Instruct (Q4_1) in {content['library']}, {content['answers']} questions of"
@@ -44,7 +45,8 @@ def llama_cpp_costs() -> str:
         f"Processor time of SmolLM2-135M-Instruct (Q4_1) in {content['library']} after a text of"
         f" 256 tokens, on one thread of an {content['processor']} processor. A commit of 16 nodes"
         f" with 9 leaves takes {commit:.2f} ms, and copying the sequence to the front of the cache"
-        f" takes {move:.1f} ms. In three runs with {answers['prompts']} answers of {answers['tokens']}"
+        f" takes {move:.1f} ms. In three runs with {answers['prompts']} answers of"
+        " {answers['tokens']}"
         " tokens each, half of them to prompts that ask for repetitive text, on a busy machine,"
         f" the processor time of `auto` was that of plain decoding, multiplied by {ratios}."
     )
