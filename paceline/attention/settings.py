@@ -1,4 +1,4 @@
-"""Define constants for Triton kernels, which determine the order of summation."""
+"""Define constants that determine the order of summation in Triton kernels."""
 
 from __future__ import annotations
 

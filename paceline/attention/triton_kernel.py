@@ -6,7 +6,7 @@ An output depends only on its query and on the keys visible to the query, bit fo
 - The keys of a query are ranked by position; rank 0 is the first visible key. Blocks of keys and
   splits of 256 keys begin at fixed ranks.
 - One product with 16 query rows computes the scores of a block: on tensor cores or, in float32,
-  with fused multiply-adds. The tile size never changes, and no row's sum reads another row.
+  with fused multiply-adds. The tile size never changes, and no row's sum depends on another row.
 - A running softmax processes the blocks of a split. `combine_splits` adds the splits and the
   exponential of the attention sink.
 

@@ -43,7 +43,7 @@ class _Pairs(NamedTuple):
 def fitted_weights(model: CachedLM) -> Weights | None:
     """Return the weights fitted to a model, from the cache if possible.
 
-    Fitting takes only slightly longer than `FitSettings.max_seconds`.
+    Fitting takes at most slightly longer than `FitSettings.max_seconds`.
 
     Returns:
         The weights; None if the model is too slow, or computes its logits without its LM head

@@ -73,7 +73,7 @@ class StateCheckpoints:
 
     @torch.inference_mode()
     def restore(self, request: Request, length: int) -> None:
-        """Restore the states of a request's slot after its first `length` tokens."""
+        """Restore the states that a request's slot had after its first `length` tokens."""
         checkpoint = self._by_length[request][length]
         self._by_use.move_to_end(checkpoint)
         for index, states in checkpoint.states.items():

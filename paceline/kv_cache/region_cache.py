@@ -33,7 +33,7 @@ class RegionCache(SlotCache):
 
     Args:
         layers, stores_per_block, states: As in `SlotCache`.
-        growth_step: Number of cache positions by which the cache grows, or a multiple of it.
+        growth_step: Number of cache positions; the cache grows by multiples of it.
     Attributes:
         growth_step: As above.
         capacity: Cache positions of all slots together.
@@ -62,8 +62,8 @@ class RegionCache(SlotCache):
         """Set the numbers of slots and positions; taken slots move to the front.
 
         Args:
-            slots: New number of slots; at least the taken ones.
-            capacity: New number of positions of all slots together; at least the used ones.
+            slots: New number of slots; at least the number of taken slots.
+            capacity: New number of positions of all slots together; at least the number in use.
         Returns:
             New slot of each taken slot.
         """

@@ -1,4 +1,4 @@
-"""Assign ranges of cache positions to slots, each as long as its text needs."""
+"""Assign each slot a range of cache positions that is as long as its text needs."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def position_bytes(self) -> int:
-        """Return the size in bytes of a cache position in all layers, initially 0."""
+        """Return the size of a cache position in all layers, in bytes; initially 0."""
         return sum(
             len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
             for stores in self.blocks
@@ -196,7 +196,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             heads: Number of key heads.
             device: Device of the result.
         Returns:
-            Row indices, int64 [n * heads * width], sorted by row of `slots`, then head, then
+            Row indices, int64 [n * heads * width], ordered by row of `slots`, then head, then
             column.
         """
         key = (id(positions), heads, device)

@@ -96,7 +96,7 @@ class Slots:
         self._set_states(request, other.cached)
 
     def _set_states(self, request: Request, length: int) -> None:
-        """Restore a slot's recurrent states after `length` tokens."""
+        """Restore the recurrent states that a slot had after `length` tokens."""
         if self._cache.state_layers and request.cached != length:
             self.checkpoints.restore(request, request.cached)
 

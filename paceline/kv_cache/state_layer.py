@@ -1,9 +1,9 @@
 """Store the recurrent states of one decoder layer, one per slot.
 
 A state represents a text of exactly one length: the first `Request.cached` tokens of the slot's
-request. Forward passes work on copies and leave the stored states unchanged. A commit then stores
-the states after the accepted tokens. The state before the first token is zero, so new and running
-requests can share a forward pass.
+request. Forward passes work on copies and leave the stored states unchanged. A commit then
+advances the stored states. The state before the first token is zero, so new and running requests
+can share a forward pass.
 """
 
 from __future__ import annotations

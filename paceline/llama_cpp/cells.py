@@ -72,9 +72,7 @@ class SequenceCells:
         return 0 if self._context is None else self._context.options.cells
 
     def reserve(self, num_tokens: int) -> None:
-        """Make sure that the cache can hold a total number of tokens.
-
-        The tokens of all sequences are counted.
+        """Ensure that the cache can hold `num_tokens` tokens across all sequences.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -84,7 +82,7 @@ class SequenceCells:
             self._move_to(cells)
 
     def make_room(self, num_rows: int) -> None:
-        """Make sure that there are enough free cells for the rows of a forward pass.
+        """Ensure that enough cells are free for the rows of a forward pass.
 
         Raises:
             MemoryError: There is not enough memory.
@@ -146,7 +144,7 @@ class SequenceCells:
         return 0 if self._context is None else max(0, self._context.first_position(sequence))
 
     def fork(self, branch: Branch) -> None:
-        """Copy all tokens of a request to the leaves of its tree.
+        """Copy all tokens of a request to the sequences of its tree's leaves.
 
         The cache must have room for the forward pass that follows.
         """

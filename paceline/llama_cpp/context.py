@@ -65,7 +65,7 @@ class Context:
         library: The library.
         model: Handle of the model.
         vocab_size: Number of tokens in its vocabulary.
-        options: Sizes of the context.
+        options: Options of the context.
     Raises:
         MemoryError: There is not enough memory.
         UnsupportedModelError: The library did not adopt the options.

@@ -92,8 +92,9 @@ def _assign(
 ) -> tuple[list[int], list[int], list[list[int]]]:
     """Assign sequences to the leaves of a tree and to their ancestors.
 
-    The first leaf gets the sequence of the request. The results are the sequences of all leaves;
-    one sequence for each node, that of a leaf below it; and all sequences for each node.
+    The first leaf gets the sequence of the request. The first result lists the sequences of all
+    leaves. The second gives, for each node, the sequence of one leaf below it. The third gives the
+    sequences of all leaves below each node.
     """
     inner, leaves = set(tree.parents), [sequence]
     sequences_of: list[list[int]] = [[] for _ in tree.parents]

@@ -1,7 +1,7 @@
 """Check that a text has bit-identical logits in every forward pass.
 
-The check runs on this machine. It compares decoding one token at a time with passes over several
-rows, with trees, and with passes between those of other requests.
+The check decodes a text on this machine, one token at a time. It compares the logits with those of
+passes over several rows and over trees, between passes of other requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Exactness:
 
     Attributes:
         on: Whether each token's logits depend only on its text, bit for bit.
-        reason: Explanation, for messages.
+        reason: Explanation of the result, for messages.
     """
 
     on: bool
@@ -40,7 +40,7 @@ class Exactness:
 
     @classmethod
     def read(cls, attributes: dict[str, Any]) -> Exactness:
-        """Return the result with saved attributes."""
+        """Return the result, given its saved attributes."""
         return cls(**attributes)
 
 

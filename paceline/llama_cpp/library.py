@@ -77,7 +77,7 @@ class Library:
         path: File of the library.
     Attributes:
         path: File of the library.
-        version: Version of the package that the library came with.
+        version: Version of the package that contains the library.
         context_fields: Layout of its context parameters.
     Raises:
         UnsupportedModelError: The library lacks a function, or its structures have an unknown

@@ -16,7 +16,7 @@ def gguf_key(model: GgufModel, threads: int, **extra_facts: Any) -> str:
     Args:
         model: The model.
         threads: Number of CPU threads.
-        extra_facts: Additional facts that a measurement depends on, as JSON values.
+        extra_facts: Additional facts on which a measurement depends, as JSON values.
     """
     facts = {
         "processor": [processor(), *instruction_flags()],

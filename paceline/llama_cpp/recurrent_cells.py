@@ -1,4 +1,4 @@
-"""Hold the sequences of requests for models with recurrent layers.
+"""Manage the sequences of requests for models with recurrent layers.
 
 A recurrent state represents one text length. llama.cpp keeps copies of the last few states of a
 sequence, so that the sequence can be rolled back by a few tokens. Such models therefore verify

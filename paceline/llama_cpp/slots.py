@@ -13,7 +13,7 @@ from paceline.llama_cpp.settings import MAX_SEQUENCES
 
 @dataclass(slots=True)
 class NoCheckpoints:
-    """Empty collection of recurrent states.
+    """A collection of state checkpoints that is always empty.
 
     Attributes:
         max_bytes: Not used.

@@ -106,7 +106,7 @@ def find_layout(raw: bytes, version: str) -> Fields:
 
     Args:
         raw: Default parameters of the library.
-        version: Version of the library, for the error.
+        version: Version of the library, for error messages.
     Raises:
         UnsupportedModelError: No known layout, or more than one, explains the defaults.
     """

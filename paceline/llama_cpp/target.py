@@ -72,7 +72,7 @@ class GgufTarget(TargetBase):
 
     @property
     def takes_trees(self) -> bool:
-        """Return True if the model verifies trees; recurrent layers verify chains only."""
+        """Return True if the model verifies trees; recurrent models verify only chains."""
         return not self.model.is_recurrent
 
     @property
@@ -97,7 +97,7 @@ class GgufTarget(TargetBase):
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions over all slots."""
+        """Return the number of cache positions in all slots."""
         return self.slots.capacity
 
     @property

@@ -24,7 +24,7 @@ def load_image(source: Any, where: str, files: bool = True) -> Image:
 
     Args:
         source: A Pillow image, a path, the bytes of an image file, or a data URL.
-        where: Name of the image in errors.
+        where: Name of the image in error messages.
         files: Whether paths are allowed. Default True.
     Raises:
         ConfigError: The source is not a readable image or is too large, or Pillow is missing.

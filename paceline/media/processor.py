@@ -44,7 +44,7 @@ class MediaProcessor:
         """Check that the model accepts images, videos or audio.
 
         Args:
-            where: Name of the prompt or part, for errors.
+            where: Name of the prompt or part in error messages.
         Raises:
             ConfigError: The model accepts only text.
         """
@@ -58,7 +58,7 @@ class MediaProcessor:
         """Return the checkpoint's processor, loading it on first use.
 
         Args:
-            where: Name of the prompt in errors.
+            where: Name of the prompt in error messages.
         Raises:
             ConfigError: The model accepts only text, or its processor cannot be loaded.
         """
@@ -77,7 +77,7 @@ class MediaProcessor:
 
         Args:
             prompt: Prompt to encode.
-            where: Name of the prompt in errors.
+            where: Name of the prompt in error messages.
         Raises:
             ConfigError: An image, video or audio clip cannot be used, or the placeholders do not
                 match the media.
@@ -122,7 +122,7 @@ class MediaProcessor:
         Args:
             text: Text with one placeholder per item in `media`.
             media: Loaded content by kind: "image", "video", "audio".
-            where: Name of the prompt in errors.
+            where: Name of the prompt in error messages.
             options: Further arguments for the processor.
         Raises:
             ConfigError: As for `encode_prompt`.

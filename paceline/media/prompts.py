@@ -40,7 +40,7 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
     Args:
         part: Part of a message. The value of `image`, `url` or `path` is an image, as is OpenAI's
             `image_url`.
-        where: Name of the part in errors.
+        where: Name of the part in error messages.
         files: Whether parts may be file paths or objects, in addition to data URLs.
     Returns:
         A part with its `type`, and the content under the type's name.

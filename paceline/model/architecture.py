@@ -33,7 +33,7 @@ class Architecture:
     """Properties of one loaded model.
 
     Attributes:
-        name: Class name of the model, for errors.
+        name: Class name of the model, for error messages.
         layers: Number of decoder layers.
         vocab_size: Number of rows of the LM head.
         context_length: Maximum number of positions.
@@ -56,8 +56,8 @@ class Architecture:
             ids).
         takes_position_ids: Whether the forward method accepts `position_ids`.
         takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
-        float_masks: Whether masks are added to the scores (eager) instead of selecting them
-            (SDPA).
+        float_masks: Whether masks contain numbers to be added to the attention scores (eager),
+            rather than Booleans (SDPA).
         tree_attention: Whether masked forward passes may use paceline's tree attention.
         by_position: Whether every forward pass uses attention by position, which is
             batch-invariant.

@@ -38,7 +38,7 @@ class CachedLM(ForwardPasses):
 
     Args:
         model: Decoder-only model in eval mode, on its device.
-        prefill_chunk: Maximum number of a request's pending tokens in one forward pass. May be
+        prefill_chunk: Maximum number of a request's pending tokens in one forward pass. It may be
             changed between forward passes.
         batch_invariant: Whether the attention of each token must depend only on its own text, bit
             for bit. Default False.
@@ -62,8 +62,8 @@ class CachedLM(ForwardPasses):
         kept_ids: Token ids of the reduced vocabulary that the target also has, in ascending order;
             None if the vocabulary is not reduced.
     Raises:
-        UnsupportedModelError: The architecture cannot be rolled back or masked, or it cannot be
-            batch-invariant as requested.
+        UnsupportedModelError: The model cannot be rolled back or masked, or it cannot be
+            batch-invariant although this was requested.
     """
 
     def __init__(

@@ -105,7 +105,7 @@ class CachedRequests(TargetBase):
         self.slots.free(request)
 
     def clear_after(self, request: Request) -> None:
-        """Set a request's slot to zero after its cached tokens."""
+        """Fill a request's slot with zeros after its cached tokens."""
         # Attention multiplies masked values by 0, which does not remove NaNs.
         if request.slot >= 0:
             self._cache.clear(request.slot, request.cached)

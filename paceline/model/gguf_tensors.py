@@ -154,7 +154,7 @@ class TensorReordering:
         return changed
 
     def order(self, name: str, rows: int) -> NDArray[np.int64] | None:
-        """Return a tensor's row permutation: for each row of the weight, its file row.
+        """Return the row permutation of a tensor; see `TensorTable.orders`.
 
         Returns:
             Row indices; None if the tensor differs from the weight in other ways, too.

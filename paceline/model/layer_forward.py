@@ -3,7 +3,7 @@
 In a decoding step with few rows, the overhead of calling a layer's modules one by one is as large
 as the time of the matrix products. A backend may compute the same steps in one call
 (`Backend.decoder_layers`), with bit-identical results. On its first eligible pass, every layer
-runs both ways; if any result differs, the layers of the view always run their modules.
+runs both ways; if any result differs, the view's layers run only their modules from then on.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def load_described(path: Path, files: Sequence[Path], folder: Path) -> PreTraine
     """Return a model with packed weights from files described in a folder.
 
     Args:
-        path: Name of the model, for errors.
+        path: Name of the model, for error messages.
         files: Files with the weights.
         folder: Folder with the configuration, the table of tensors, and any buffers.
     Raises:

@@ -52,7 +52,7 @@ def common_value(config: PretrainedConfig, name: str, model: str) -> int | None:
     Args:
         config: Configuration of the text model.
         name: Name of the attribute, a window or chunk size in tokens.
-        model: Name of the model, for errors.
+        model: Name of the model, for error messages.
     Raises:
         UnsupportedModelError: Layers of one kind differ, so one mask per kind is not enough.
     """

@@ -24,7 +24,7 @@ _QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
 
 def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules whose code or weights come from other libraries.
+    """Yield modules whose code or weights come from other libraries, with names.
 
     These are modules with foreign weights, with hooks, or of classes outside torch and
     transformers' architectures.

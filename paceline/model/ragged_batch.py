@@ -106,7 +106,8 @@ def pack(
         requests: Requests in the batch, in consecutive slots.
         trees: One draft tree per request.
         prefill_chunk: Maximum number of pending tokens per request.
-        min_rows: Minimum number of queries and of logits. Smaller batches are padded.
+        min_rows: Minimum number of queries, and of queries with logits. Smaller batches are
+            padded.
     """
     cached = np.array([request.cached for request in requests], dtype=np.int64)
     pending = np.array(

@@ -20,7 +20,7 @@ def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: s
     Args:
         model: Loaded model.
         config: Configuration of the text model.
-        name: Class name of the model, for errors.
+        name: Class name of the model, for error messages.
     Raises:
         UnsupportedModelError: The model is unsupported; the message says why and what to do.
     """

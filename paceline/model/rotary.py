@@ -237,7 +237,7 @@ class _TokenFrequencies:
         return self._forward(x, position_ids.clamp(max=switch - 1), **kind)
 
     def _long(self, x: Tensor, position_ids: Tensor, switch: int, kind: dict[str, str]) -> Any:
-        """Run the original method with an extra column beyond the switch; drop it later."""
+        """Add a column beyond the switch, run the original method, and drop the column."""
         extended = torch.cat((position_ids, torch.full_like(position_ids[..., :1], switch)), dim=-1)
         result = self._forward(x, extended, **kind)
         if isinstance(result, Tensor):

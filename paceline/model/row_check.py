@@ -1,8 +1,9 @@
 """Check at load time that no row of a forward pass depends on other rows.
 
-Modules from other libraries may quantise activations with a scale computed from all rows of the
-forward pass, or only above some number of rows. Draft tokens would then change the logits of other
-tokens. The check runs the modules themselves, because names and configurations do not reveal this.
+Modules from other libraries may quantise activations with a scale that is computed from all rows
+of the forward pass, or may quantise only above some number of rows. Draft tokens would then change
+the logits of other tokens. Names and configurations do not reveal such behaviour, so the check
+runs the modules themselves.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def _plain_tree_logits(model: CachedLM, request: Request, tree: DraftTree) -> to
 
 
 def _decoded_logits(model: CachedLM, text: list[int], prompt_length: int) -> torch.Tensor:
-    """Return logits [n, vocab] after the prompt and each further token.
+    """Return logits [n, vocab] after the prompt and after each later token.
 
     Args:
         model: Model to run.

@@ -54,7 +54,7 @@ def warn_of_embedding(source: str, embedding: Tensor | None, target: PreTrainedM
     """Warn if a head's embedding is not close to the target's.
 
     Args:
-        source: Name of the head, for the message.
+        source: Name of the head, for the warning.
         embedding: Embedding in the head's files, [vocab, hidden]; None if the head uses the
             target's.
         target: The target.

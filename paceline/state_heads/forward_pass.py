@@ -22,7 +22,7 @@ class HeadRow:
     Attributes:
         text: The text.
         token_ids: Token ids, [n].
-        states: [n, hidden] states that accompany the tokens as input to the head.
+        states: States that accompany the tokens as input to the head, [n, hidden].
         positions: Text positions, [n].
         cache_positions: Consecutive cache positions, [n].
         visible: Cache positions that each token sees, bool [n, m].
@@ -44,7 +44,7 @@ class HeadRow:
         Args:
             text: The text.
             token_ids: The tokens.
-            states: [n, hidden] states that accompany the tokens as input to the head.
+            states: States that accompany the tokens as input to the head, [n, hidden].
             window: Number of newest positions that a token sees; None for all.
         """
         own = np.arange(text.length, text.length + len(token_ids))
@@ -63,7 +63,7 @@ class HeadRow:
         Args:
             text: The text.
             nodes: The nodes.
-            states: [n, hidden] states that accompany the tokens as input to the head.
+            states: States that accompany the tokens as input to the head, [n, hidden].
             window: As in `of_text`.
         """
         begin = len(text.offsets)

@@ -48,9 +48,9 @@ def plain_weight(source: str, module: Any, name: str) -> Tensor:
     """Return the weight of a target's module that the head shares.
 
     Args:
-        source: Name of the head, for the message.
+        source: Name of the head, for error messages.
         module: Embedding or LM head of the target.
-        name: Name of the module, for the message.
+        name: Name of the module, for error messages.
     Raises:
         UnsupportedModelError: The module is quantised, or of an unsupported kind.
     """

@@ -29,7 +29,7 @@ def chat_ids(
     Args:
         tokenizer: Tokenizer with a chat template; None raises an error.
         messages: Messages of the conversation; see `checked_messages`.
-        where: Name of the messages in errors.
+        where: Name of the message list in error messages.
         chat_template_kwargs: Variables of the template, such as enable_thinking. They may include
             `add_generation_prompt` and `continue_final_message`.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's turn.
@@ -92,7 +92,7 @@ def rendered_ids(
     Args:
         tokenizer: Tokenizer with a chat template.
         messages: Checked messages.
-        where: Name of the messages in errors.
+        where: Name of the message list in error messages.
         options: Arguments for the template; see `template_options`.
     Raises:
         ConfigError: There is no chat template, or it rejects the conversation.
@@ -114,7 +114,7 @@ def render_text(
     Args:
         template: Tokenizer or processor with a chat template.
         messages: Checked messages.
-        where: Name of the messages in errors.
+        where: Name of the message list in error messages.
         options: Arguments for the template; see `template_options`.
     Raises:
         ConfigError: The chat template rejects the conversation.

@@ -26,9 +26,9 @@ def checked_messages(
 
     Args:
         messages: The caller's messages, from JSON or Python code.
-        where: Name of the messages in errors.
+        where: Name of the message list in error messages.
         read_part: Function that checks and loads parts other than text, given a part and its name
-            in errors. None means that such parts are rejected.
+            for error messages. None means that such parts are rejected.
     Raises:
         ConfigError: A message is invalid; the error names the field and the index.
     """

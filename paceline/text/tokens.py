@@ -14,7 +14,7 @@ def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
     Args:
         tokenizer: Tokenizer to use.
         text: Text to encode.
-        where: Name of the text in errors.
+        where: Name of the text in error messages.
     Raises:
         ConfigError: The text contains a lone surrogate.
     """
@@ -27,7 +27,7 @@ def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
     Args:
         tokenizer: Tokenizer to use.
         word: Word to encode.
-        where: Name of the word in errors.
+        where: Name of the word in error messages.
     Raises:
         ConfigError: The word contains a lone surrogate or has no tokens.
     """

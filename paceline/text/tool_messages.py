@@ -26,7 +26,7 @@ def with_argument_objects(messages: Sequence[Message], where: str) -> list[Messa
 
     Args:
         messages: Checked messages.
-        where: Name of the messages in errors.
+        where: Name of the message list in error messages.
     Raises:
         ConfigError: The calls are not a list of objects, or the arguments of a call are not a JSON
             object.

@@ -21,7 +21,7 @@ def states_to_read(
         requests: Requests of the batch, with the logs of their target states.
         batch: Rows and columns of the requests' tokens.
     Returns:
-        The known states, or None if there are none.
+        The target states that are known; None if none are known.
     """
     if isinstance(batch, RaggedBatch):
         starts = [(0, start) for start in batch.starts.tolist()]

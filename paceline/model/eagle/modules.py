@@ -6,8 +6,8 @@ that token was chosen. These are the input to the LM head and the inputs to some
 draft model's own state, which requires an earlier forward pass. Here, drafted tokens get no
 states, so a tree of any shape takes only one forward pass.
 
-The embeddings and LM head belong to the target; the draft model uses part of the head (a reduced
-vocabulary).
+The embedding and the LM head belong to the target. The draft model uses only a part of the head,
+for a reduced vocabulary.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class MaskBuilder:
 
 
 def key_positions(inputs: BucketTensors) -> Tensor:
-    """Return the text positions of the cache positions after the cached tokens.
+    """Return the text position of each cache position after the cached tokens.
 
     Args:
         inputs: Inputs of the bucket.

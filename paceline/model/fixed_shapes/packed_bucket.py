@@ -109,7 +109,7 @@ class PackedBucket(Bucket):
 
 
 def _no_metadata() -> AttentionMetadata:
-    """Return metadata without keys, because attention reads each mask's paths instead."""
+    """Return metadata without keys, because attention reads `Paths` instead."""
     return AttentionMetadata(np.zeros(1, dtype=np.int64), np.zeros((1, 0), dtype=np.int64), 0)
 
 

@@ -22,7 +22,8 @@ class StateUpdate(Protocol):
     ) -> None:
         """Advance the stored states of the batch's slots.
 
-        If the mixer's `folds` is True, the states advance by the accepted nodes as well.
+        The states advance by the pending tokens and, if the mixer's `folds` is True, also by the
+        accepted nodes.
 
         Args:
             layer: Layer of the mixer.

@@ -53,7 +53,8 @@ class RecurrenceMixer:
     Args:
         module: The view's copy of the module.
         forward: `forward` method of the module's class, without decorators.
-        override: Override for the products that the module computes itself; None means torch's.
+        override: Replacement for the matrix products in the module's own code; None means torch's
+            products.
     """
 
     folds = True
@@ -120,7 +121,8 @@ def recurrence_mixer(
 
     Args:
         twin: The view's copy of the module.
-        override: Override for the products that the module computes itself; None means torch's.
+        override: Replacement for the matrix products in the module's own code; None means torch's
+            products.
     """
     forward = inspect.unwrap(type(twin).forward)
     hooked = "forward" in vars(twin) or any(hasattr(m, "_hf_hook") for m in twin.modules())

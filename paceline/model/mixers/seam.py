@@ -157,6 +157,7 @@ def mixer_for(twin: nn.Module, override: ForwardOverride | None = None) -> Mixer
 
     Args:
         twin: The view's copy of the module.
-        override: Override for the products that the mixer computes itself; None means torch's.
+        override: Replacement for the matrix products in the mixer's own code; None means torch's
+            products.
     """
     return recurrence_mixer(twin, override) or window_mixer(twin) or UpstreamMixer(twin)

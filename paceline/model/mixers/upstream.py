@@ -129,7 +129,7 @@ _NO_LIMITS = (0.0, math.inf)
 
 
 def clamps_prompts(module: nn.Module) -> bool:
-    """Return whether a mixer limits the step sizes of prompts only.
+    """Return whether a mixer limits step sizes in prompts only.
 
     transformers limits step sizes only in forward passes with several tokens. `generate` decodes
     one token at a time, so the limits apply only to prompts.

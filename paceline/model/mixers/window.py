@@ -30,7 +30,7 @@ _NAME = "window.0"
 
 
 class WindowMixer:
-    """Runs a module over draft trees, from the last inputs of each request.
+    """Runs a module over draft trees, starting from each request's last inputs.
 
     Args:
         module: The view's copy of the module.
@@ -80,8 +80,8 @@ class _Append:
 def window_mixer(twin: nn.Module) -> WindowMixer | None:
     """Return a `WindowMixer` for a module, or None if it is not supported.
 
-    At the start of a text, the module pads the inputs of its convolutions with zeros. The padding
-    is equivalent to inputs of zeros, unless a projection has a bias.
+    At the start of a text, the module pads the inputs of its convolutions with zeros. Inputs of
+    zeros to the module itself have the same effect, unless a projection has a bias.
 
     Args:
         twin: The view's copy of the module.
