@@ -1,8 +1,8 @@
 """Check the drafter contract in a test, as in `check_drafter(create("bigram"))`.
 
-The check decodes a few prompts, with node limits that change between steps and requests. It
-compares every tree with the rules in `paceline.core.drafter`, and every answer with plain
-decoding.
+The check decodes a few prompts. The node limit changes from step to step and from request to
+request. It compares every tree with the rules in `paceline.core.drafter`, and every answer with
+plain decoding.
 """
 
 from __future__ import annotations
@@ -114,14 +114,13 @@ def check_drafter(
 ) -> ContractReport:
     """Check a drafter against the contract on a real model.
 
-    - Every tree follows the rules, for every node limit.
-    - Greedy answers equal those of plain decoding, and so do sampled answers if the trees carry no
-      distributions.
-    - Requests that stop before their first draft, midway or twice do not affect other requests.
+    - Every tree follows the rules, whatever the node limit.
+    - Greedy answers equal those of plain decoding. If the trees carry no distributions, sampled
+      answers do as well.
+    - A request that stops before its first draft, midway or twice does not affect other requests.
     - The drafter keeps no state for a stopped request.
 
-    The check cannot determine whether `probs` are the distributions from which the nodes were
-    sampled.
+    The check cannot verify that the nodes were really sampled from the distributions in `probs`.
 
     Args:
         drafter: Drafter to check.

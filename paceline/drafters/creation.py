@@ -24,7 +24,7 @@ def create(
     """Build a drafter from "name:key=value,..." or "module:Class:key=value,...".
 
     Args:
-        spec: Drafter spec; the options may be omitted.
+        spec: Drafter spec. The part with the options may be omitted.
         draft_model: Directory, hub id, GGUF file or loaded model, for drafters that use a draft
             model.
         options: Additional options as typed keyword arguments.

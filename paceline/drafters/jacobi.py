@@ -3,8 +3,8 @@
 The answer y_1 .. y_m solves the equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi
 iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding") starts from
 random guesses. It evaluates all equations at once, using the guesses from the previous iteration.
-A guess is final once all guesses before it are final, so each forward pass finalises at least one
-token. Even for sampled requests, guesses are the target's argmax.
+The first guess that is not final yet becomes final in each forward pass, so every pass yields at
+least one token. Even for sampled requests, guesses are the target's argmax.
 
 With `block=B`, the method is Gauss-Seidel-Jacobi (Song et al. 2021; "PGJ" in table 6 of Fu et
 al.). The answer is divided into blocks of B tokens, starting at its first token. The blocks are
@@ -57,7 +57,7 @@ class Jacobi(Drafter):
         return cls(options)
 
     def start(self, request: Request) -> None:
-        """Start without guesses; the random generator depends only on the request's seed."""
+        """Start without guesses, with a random generator seeded by the request's seed."""
         self._iterates[request.id] = _Iterate(random.Random(request.params.seed))
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -82,7 +82,7 @@ class Jacobi(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Replace every evaluated guess, and drop guesses for decided positions."""
+        """Replace all evaluated guesses, and drop those whose position is now decided."""
         for outcome in outcomes:
             iterate = self._iterates[outcome.request.id]
             answers = _answers_along(iterate.guesses, outcome)

@@ -3,10 +3,11 @@
 Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). The drafter looks up the
 longest n-gram first, and uses the most recent match.
 
-This implementation differs from the paper in two ways. First, it proposes a tree whose branches
-are the continuations of earlier matches and of shorter n-grams. Second, the most frequent tokens
-in the text are added as individual nodes. `max_matches=1,max_frequent_tokens=0` yields the paper's
-chain. Because of an n-gram index, the cost per step does not depend on the text length.
+This implementation differs from the paper in two ways. First, it proposes a tree. The branches are
+the continuations of several matches, including matches of shorter n-grams. Second, the most
+frequent tokens in the text are added as individual nodes. `max_matches=1,max_frequent_tokens=0`
+yields the paper's chain. The drafter uses an n-gram index, so the cost per step does not depend on
+the text length.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 
 
 class PromptLookup(Drafter):
-    """Drafts from text matches. A seed gives the same text as plain decoding."""
+    """Drafts from text matches. With a seed, the text equals that of plain decoding."""
 
     name = "prompt_lookup"
     keeps_tokens = True
@@ -157,7 +158,7 @@ class _GrowingTree:
 
 @lru_cache(maxsize=CACHED_CONFIDENCES)
 def _frequent_confidence(branches: int, count: int) -> tuple[float, ...]:
-    """Return the probability of each frequent token, given the number of branches."""
+    """Return the probability of each frequent token, which depends on the branches."""
     probability = FREQUENT_TOKEN[min(branches, len(FREQUENT_TOKEN) - 1)]
     return tuple(probability / (1 + FREQUENT_DECAY * rank) for rank in range(count))
 

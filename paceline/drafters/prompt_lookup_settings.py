@@ -1,7 +1,7 @@
 """Define the settings of the `prompt_lookup` drafter.
 
-The probabilities were counted on 120 recorded answers from SmolLM2-135M-Instruct; the draft budget
-corrects them at run time. Columns are match lengths: 1, 2, 3, and 4 or more tokens.
+The probabilities were counted on 120 recorded answers from SmolLM2-135M-Instruct. At run time, the
+draft budget corrects them. The columns stand for match lengths of 1, 2, 3, and 4 or more tokens.
 """
 
 from __future__ import annotations

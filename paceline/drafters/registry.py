@@ -1,10 +1,10 @@
 """Find drafters in this package, in entry points, and by `module:Class`.
 
 A drafter class has a name, a frozen dataclass `Options`, and a class method `build`. Its class
-attributes declare requirements, such as `needs_draft_model`. Each drafter in this package has one
-module and one line below. The line repeats the drafter's requirements, so that listing drafters
-does not load model code. Other packages declare drafters in the entry point group
-`paceline.drafters`. The registry imports a drafter's module only when the drafter is chosen.
+attributes declare requirements, such as `needs_draft_model`. For each drafter in this package, the
+list below has one line. The line repeats the drafter's requirements, so that listing drafters does
+not load model code. Other packages declare drafters in the entry point group `paceline.drafters`.
+The registry imports a drafter's module only when the drafter is chosen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DrafterEntry:
     Attributes:
         name: Name used in drafter specs.
         target: Location of the class, as "module:Class".
-        summary: Description for lists; empty if only the class has one.
+        summary: Description that is shown in lists; empty if only the class has one.
         source: Package that declares the drafter, for messages; empty if the user passed
             `module:Class`.
         light: Location of the options as "module:Class", which can be imported without torch or

@@ -23,16 +23,16 @@ class ProposeCall:
 
 
 class ScriptedDrafter(Drafter):
-    """Proposes a script's trees, and records calls and outcomes; does not need torch.
+    """Proposes trees from a script, and records calls and outcomes, without torch.
 
     Args:
-        script: Proposals for the first, second, ... step of every request. Each is a `DraftTree`
-            or the token ids of a chain, and is cut to the node limit. After the last proposal,
-            trees are empty. Instead of a list, the script may be a function with the signature of
-            `Drafter.propose`, whose trees are used unchanged.
+        script: Proposals for the first, second, ... step of every request. Each proposal is a
+            `DraftTree` or the token ids of a chain, and is cut to the node limit. After the last
+            proposal, trees are empty. The script may also be a function with the signature of
+            `Drafter.propose`. The trees that it returns are used unchanged.
         name: Name shown in messages and tables.
     Attributes:
-        questions: Calls to `propose`, one entry per request and step.
+        questions: Calls to `propose`, with one entry for each request in each step.
         outcomes: Arguments of `observe`, in order.
         open: Ids of requests that have been started but not stopped.
 

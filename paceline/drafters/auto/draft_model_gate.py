@@ -1,17 +1,18 @@
 """Decide per batch size whether running the draft model saves time.
 
-When the draft model runs, each step has two trees: one with its nodes and one without. The text
-generated next shows how many tokens of the tree without the draft model, cut to the same size,
-would have been accepted. The difference is the gain in tokens. It varies much less than the number
-of accepted tokens varies between texts.
+When the draft model runs, each request has two trees in a step: one with the draft model's nodes
+and one without them. The second tree is cut to the size of the first. The text generated in this
+and later steps shows how many tokens of the second tree would have been accepted. The difference
+is the gain in tokens. Between texts, the gain varies much less than the number of accepted tokens.
 
-The gate runs the draft model if the time saved by the gain, at the current seconds per token,
-exceeds the cost. It uses an upper confidence bound (UCB) of the gain, so that a few trials do not
-switch the draft model off. The faster the draft model is, the more evidence the gate requires
-before closing. While the gate is closed, it retries with exponential back-off. Trials take at most
-a fixed share of the time, so a draft model that is slower than the target is tried rarely. A gate
-for a new number of requests starts with the measurements for the nearest number. The gain depends
-little on the confidence of the other sources, so the gate ignores that confidence
+The cost is the time that the draft model takes. The gate runs the draft model if the gain times
+the current seconds per token is at least the cost. It uses an upper confidence bound (UCB) of the
+gain, so that a few bad trials do not switch the draft model off. The faster the draft model is,
+the more evidence the gate requires before closing. While the gate is closed, it tries the draft
+model again with exponential back-off. Trials take at most a fixed share of the time, so a draft
+model that is slower than the target is tried rarely. Each number of requests has a separate gate.
+A new gate starts with the measurements of the gate for the nearest number. The gain depends little
+on the confidence of the other sources, so the gate ignores that confidence
 (docs/development/design-notes.md).
 """
 
@@ -36,7 +37,7 @@ _SETTINGS = DraftModelGateSettings()
 class DraftModelGate:
     """Switches the draft model on or off for steps with a given number of requests.
 
-    The gate evaluates one source of a tree by the nodes that the source adds. In contrast,
+    The gate evaluates only the nodes that the draft model adds to a tree. In contrast,
     `DraftingBackoff` compares the tokens and the duration of whole steps.
 
     Args:
@@ -83,7 +84,7 @@ class DraftModelGate:
         )
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record a step's new tokens and its duration, including the draft model."""
+        """Record a step's new tokens, and its duration including the draft model."""
         self._token_s.add(seconds, tokens)
         self._step_s.add(seconds)
         self._last_step_s = seconds
@@ -95,7 +96,7 @@ class DraftModelGate:
         self._pause.at_least(math.ceil(seconds / (self._settings.trial_share * others)))
 
     def record_gain(self, tokens: int) -> None:
-        """Record how many more new tokens a request got than without the draft model."""
+        """Record how many tokens a request gained because of the draft model."""
         if self._count >= self._settings.memory:
             self._sum, self._squares, self._count = (
                 self._sum / 2,
@@ -111,14 +112,14 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """Tracks one step until the text shows which nodes of the other tree were correct.
+    """Compares a tree without the draft model's nodes with the text generated later.
 
     Attributes:
         gate: Gate that records the gain.
         edges: Edges of the tree without the draft model.
         end: Text position after the tokens generated in the step.
         position: Text position after the last matching node.
-        node: Last node in the other tree that matches the text; -1 is the root.
+        node: Last node in this tree that matches the text; -1 is the root.
     """
 
     gate: DraftModelGate
@@ -128,7 +129,7 @@ class _Open:
     node: int = -1
 
     def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
-        """Compare the text with the other tree; return whether the gain is now known.
+        """Compare the text with the tree; return whether the gain is now known.
 
         Args:
             token_ids: Tokens of the request.
@@ -148,7 +149,7 @@ class _Open:
 
 
 class DraftModelGates:
-    """The gates, by number of requests, and a timer for the step."""
+    """Keeps one gate for each number of requests, and measures the duration of steps."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, DraftModelGate] = {}
@@ -168,8 +169,8 @@ class DraftModelGates:
         Args:
             other_trees: Trees without the draft model, by request id, with the most likely nodes
                 first.
-            is_timed: Whether the step's duration is used. It is not used if the step contains
-                prompts. Such a step runs the draft model only if the gate is open.
+            is_timed: Whether the step's duration is measured; false if the step contains prompts.
+                Such a step runs the draft model only if the gate is open.
         """
         self._begun, self._other_trees, self._seconds = perf_counter(), other_trees, 0.0
         gate = self._gate_for(len(other_trees))
@@ -189,7 +190,7 @@ class DraftModelGates:
         self._seconds = perf_counter() - self._begun
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """End the step: record its duration, and compare each text with its tree."""
+        """End the step: record its duration, and compare texts with their trees."""
         if self._running is None:
             return
         self._running.record_step(

@@ -3,10 +3,10 @@
 Retrieval (`sssd`, from the request, earlier answers and a datastore) finds long matching runs. The
 target's cached next-token distributions (Token Recycling, `shared/recycled`) provide alternatives
 at each branch. A hidden-state draft head predicts the next tokens (`paceline.draft_head`). If a
-draft model or a published head is given, it adds its own tree (`model_source`, `head_source`). With
-the budget, `draft_model_gate` decides when to run it. Each node's acceptance probability is
-calibrated online from its sources' predictions (`shared/source_calibration`). The nodes with the
-highest path probability form the tree.
+draft model or a published head is given, it adds a separate tree (`model_source`, `head_source`).
+With the draft budget, `draft_model_gate` decides when to run it. The acceptance probability of
+each node is estimated from the predictions of its sources and calibrated online
+(`shared/source_calibration`). The nodes with the highest path probability form the tree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SETTINGS = AutoSettings()
 
 
 class Auto(RecyclingDrafter):
-    """Drafts from all sources. A seed gives the same text as plain decoding."""
+    """Drafts from all sources. With a seed, the text equals that of plain decoding."""
 
     name = "auto"
     keeps_tokens = True
@@ -92,7 +92,7 @@ class Auto(RecyclingDrafter):
         return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a pool file with a different vocabulary; retrieve only the target's ids."""
+        """Reject a pool file with a different vocabulary; propose only the target's ids."""
         super().check_vocab_size(vocab_size, tokenizer)
         self._retrieval.check_vocab_size(vocab_size, tokenizer)
 
@@ -109,7 +109,7 @@ class Auto(RecyclingDrafter):
     def num_head_tokens(self) -> int:
         """Return the number of tokens that the draft head should predict in the next step.
 
-        With the draft budget, the number depends on how many draft nodes the engine verifies, and
+        With the draft budget, the number depends on how many draft nodes the engine verifies. It
         is lower while a draft model runs. While drafting is slower than plain decoding, the head
         runs only occasionally.
         """
@@ -209,7 +209,7 @@ class Auto(RecyclingDrafter):
 
 
 def _model_source(options: AutoOptions, draft: CachedLM | None) -> TreeSource | None:
-    """Return the source for the draft model or the state head, if either is given.
+    """Return the source that uses the draft model or the state head, if one is given.
 
     Raises:
         ConfigError: Both are given, or the head cannot be read.

@@ -15,10 +15,11 @@ _SETTINGS = GrammarSourceSettings()
 
 
 class GrammarSource:
-    """Proposes forced tokens, for requests whose logits processors provide them.
+    """Proposes the tokens that are forced, if a logits processor provides them.
 
-    Such a processor has a method `forced_tokens`, like `paceline.grammars.Grammar`. The text of
-    the tokens is certain, but the target may tokenise it differently.
+    A processor provides them if it has a method `forced_tokens`; an example is the class
+    `paceline.grammars.Grammar`. The text of the tokens is certain, but the target may tokenise it
+    differently.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Use a draft model as one of several sources, for deterministic drafts."""
+"""Use a draft model as one of several sources of deterministic drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SETTINGS = ModelSourceSettings()
 
 
 class TreeSource(DelegatingDrafter):
-    """Proposes the trees of another drafter, with confidences."""
+    """Proposes trees from another drafter, together with their confidences."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Propose one tree per request, sized by the inner drafter's confidence."""
@@ -34,8 +34,7 @@ class ModelSource(TreeSource):
 
     Args:
         draft: Draft model to use.
-        brief: Whether to stop early if the draft model is unsure, because its forward passes take
-            time.
+        brief: Whether to stop early if the draft model is unsure, which saves forward passes.
         other_tokenizer: Whether the draft model may have a different tokenizer; default False.
     """
 

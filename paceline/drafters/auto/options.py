@@ -19,8 +19,8 @@ class AutoOptions:
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
             (Token Recycling). At least 1; default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
-            draft budget. Without the budget, the default is 16, or 48 for the whole batch in larger
-            batches.
+            draft budget. Without the budget, the default is 16, but at most 48 nodes for the whole
+            batch.
         budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
             default 0.001.
@@ -33,13 +33,13 @@ class AutoOptions:
         draft_head: Predict the next tokens from the target's hidden state; false disables the
             head. To use a trained head, pass the path of a file written by `paceline draft-head
             train`. Defaults to true.
-        state_head: Folder or hub id of a published head. It replaces a draft model. "mtp" is the
-            MTP layer in the target's checkpoint. With the draft budget, the head runs only while
-            it saves time.
+        state_head: Folder or hub id of a published head, which is used instead of a draft model.
+            "mtp" selects the MTP layer in the target's checkpoint. With the draft budget, the head
+            runs only while it saves time.
         pool_file: File in which the cached distributions are saved between runs. An existing file
             is loaded. By default, nothing is saved.
         other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
-            as text, or consist of tokens in both vocabularies. Defaults to false.
+            as text, or consist only of tokens that both vocabularies contain. Defaults to false.
     """
 
     datastore: str | None = None

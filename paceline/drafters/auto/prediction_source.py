@@ -54,7 +54,7 @@ class PredictionSource:
 
 
 class PredictedPosition:
-    """The position in a prediction that corresponds to the end of an answer.
+    """Tracks which position in a prediction corresponds to the end of the answer.
 
     Args:
         prediction: Predicted token ids.
@@ -71,7 +71,7 @@ class PredictedPosition:
             self._ends.setdefault(self._prediction[end - size : end], []).append(end)
 
     def follow(self, answer: Sequence[int]) -> None:
-        """Advance by the tokens added to the answer since the previous call."""
+        """Advance by the tokens that were added to the answer since the previous call."""
         for end in range(self._num_seen + 1, len(answer) + 1):
             at, token = self._next, answer[end - 1]
             if at is not None and at < len(self._prediction) and self._prediction[at] == token:
@@ -85,7 +85,10 @@ class PredictedPosition:
         return () if self._next is None else self._prediction[self._next : self._next + count]
 
     def _found(self, tail: tuple[int, ...]) -> int | None:
-        """Return the position after the newest tokens, preferring the nearest one ahead."""
+        """Find the newest tokens in the prediction; return the position after them.
+
+        The nearest match at or after the last known position is preferred.
+        """
         ends = self._ends.get(tail)
         if not ends:
             return None

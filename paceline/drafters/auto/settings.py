@@ -1,4 +1,4 @@
-"""Define the settings of the `auto` drafter, with the data used to fit them."""
+"""Define the settings of the `auto` drafter, and name the data used to fit them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ class DraftModelGateSettings:
 
     Attributes:
         prior_gain: Expected gain before any measurement, in tokens per request.
-        prior_weight: Weight of the prior, as a number of requests.
-        patience: Factor by which the ratio of step time to draft time is multiplied. The product,
-            but at least 1, is the number of standard errors added to the mean gain.
+        prior_weight: Number of measured requests that have the same weight as the prior.
+        patience: Factor for the upper confidence bound. The number of standard errors added to the
+            mean gain is patience * step time / draft time, but at least 1.
         memory: Number of requests after which older gains count half as much.
-        decay: Factor applied to the weight of earlier steps in the mean times, at every step.
-        min_pause: Number of steps between the first two trials while the gate is closed.
+        decay: Factor by which every new step reduces the weight of earlier steps in the mean
+            times.
+        min_pause: Number of steps between the first two trials after the gate has closed.
         max_pause: Maximum number of steps between two trials of a fast draft model.
         trial_share: Maximum time of a trial, as a share of the pause after it.
-        min_step_share: Minimum time of a step without the draft model, as a share of the draft
-            model's time. Limits the pause after a trial that processed a prompt.
+        min_step_share: Lower limit for the assumed time of a step without the draft model, as a
+            share of the draft model's time. It limits the pause after a trial that processed a
+            prompt.
     """
 
     prior_gain: float = 1.0
@@ -47,10 +49,14 @@ class AutoSettings:
         max_head_tokens: Maximum number of tokens that the draft head predicts.
         head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
             model.
-        many_nodes: Minimum number of verified nodes per request for predicting one more token.
-        full_head_nodes: Minimum number of verified nodes per request for predicting all tokens.
-        min_head_nodes: Minimum number of verified nodes per request for predicting one token.
-        head_retry_steps: Number of steps between two trials of a head that is switched off.
+        many_nodes: Number of verified nodes per request from which the draft head predicts one
+            more token alongside a draft model.
+        full_head_nodes: Number of verified nodes per request from which the draft head predicts
+            all tokens.
+        min_head_nodes: Number of verified nodes per request from which the draft head predicts one
+            token.
+        head_retry_steps: Number of steps between two trials of the draft head while it is switched
+            off.
     """
 
     retrieved_nodes: int = 48
@@ -68,11 +74,11 @@ class ModelSourceSettings:
 
     Attributes:
         max_nodes: Maximum number of nodes if the draft model's own rule sets no limit.
-        max_seed_nodes: Number of nodes from the other sources that seed the draft, over the whole
-            batch. Together with a root, they form a forward pass that costs little more than one
+        max_seed_nodes: Maximum number of nodes from the other sources that seed the draft, in the
+            whole batch. A forward pass over the root and these nodes costs little more than one
             over a single token.
         stop_threshold: Summed confidence of the newest nodes below which drafting stops.
-        chain_confidence: Confidence assigned to the nodes of a chain that has no confidences.
+        chain_confidence: Confidence that is assigned to every node of a chain without confidences.
     """
 
     max_nodes: int = 256
@@ -87,8 +93,8 @@ class GrammarSourceSettings:
 
     Attributes:
         max_tokens: Maximum number of forced tokens in a step.
-        confidence: Assumed probability that the target tokenises forced text as proposed, before
-            any outcomes are counted.
+        confidence: Probability that the target tokenises forced text as proposed. It is assumed
+            until outcomes have been counted.
     """
 
     max_tokens: int = 32
@@ -101,10 +107,10 @@ class PredictionSourceSettings:
 
     Attributes:
         max_tokens: Maximum number of predicted tokens in a step.
-        ngram_tokens: Number of matching tokens after which an answer is considered to follow the
+        ngram_tokens: Number of tokens that must match before an answer counts as following the
             prediction again.
-        confidence: Assumed probability that a predicted token is correct, before any outcomes are
-            counted.
+        confidence: Probability that a predicted token is correct. It is assumed until outcomes
+            have been counted.
     """
 
     max_tokens: int = 32

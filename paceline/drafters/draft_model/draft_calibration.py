@@ -17,11 +17,11 @@ def first_choice_prior(prob: float) -> float:
 
 
 class DraftCalibration:
-    """Counts how often the draft model's first choice is accepted, by probability.
+    """Counts how often first choices are accepted, grouped by their probability.
 
     A first choice is accepted more often than its probability suggests, especially with a greedy
-    target. While few outcomes have been counted, the estimate is a power of the probability, which
-    was fitted to such model pairs.
+    target. The prior estimate is therefore a power of the probability. The exponent was fitted to
+    pairs of a draft model and a target. Counted outcomes gradually replace the prior.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class DraftCalibration:
         return self._counts.rate(first_choice_prior(prob), prob)
 
     def learn(self, outcome: Outcome, first_choice_probs: Sequence[float | None]) -> None:
-        """Count the outcome for a draft tree.
+        """Count which first choices in a draft tree were accepted.
 
         Args:
             outcome: Outcome for the tree.

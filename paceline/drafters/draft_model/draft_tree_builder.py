@@ -1,8 +1,8 @@
 """Grow a draft model's tree in one step, most likely nodes first.
 
-Each draft forward pass processes the whole tree so far. A small model's forward pass costs about
-the same for one token as for twenty, so all open nodes are extended at once. One round is
-`newest`, `question`, the forward pass, and `learn_answers`:
+Each draft forward pass processes the whole tree so far. For a small model, a forward pass over
+twenty tokens costs about as much as one over a single token, so all open nodes are extended at
+once. A round consists of `newest`, `question`, the forward pass, and `learn_answers`:
 
     newest()       [-1]                        [7, 8]
     question()     root                        root -> 7, root -> 8; text looked up after these
@@ -52,8 +52,8 @@ class DraftForwardInput:
 
     Attributes:
         tree: Tokens to process, as a tree.
-        nodes: For each position, the node in the growing tree; -1 for the root, which comes first,
-            and None for a looked-up token.
+        nodes: For each position, the node in the growing tree. The first position is the root,
+            with node -1. A looked-up token has None.
         predicted: Positions (0 is the root) whose predictions are needed.
     """
 
@@ -177,7 +177,7 @@ class GuessTree:
                 self._branch(node, answer)
 
     def finished(self) -> tuple[DraftTree, list[float | None]]:
-        """Return the tree, with likely paths first, and the first-choice probabilities."""
+        """Return the tree, most likely paths first, and the first-choice probabilities."""
         selected = self._selected()
         position_of = {-1: -1} | {node: position for position, node in enumerate(selected)}
         guesses = [self._guesses[node] for node in selected]

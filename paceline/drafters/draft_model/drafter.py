@@ -49,7 +49,7 @@ class _DraftedRequest:
         calibration: Acceptance rates of first choices in this request.
         tree: Newest tree, most likely paths first; empty for a chain.
         first_choice_probs: Probability of each node if it was a first choice, otherwise None.
-        likely: Tree from the other sources in this step.
+        likely: Tree that the other sources proposed in this step.
     """
 
     calibration: DraftCalibration = field(default_factory=DraftCalibration)
@@ -94,7 +94,7 @@ class DraftModel(ChainDrafter):
 
     @property
     def shared_rate(self) -> float:
-        """Return the share of the target's tokens in the draft model's vocabulary."""
+        """Return the share of the target's tokens that the draft model also has."""
         return self._draft.shared_rate
 
     def start(self, request: Request) -> None:
@@ -187,9 +187,9 @@ class DraftModel(ChainDrafter):
         return trees
 
     def _advance_states(self, copies: list[Request]) -> None:
-        """Advance a draft model's recurrent states up to, but excluding, the newest token.
+        """Advance the draft model's recurrent states to just before the newest token.
 
-        States cannot be rewound, so the passes that grow a tree leave them at this position.
+        States cannot be rewound, so they stay at this position while a tree grows.
         """
         behind = [copy for copy in copies if copy.pending > 1]
         newest = [copy.token_ids.pop() for copy in behind]
@@ -216,7 +216,7 @@ def greedy_answers(
     questions: list[DraftForwardInput | None],
     kept_ids: NDArray[np.int64] | None = None,
 ) -> list[list[NodePrediction]]:
-    """Return the draft model's predictions from its raw logits.
+    """Return the draft model's predictions, taken from its raw logits.
 
     Args:
         logits: Logits after the root and each processed node, [batch, 1 + width, kept].
@@ -235,7 +235,7 @@ def adjusted_answers(
     inputs: list[DraftTree],
     questions: list[DraftForwardInput | None],
 ) -> list[list[NodePrediction]]:
-    """Return the draft model's predictions with sampling settings applied.
+    """Return the draft model's predictions, with the sampling settings applied.
 
     Args:
         logits: Logits after the root and each processed node, [batch, 1 + width, vocab].
@@ -280,7 +280,7 @@ def _by_request(
     likeliest: Sequence[list[int]],
     probs: Sequence[list[float]],
 ) -> list[list[NodePrediction]]:
-    """Group predictions by request, given columns for the nodes of all requests."""
+    """Build the predictions for the nodes of all requests, and group them by request."""
     predictions = map(NodePrediction, choices, likeliest, probs)
     return [
         list(islice(predictions, len(question.predicted) if question else 0))

@@ -32,8 +32,8 @@ class DraftModelOptions:
             8). With stop_rule=heuristic, this is the limit for the first draft, by default 5.
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
             probabilities, "confidence" uses the probability of the newest token, and "entropy"
-            uses the entropy of its distribution. "heuristic" depends on whether the last draft was
-            fully accepted. Defaults to "product".
+            uses the entropy of its distribution. "heuristic" lengthens or shortens drafts
+            depending on whether the last one was fully accepted. Defaults to "product".
         stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to
             1. With 0, drafting never stops early. Defaults to 0 if a length is set and the rule is
             "product". Otherwise, the default is 0.5 for trees, 0.1 for chains with the product
@@ -50,7 +50,7 @@ class DraftModelOptions:
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same noise as the target. Defaults to "reject".
         other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
-            as text, or consist of tokens in both vocabularies. Defaults to false.
+            as text, or consist only of tokens that both vocabularies contain. Defaults to false.
     """
 
     max_draft_tokens: int | None = None
@@ -83,7 +83,7 @@ class DraftModelOptions:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum number of draft tokens per step (with heuristic, in the first draft)."""
+        """Maximum number of tokens per draft; with heuristic, only in the first draft."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES

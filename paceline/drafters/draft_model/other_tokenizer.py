@@ -20,9 +20,9 @@ from paceline.model.cached_lm import CachedLM
 class OtherTokenizerDrafter(Drafter):
     """Routes each request to the drafter that suits the two tokenizers.
 
-    Sampled drafts need the draft model's distribution over the target's tokens: they use shared
-    tokens (`model.token_map`). Other drafts use shared tokens if the draft model has nearly all
-    tokens of the target, otherwise text (`text_chains`).
+    Sampled drafts need the draft model's distribution over the target's tokens, so they consist of
+    shared tokens (`model.token_map`). Other drafts consist of shared tokens if the draft model has
+    nearly all tokens of the target. Otherwise, they are drafted as text (`text_chains`).
 
     Args:
         options: Options of the drafter.
@@ -42,7 +42,7 @@ class OtherTokenizerDrafter(Drafter):
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> Drafter:
-        """Build the drafter; a plain `DraftModel` without the option `other_tokenizer`."""
+        """Build the drafter: a `DraftModel` unless the option `other_tokenizer` is set."""
         return cls(options, draft) if options.other_tokenizer else DraftModel(options, draft)
 
     @property

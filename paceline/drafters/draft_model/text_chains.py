@@ -1,8 +1,9 @@
 """Draft chains with a different tokenizer (SLEM, Timor et al. 2025).
 
-The draft model reads the text of a request in its own tokens and continues it greedily. The
-drafted text, in the target's tokens, is the draft (string-level exact match). The target verifies
-it like any other guess, so the conversion between tokenizers needs no guarantee.
+The text of a request is converted to the draft model's tokens, and the draft model continues it
+greedily. The drafted text is then converted to the target's tokens (string-level exact match). The
+target verifies these tokens like any other draft, so an inexact conversion cannot change the
+answer.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class TextChains(ChainDrafter):
         """Do nothing: `propose` has added the newest tokens."""
 
     def _limit(self, request: Request, limit: int) -> int:
-        """Return the maximum number of tokens to draft; 0 in the middle of a character."""
+        """Return the draft limit in tokens; 0 if the text ends inside a character."""
         sequence = self._shadows[request.id]
         if not self._texts[request.id].complete:
             return 0

@@ -6,17 +6,19 @@ token (section 3.2, the verification branch). Algorithms 3 and 4 in the paper co
 verification code shared by all drafters. The target's predictions at the window's newest level
 complete W n-grams per step. These n-grams enter a pool and become the guesses in later steps.
 
-Differences from the authors' code, all of which `reference_mode=true` disables:
+This drafter differs from the authors' code as follows; `reference_mode=true` disables all of these
+differences:
 
 - The token after a fully matched n-gram is emitted, as in the paper's algorithm 3.
-- Guesses and the window share common prefixes. The saved nodes extend the first guesses with
-  n-grams from the pool.
-- Window nodes can be accepted. The window is full and guesses are verified from the first step.
-- The pool is searched for the two newest tokens before the newest token alone. If it has too few
-  n-grams for a key, the drafter also uses n-grams that contain the key at a later position.
-- Text that the target has confirmed becomes the newest entry. A guess whose first token was wrong
-  is removed from the pool until it is generated again.
-- The window is omitted while long runs are accepted, and at the end of the answer.
+- Guesses and the window share the nodes of common prefixes. The nodes saved in this way are used
+  to extend the first guesses with n-grams from the pool.
+- Window nodes can be accepted. From the first step, the window is full and guesses are verified.
+- The drafter first looks up the two newest tokens in the pool, then the newest token alone. If the
+  pool has too few n-grams for a key, the drafter also uses n-grams that contain the key at a later
+  position.
+- Text that the target has confirmed becomes the newest entry for its key. A guess whose first
+  token was wrong is removed from the pool until it is generated again.
+- The window is omitted while many tokens per step are accepted, and at the end of the answer.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class _State:
     """The state of one request.
 
     Attributes:
-        window: Lookahead window; None if only chains can be verified, because they provide no
-            predictions.
+        window: Lookahead window; None if the target can verify only chains, which give no
+            predictions for the window.
         pool: N-grams, keyed by the one or two preceding tokens.
         inner_ngrams: The window's n-grams without their first tokens, for keys missing from the
             pool.
@@ -71,7 +73,7 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Drafts n-grams from a window. A seed gives the same text as plain decoding."""
+    """Drafts n-grams. With a seed, the text equals that of plain decoding."""
 
     name = "lookahead"
     keeps_tokens = True
@@ -170,7 +172,7 @@ class Lookahead(Drafter):
     def _window_to_feed(
         self, request: Request, state: _State, limit: int
     ) -> LookaheadWindow | None:
-        """Return the window, or None if it would not help or does not fit."""
+        """Return the window, or None if it would not save time or does not fit."""
         options, window = self._options, state.window
         if not options.reference_mode and (
             request.remaining <= options.ngram or state.accepted > options.ngram
@@ -184,7 +186,7 @@ class Lookahead(Drafter):
     def _add_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
         """Add the guesses, then extend the first guesses.
 
-        The more tokens the last step accepted, the longer the continuations.
+        The more tokens were accepted in the last step, the longer the extensions.
         """
         for ngram in state.guesses:
             builder.add_path(ngram[:depth], origin=Origin.POOL)
@@ -204,7 +206,8 @@ class Lookahead(Drafter):
     ) -> None:
         """Add every token of every guess, as in the authors' code.
 
-        The last token of each guess and all window nodes are probes.
+        The last token of each guess and all window nodes are probes: they are processed, but never
+        accepted.
         """
         probes: list[tuple[int, int]] = []
         for ngram in state.guesses:
@@ -248,7 +251,7 @@ class Lookahead(Drafter):
     def _pool_window(
         self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
     ) -> None:
-        """Add the n-grams that the target's predictions for the window complete."""
+        """Add the n-grams that are completed by the target's predictions for the window."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)
             if not self._options.reference_mode:

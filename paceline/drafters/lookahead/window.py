@@ -1,9 +1,10 @@
 """Define the lookahead window (Fu et al. 2024, 3.1): N - 1 levels of W guesses.
 
-Level 0 is the oldest iteration. Its column 0 is the newest token, so the level holds only the W -
-1 tokens that follow. Every other level holds W tokens, which the target predicted from the
-previous level. As a draft tree, level 0 is a chain from the root, and the node at (level l, column
-i) is a child of (l - 1, i). This yields the paper's mask and positions without an additional mask.
+Level 0 is the oldest iteration. Column 0 of this level is the newest token of the text, so the
+level holds only the W - 1 tokens that follow. Every other level holds W tokens, which the target
+predicted from the previous level. As a draft tree, level 0 is a chain from the root, and the node
+at (level l, column i) is a child of (l - 1, i). This tree results in the same attention mask and
+positions as in the paper.
 
 For W = 3 and N = 3, with newest token c (the root) and predictions x at the newest level:
 

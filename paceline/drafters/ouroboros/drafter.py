@@ -2,21 +2,23 @@
 
 The draft model runs Lookahead Decoding with `decode_step`, so that it drafts several tokens per
 forward pass (section 2.4). The target verifies the drafted chain together with K phrases from the
-pool that could follow it (sections 2.2 and 2.3). Both models use the same pool. The draft model
-fills the pool from its window. The target adds accepted text and its predictions at rejected nodes
-(section 2.5: `learning.py`). The pool may be kept for later requests (section 2.6).
+pool that may follow the chain (sections 2.2 and 2.3). Both models use the same pool. The draft
+model fills the pool from its window. From the target's verification, accepted text and the
+predictions at rejected nodes are added to the pool (section 2.5: `learning.py`). The pool may be
+kept for later requests (section 2.6).
 
 Differences from the paper and the authors' code:
 
 - The draft is not cut to gamma tokens. The token after a fully accepted suffix is emitted.
-- The prompt and the answer are added to the pool, as are predictions at every node, not only those
-  after a rejection.
-- Phrases are also verified after the newest token. If the draft model was unsure, its alternatives
-  are also verified, each with the phrase that follows it.
+- The prompt and the answer are added to the pool. The target's predictions at all nodes are added,
+  not only those after a rejection.
+- The tree also contains phrases that follow the newest token. If the draft model was unsure, the
+  tree contains its alternatives as well, each with a phrase from the pool that follows it.
 - The engine verifies the nodes that are expected to save time, most likely paths first (`budget`).
-- The drafter works at any temperature and batch size. Drafts for sampled requests use the target's
-  keyed noise, so they agree with the target more often than the argmax would. All drafts are
-  deterministic, so the text equals that of plain decoding.
+- The drafter works at any temperature and batch size. For sampled requests, the draft model
+  samples with the target's keyed noise. Such drafts agree with the target more often than the
+  draft model's most likely tokens. All drafts are deterministic, so the text equals that of plain
+  decoding.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 
 class Ouroboros(Drafter):
-    """Drafts chains with a draft model that a phrase drafter accelerates."""
+    """Drafts chains with a draft model, which a phrase drafter accelerates."""
 
     name = "ouroboros"
     keeps_tokens = True
@@ -218,7 +220,7 @@ class Ouroboros(Drafter):
                 shadow.pool.add(context, phrase)
 
     def _catch_up(self, request: Request, shadow: PhraseSequence) -> None:
-        """Update the copy and the pool with the target's tokens, and start a new draft."""
+        """Add the target's new tokens to the copy and the pool, and start a new draft."""
         shadow.sync_with_target(self._draft, request.token_ids)
         shadow.request.finish_reason = None
         shadow.pool.add_text(request.token_ids, shadow.pooled_tokens, self._options.ngram)
@@ -226,7 +228,7 @@ class Ouroboros(Drafter):
         shadow.begin()
 
     def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
-        """Draft until every copy has reached its goal.
+        """Draft until the draft of every request has reached its goal.
 
         Requests that have reached their goal stay in the batch as idle rows.
         """
@@ -265,7 +267,7 @@ class Ouroboros(Drafter):
         return outcomes
 
     def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
-        """Return the proposal: drafted chain, suffixes, alternatives, and root phrases."""
+        """Return the proposal: chain, suffixes, alternatives, and phrases after the root."""
         options = self._options
         builder = ProposalBuilder(
             request.token_ids[-2:],

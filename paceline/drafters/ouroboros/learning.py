@@ -1,7 +1,7 @@
 """Update the pool from the target's predictions (Zhao et al. 2024, section 2.5).
 
-Inspiration and refinement are pure functions of an outcome. The "every" rule, which uses all nodes,
-is not in the paper.
+Inspiration and refinement depend only on the outcome of a step. The "every" rule, which uses all
+nodes, is not in the paper.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
-    """Return the last two tokens up to `node` (-1 is the root), or one at the start."""
+    """Return the last two tokens up to `node`, or one at the start of the text.
+
+    Node -1 is the root.
+    """
     text, tree = outcome.request.token_ids, outcome.tree
     root = len(text) - len(outcome.new_token_ids) - 1
     if node < 0:
@@ -29,8 +32,8 @@ def inspirations(
 ) -> Iterator[tuple[Ngram, Ngram]]:
     """Yield confirmed phrases at rejected nodes, with their context (inspiration).
 
-    A phrase starts with the target's prediction after a node and follows the child with that
-    token, and so on, up to N - 1 tokens.
+    A phrase starts with the target's prediction after a node. If a child of the node has this
+    token, the phrase continues with the prediction after the child, and so on, up to N - 1 tokens.
 
     Args:
         outcome: Outcome of a tree.
@@ -79,9 +82,10 @@ def _predicted_after(
 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
-    """Replace every suffix in the pool with the target's predictions (refinement).
+    """Replace verified suffixes in the pool with the target's predictions.
 
-    Suffixes are replaced by value, so none appears twice.
+    The paper calls this refinement. If the pool already contains the predicted phrase, the suffix
+    is only removed.
     """
     last = proposal.chain[-1] if proposal.chain else -1
     num_processed = len(outcome.tree)

@@ -20,14 +20,15 @@ class OuroborosOptions:
             not truncated, so a draft may be longer.
         window: W, number of columns in the draft model's lookahead window; at least 1, default 2.
         ngram: N, number of tokens in a phrase, including its key; at least 2, default 6.
-        suffixes: K, maximum number of phrases verified after the draft; default 3. The same number
-            is verified after the newest token.
+        suffixes: K, maximum number of phrases verified after the draft; default 3. Up to K phrases
+            are also verified directly after the newest token.
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
-            draft; default 4. With 0, the tree is the paper's.
-        inspiration: Rejected tokens whose continuations enter the phrase pool. "every" uses every
-            node, "paper" the rule in the paper, "code" the rule in the authors' code, and "off"
-            none. Defaults to "every".
-        refinement: Replace suffixes in the pool with the target's predictions; default true.
+            draft; default 4. With 0, the tree contains no alternatives, as in the paper.
+        inspiration: Draft nodes after which the target's predictions enter the phrase pool.
+            "every" selects all nodes, "paper" follows the rule in the paper, "code" follows the
+            rule in the authors' code, and "off" selects no nodes. Defaults to "every".
+        refinement: Replace verified suffixes in the pool with the target's predictions; default
+            true.
         budget: Verify only the nodes that are expected to save time; default true.
         shared_pool: Share one phrase pool among all requests of this drafter; default false.
         pool_file: File in which the shared pool is saved between runs. An existing file is loaded.

@@ -1,4 +1,4 @@
-"""Estimate the acceptance rates of Ouroboros nodes by source and probability."""
+"""Estimate acceptance rates of Ouroboros nodes from their source and probability."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Evidence(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """Assumed acceptance rate given the parent, before any outcomes are counted."""
+        """Acceptance rate, given the parent, that is assumed before outcomes are counted."""
         if self.kind == NodeSource.CHAIN:
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)

@@ -37,9 +37,9 @@ class PhraseSequence(DraftSequence):
         pool: Phrase pool that this request uses.
         pooled_tokens: Number of target tokens in the pool.
         goal: Target length of the current draft, in tokens.
-        reach: With the draft budget, maximum draft length, slightly above the number of nodes that
-            the engine verifies.
-        prob: The draft model's probability that the draft so far is correct.
+        reach: Maximum draft length with the draft budget. It is slightly larger than the number of
+            nodes that the engine verifies.
+        prob: Probability of the draft so far, according to the draft model.
         probs: Probability of each token given the preceding tokens.
         alternatives: Other tokens that the draft model considered.
         proposal: Newest proposal.
@@ -61,7 +61,7 @@ class PhraseSequence(DraftSequence):
 
     @property
     def open(self) -> bool:
-        """Return whether drafting continues; it ends at an end-of-sequence token."""
+        """Return whether drafting continues; an end-of-sequence token ends it."""
         return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
 
     def note_processed(self, count: int) -> None:

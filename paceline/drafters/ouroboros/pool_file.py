@@ -28,8 +28,8 @@ class PoolFile(StateFile):
         path: File of the pool.
         pool: Pool to fill from the file.
         max_length: Maximum number of tokens in a phrase; longer phrases in the file are cut.
-        vocab_size: Number of rows in the draft model's LM head, which the file must match except
-            for padding.
+        vocab_size: Number of rows in the draft model's LM head. The number in the file may differ
+            from it only by padding rows.
         cold: Whether to start with an empty pool if the file is rejected.
     Raises:
         ConfigError: The file cannot be used, or its folder does not exist.
@@ -48,7 +48,8 @@ class PoolFile(StateFile):
         """Reject a file with ids outside the target's vocabulary.
 
         Raises:
-            ConfigError: An id is `ids` or above; the message gives the highest id.
+            ConfigError: The file contains an id of `ids` or more; the message gives the highest
+                id.
         """
         highest = max(
             (
@@ -88,12 +89,12 @@ def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
 
 
 def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
-    """Return the keys and phrases in a file, in the saved order, limited to valid ids.
+    """Return a file's keys and phrases whose ids are all valid, in the saved order.
 
     Args:
         path: File of the pool.
-        vocab_size: Number of rows in the draft model's LM head. The file's number may differ by
-            padding.
+        vocab_size: Number of rows in the draft model's LM head. The number in the file may differ
+            from it by padding rows.
     Raises:
         ConfigError: The file is unreadable or damaged, or has a different kind, version or
             vocabulary.

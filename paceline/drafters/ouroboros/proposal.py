@@ -20,8 +20,8 @@ class Alternative(NamedTuple):
     """An alternative token that the draft model considered.
 
     Attributes:
-        path_prob: The draft model's probability of the draft up to this position plus this token.
-        prob: Probability of this token given the draft up to this position.
+        path_prob: The draft model's probability of the draft before this position, times `prob`.
+        prob: Probability of this token, given the draft before this position.
         position: Index in the drafted chain.
         token: Token id.
     """
@@ -37,10 +37,10 @@ class Proposal:
     """The proposal for one request.
 
     Attributes:
-        tree: Whole tree. The engine may verify only its first nodes, or only its best chain.
+        tree: Complete tree. The engine may verify only its first nodes or its best chain.
         chain: Nodes in the drafted chain.
-        suffixes: For each phrase after the chain, the phrase and its nodes. There are fewer nodes
-            than tokens if the phrase was cut.
+        suffixes: Each phrase after the chain, with its nodes. A phrase that was cut has fewer
+            nodes than tokens.
         evidence: Source of each node, if the tree has confidences.
     """
 
@@ -122,8 +122,8 @@ class ProposalBuilder:
     def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
         """Add the draft model's alternatives, each with the newest phrase after it.
 
-        No alternative is deeper than the chain, so that a target that supports only chains gets
-        the chain.
+        No alternative is deeper than the chain. A target that supports only chains therefore gets
+        the drafted chain.
         """
         chain = self._chain
         for alternative in alternatives:
@@ -139,7 +139,7 @@ class ProposalBuilder:
                 self._note(Evidence(NodeSource.PHRASE))
 
     def add_phrases(self, most: int) -> None:
-        """Add up to `most` phrases after the newest token, no deeper than the chain."""
+        """Add up to `most` phrases after the newest token, cut to the chain's depth."""
         for phrase in self._phrases(self._text, most):
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
             self._note(Evidence(NodeSource.PHRASE))
@@ -163,7 +163,7 @@ class ProposalBuilder:
             first = Evidence(NodeSource.WITHIN)
 
     def _add_suffix(self, phrase: Sequence[int]) -> list[int]:
-        """Add as much of a phrase as fits after the chain, and return the phrase's nodes."""
+        """Add a phrase after the chain, as far as it fits, and return its nodes."""
         nodes, parent, tree = [], self._last, self._tree
         for token in phrase:
             if (parent, token) not in tree and len(tree) >= tree.max_nodes:

@@ -23,7 +23,7 @@ from paceline.drafters.pia.tries import Children, Node, PhraseTries
 
 
 class Pia(Drafter):
-    """Drafts from phrase tries; lossless. All requests of an engine share outputs."""
+    """Drafts from phrase tries; lossless. The requests of an engine share all outputs."""
 
     name = "pia"
     keeps_tokens = True
@@ -59,7 +59,7 @@ class Pia(Drafter):
             self._learn(outcome.request, self._tries.depth)
 
     def stop(self, seq: Request) -> None:
-        """Add the output's last phrases, remove the prompt's, and shrink the tries."""
+        """Add the output's last phrases; remove the prompt's phrases; shrink the tries."""
         if seq.id in self._learned:
             self._learn(seq, 1)
             del self._learned[seq.id]
@@ -67,15 +67,15 @@ class Pia(Drafter):
             self._tries.squeeze()
 
     def _learn(self, seq: Request, shortest: int) -> None:
-        """Add output phrases with at least `shortest` tokens after their first token."""
+        """Add the output's phrases with at least `shortest` tokens after the first one."""
         first, end = self._learned[seq.id], len(seq) - shortest
         self._tries.add_output(seq.token_ids, first, end)
         self._learned[seq.id] = max(first, end)
 
     def _draft(self, seq: Request, limit: int) -> DraftTree:
-        """Draft the tree for the first query that fills a branch, longest query first.
+        """Draft for the longest query whose tree fills a branch.
 
-        If no query does, the last matching query is used.
+        If there is none, the shortest query that has a match is used.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -94,9 +94,9 @@ class Selection:
     """Selects the phrases visible to one request, as a draft tree.
 
     Attributes:
-        limit: Maximum number of nodes. If there are more, the best limit / 2 by output count are
-            selected, followed by the best others by score. Nodes with equal values at the limit
-            are selected in depth-first order.
+        limit: Maximum number of nodes. If more nodes are visible, half of the limit is filled with
+            the nodes with the highest output counts. The rest is filled with the remaining nodes
+            with the highest scores. Ties at the limit are resolved in depth-first order.
     """
 
     request: int
@@ -109,7 +109,7 @@ class Selection:
     def tree_below(self, children: Children, depth: int) -> DraftTree:
         """Return the tree below a query, at most `depth` levels deep.
 
-        The confidence of a child is its share of its parent's score.
+        The confidence of a child is its share of the total score of all its parent's children.
         """
         min_output, min_score = self._minima(list(self._counted(children, depth)))
         self._add(children, -1, depth, min_output, min_score)
@@ -128,7 +128,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the minimum output count and score; a node must reach one of the two."""
+        """Return an output count and a score; a node must reach one of these minima."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

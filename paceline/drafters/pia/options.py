@@ -16,8 +16,8 @@ class PiaOptions:
             1, default 64.
         max_draft_tokens: Maximum number of tokens in a branch, the paper's "branch length"; at
             least 1, default 12. Stored phrases are one token longer.
-        query_ngram: Number of newest tokens that are looked up; default 2. The drafter uses fewer
-            tokens if they do not produce a full branch. At most `max_draft_tokens` + 1.
+        query_ngram: Number of newest tokens that are looked up; at most `max_draft_tokens` + 1,
+            default 2. If they do not yield a full branch, the drafter looks up fewer tokens.
     """
 
     max_nodes: int = 64

@@ -1,7 +1,7 @@
 """Store the phrases of prompts and outputs in tries, one per first token.
 
-A node counts how often its path occurred in the prompt of each running request, and in all outputs
-together. In every count, a parent is at least as frequent as its children.
+Each node counts how often its path occurred in the prompt of each running request, and in all
+outputs together. A parent's counts are at least as high as those of its children.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ class Node:
     """A token in a phrase.
 
     Attributes:
-        inputs: Number of occurrences of the path in the prompt, by request, without zeros.
+        inputs: Number of occurrences of the path in each request's prompt. Requests without
+            occurrences are omitted.
         output: Number of occurrences of the path in outputs, halved by every squeeze.
     """
 
@@ -52,8 +53,9 @@ class TrieLimits:
 
     Attributes:
         nodes: Number of nodes above which a tree is squeezed at the end of a request.
-        outputs: Number of output nodes above which a tree is squeezed once `touched` is reached.
-        touched: Number of trees with new outputs that triggers the check of `outputs`.
+        outputs: Number of output nodes above which a tree is squeezed. It is checked only once
+            `touched` is reached.
+        touched: Number of trees with new outputs at which `outputs` is checked.
     """
 
     nodes: int = 65_536
@@ -111,7 +113,7 @@ class PhraseTries:
         return children
 
     def squeeze(self) -> None:
-        """Halve the outputs of trees that are too large; drop phrases that occurred once."""
+        """Halve the counts of trees that are too large; drop phrases that occurred once."""
         limits = self._limits
         everything = len(self._touched) >= limits.touched
         for first in sorted(self._touched):

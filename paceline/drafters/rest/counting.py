@@ -10,8 +10,8 @@ yield:
     depth          1   2   2   1
     occurrences    2   1   1   1
 
-The most frequent prefixes are selected. For a limit of three nodes, these are 3, 6 and 3-4: among
-equals, shallower and then earlier prefixes win.
+The most frequent prefixes are selected. For a limit of three nodes, these are 3, 6 and 3-4. Among
+equally frequent prefixes, shallower ones come first, then earlier ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SuffixSearch(NamedTuple):
     Attributes:
         min_ngram: Number of tokens in the shortest suffix.
         max_ngram: Number of tokens in the longest suffix.
-        max_matches: Maximum number of matches read per shard, from the start of the range.
+        max_matches: Maximum number of matches read per shard, in the order of the suffix array.
     """
 
     min_ngram: int
@@ -129,7 +129,7 @@ def _continuations(
     """Read continuations of the first matches of ids[begin:end] in every shard.
 
     Returns:
-        The index of a damaged shard or -1, the tokens [n, depth], and the number of tokens in each
+        -1 or the index of a damaged shard, the tokens [n, depth], and the number of tokens in each
         row [n].
     """
     ranks = np.zeros((len(table), 2), dtype=np.int64)
@@ -195,8 +195,8 @@ def _keep(
 ) -> int:
     """Write the `limit` most frequent prefixes, and return how many were written.
 
-    Among equals, shallower and then earlier prefixes win. In this order, parents precede children,
-    so the result is a tree.
+    Among equally frequent prefixes, shallower ones come first, then earlier ones. In this order,
+    parents precede children, so the result is a tree.
     """
     deepest, max_occurrences = 0, 0
     for node in range(len(trie)):

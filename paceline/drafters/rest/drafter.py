@@ -1,8 +1,8 @@
 """REST: draft the most frequent continuations of the newest tokens in a datastore.
 
 He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (authors' code:
-FasterDecoding/REST). The drafter looks up the longest suffix of the text that the datastore
-contains. It reads the first matches in the order of the suffix array, and counts their
+FasterDecoding/REST). The drafter looks up the longest suffix of the text that occurs in the
+datastore. It reads the first matches in the order of the suffix array, and counts their
 continuations. docs/methods/rest.md lists the differences between the paper, the authors' code and
 this implementation.
 """
@@ -26,7 +26,7 @@ from paceline.drafters.rest.options import RestOptions
 
 
 class Rest(Drafter):
-    """Drafts from a datastore. A seed gives the same text as plain decoding."""
+    """Drafts from a datastore. With a seed, the text equals that of plain decoding."""
 
     name = "rest"
     keeps_tokens = True

@@ -1,9 +1,9 @@
 """Cache an engine's recent answers in memory, searchable like a datastore.
 
-One shard holds finished answers. Another shard holds unfinished answers, and those that finished
-after the first shard was sorted. Each shard is sorted again once it has grown by a quarter. A
+One shard holds finished answers. Another shard holds unfinished answers, and answers that finished
+after the first shard was sorted. Each shard is sorted again once it has grown by a quarter. Each
 token is therefore sorted about ten times, which takes about a microsecond in total. Tokens added
-since the last sort, at most a fifth of a shard, cannot be found yet.
+since the last sort cannot be found yet; they make up at most a fifth of a shard.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AnswerMemory:
         self._unfinished.drop(output)
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Add a finished answer, which one of the next calls of `follow` sorts."""
+        """Add a finished answer; one of the next calls of `follow` sorts it."""
         self._finished.append(np.array(token_ids, dtype=np.uint32))
 
     def _age(self) -> None:

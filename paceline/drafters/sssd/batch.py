@@ -1,4 +1,4 @@
-"""Draft for a batch with several threads, each handling one request at a time."""
+"""Draft for a batch in several threads; each handles one request at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class DraftJob:
     """A request in a batch.
 
     Attributes:
-        address: Address of the request's `RequestState`, which must have room for the new tokens.
+        address: Address of the request's `RequestState`. Its arrays must have room for the new
+            tokens.
         begin: Index of the first new token in `new_tokens`.
         end: End of the request's new tokens.
         nodes: Maximum number of nodes in the tree.
@@ -62,7 +63,7 @@ def draft_batch(
         new_tokens: New tokens of all requests.
         table: Shards of a snapshot, [shards]; empty without a datastore.
         drafted: Output: nodes of all trees, [batch, max_nodes] records of DRAFT_NODE.
-        taken: Number of requests that threads have taken, [1]; initially 0.
+        taken: Number of requests that the threads have started so far, [1]; initially 0.
         top_tokens: The target's top tokens at the position of each newest token, [batch, k]; -1 if
             there is none.
     Returns:

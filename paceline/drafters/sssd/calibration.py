@@ -1,8 +1,8 @@
 """Load the weights of the scoring network for `fusion=calibrated`.
 
-The weights are part of the package. They were fitted with log loss (Adam, 24 epochs) to the
-candidates that `sssd` proposed for 560 recorded answers from three models (chat, maths and class
-completion). `calibration.json` lists the answers and the loss.
+The weights are part of the package. They were fitted with log loss (Adam, 24 epochs) to candidates
+that `sssd` had proposed. The candidates come from 560 recorded answers from three models (chat,
+maths and class completion). `calibration.json` lists the answers and the loss.
 """
 
 from __future__ import annotations

@@ -58,14 +58,14 @@ class PointerCounts:
         token: Token id.
         by_band: Number of matching pointers, by source and band.
         longest: Length of the longest match by source; 0 if the source does not offer the token.
-        cached: Length of the longest match in an in-memory shard, which holds recent answers.
+        cached: Length of the longest match in the recent answers, which are in-memory shards.
         pointers: Number of pointers of all kinds.
         skips: Number of pointers that skip the newest token.
-        votes: Number of votes for the token from related positions (`weak_matches`).
-        hinted: Source of the latest weak match.
-        nearest: Latest position in the request after a match, or -1.
-        off: Number of tokens between the copied text and the closest position in the request; at
-            most MAX_DISTANCE.
+        votes: Number of votes for the token as a related token (`weak_matches`).
+        hinted: Source of the last weak match that was counted.
+        nearest: Latest position of the token after a match in the request, or -1.
+        off: Distance in tokens from the position where the copied text continues to the closest
+            position of the token after a match in the request; at most MAX_DISTANCE.
     """
 
     token: int
@@ -105,7 +105,7 @@ class SuccessorCounts(NamedTuple):
     """Counts of the tokens that may follow a node.
 
     Attributes:
-        tokens: Counts of each token, in the order of first pointers, [MAX_TOKENS].
+        tokens: Counts of each token, [MAX_TOKENS], in the order of their first pointers.
         node: Counts of all tokens together, [1].
         slots: Hash table of indices into `tokens`, [_SLOTS]; -1 means empty.
     """
@@ -138,7 +138,7 @@ def count_tokens(
         pool: Pointers of the tree.
         pointers: Pointers of the node.
         prompt_length: Length of the prompt.
-        copy_position: Request position at which the copied text continues.
+        copy_position: Request position where the copied text continues.
         counts: Counts to fill.
     Returns:
         The number of different tokens.
@@ -220,8 +220,8 @@ def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, in
 def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
     """Return whether a token can be skipped without scoring.
 
-    This is the case if the node has many tokens, the token has only one pointer, and its match is
-    at least two tokens shorter than the longest match.
+    A token is skipped if the node has many tokens and this token has only one pointer. The match
+    of this pointer must be at least two tokens shorter than the node's longest match.
     """
     token, node = counts.tokens[which], counts.node[0]
     if num_tokens <= MANY_TOKENS or token.pointers > 1 or token.votes > 0:
@@ -234,7 +234,7 @@ def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
 
 @kernel
 def origin_of(counts: SuccessorCounts, which: int) -> Any:
-    """Return a token's origin, which is the source with the longest match.
+    """Return a token's origin: the source with the longest match before the token.
 
     Among sources with matches of that length, the one with the most matches wins.
     """

@@ -1,14 +1,14 @@
-"""SSSD, which drafts a tree from the request and a datastore, by probability.
+"""SSSD: draft a tree of the most likely tokens from the request and a datastore.
 
 Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` uses the paper's
 sources and fixed weights. `fusion=calibrated` predicts the probability of each token from the
-match statistics of both sources (`features`), and also searches the engine's recent answers.
+match statistics of both sources (`features`). It also searches the engine's recent answers.
 
 - `request_index`: earlier positions of the newest tokens in the request.
-- `request_matches`, `store_matches`, `weak_matches`: match pointers of a node, in a `pool`.
+- `request_matches`, `store_matches`, `weak_matches`: match pointers of a node, stored in a `pool`.
 - `counting`: match statistics by token.
-- `features`, `network`: inputs of a small network, and its probability.
-- `search`: the tree, best first. `paper`: the tree of `fusion=paper`.
+- `features`, `network`: a small network's inputs, and the probability that it predicts.
+- `search`: growth of the tree, best first. `paper`: growth of the tree with `fusion=paper`.
 - `last_top_tokens`: candidates from the target's last logits.
 - `batch`: all requests of a step. `answer_memory`: recent answers.
 """
@@ -147,7 +147,7 @@ class Sssd(Drafter):
         self._top_tokens.observe(outcomes)
 
     def stop(self, request: Request) -> None:
-        """Drop the index; store the answer, joined to the end of the prompt."""
+        """Drop the index, and store the answer together with the end of the prompt."""
         self._top_tokens.stop(request)
         if (
             self._index.pop(request.id, None) is not None
@@ -160,7 +160,7 @@ class Sssd(Drafter):
             )
 
     def _storable(self, token_ids: list[int]) -> list[int]:
-        """Return the tokens before the first id that the datastore does not support."""
+        """Return the tokens before the first id that the datastore cannot store."""
         if (
             self._store is None
             or self._learning is not self._store
@@ -191,7 +191,8 @@ class _SearchBatch:
     Args:
         max_tree: Maximum number of nodes in a tree.
     Attributes:
-        outputs: New output tokens by request id, starting with the end of the prompt.
+        outputs: New output tokens by request id. A request's first entry starts with the end of
+            the prompt.
     """
 
     def __init__(self, max_tree: int) -> None:
@@ -218,7 +219,7 @@ class _SearchBatch:
         self._jobs.append((index.address, begin, begin + len(new), nodes, levels, 0))
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
-        """Return the arguments of `draft_batch` between the fusion and the top tokens."""
+        """Return the arguments of `draft_batch` from `jobs` to `taken`."""
         jobs: NDArray[np.void] = np.array(self._jobs, dtype=JOB)
         max_nodes = max(1, *(nodes for _, _, _, nodes, _, _ in self._jobs))
         self._drafted = np.empty((len(jobs), max_nodes), dtype=DRAFT_NODE)

@@ -2,8 +2,8 @@
 
 The fields up to `skips` belong to the token; the others belong to its node and are the same for
 all tokens of the node. Counts and lengths are encoded as log(1 + n), and shares as log odds. In
-the example in `counting`, 7 was found once in the prompt. 8 was found once in the output and once,
-after 5 matching tokens, in the datastore.
+the example in `counting`, token 7 was found once in the prompt. Token 8 was found twice: in the
+output, and in the datastore after 5 matching tokens.
 
     token 8          == prompt   output   store        node     == prompt   output   store
     longest_of_token == 0        log 3    log 6        longest  == log 3    log 3    log 6
@@ -42,18 +42,20 @@ class Inputs:
             source does not offer the token.
         top_share: Share of the token among the longest matches of the node; log odds, or 0 if the
             source does not offer the token.
-        longest_of_token: Length of the longest match that the token follows; log(1 + tokens).
+        longest_of_token: Length of the longest match before the token; log(1 + tokens).
         count: Number of matching pointers to the token; log(1 + n).
-        latest_of_longest: 1 for the request's best candidate, which follows its longest match;
-            otherwise 0.
-        age: Number of tokens since the latest position after a match in the request; log(1 + n),
-            or NEVER.
+        latest_of_longest: 1 for the request's best candidate, which follows the longest match in
+            the request; 0 for all other tokens.
+        age: Number of tokens since the token last followed a match in the request; log(1 + n), or
+            NEVER.
         seen: Number of tokens since the token's latest occurrence in the request; log(1 + n), or
             NEVER.
-        off_line: Number of tokens between the copied text and the token's position; log(1 + n).
-        vote_share: Number of votes from related positions, divided by the node's number of
-            matching pointers.
-        skip_share: Share of the pointers that skip the newest token; log odds.
+        off_line: Distance in tokens from the position where the copied text continues to the
+            closest position of the token after a match in the request; log(1 + n).
+        vote_share: Number of votes for the token as a related token (`weak_matches`), divided by
+            the node's number of matching pointers.
+        skip_share: Share of the token among the node's pointers that skip the newest token; log
+            odds.
         skips: Number of pointers to the token that skip the newest token; log(1 + n).
         top_pointers: Number of the node's pointers in the band of its longest matches; log(1 + n).
         pointers: Number of matching pointers of the node; log(1 + n).
@@ -179,7 +181,7 @@ def describe_token(
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
     """Estimate a token's probability from one source by blending, as in PPM.
 
-    The share at each match length is blended with that at the next shorter length.
+    The token's share at each match length is blended with its share at the next shorter length.
 
     Returns:
         The blended share, the share among the longest matches, and the number of pointers to the

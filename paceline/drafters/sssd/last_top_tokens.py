@@ -1,8 +1,8 @@
 """Offer the target's latest top tokens as children of the root (LogitSpec).
 
-The target's last logits selected the root. Their other top tokens often follow one position later:
-after "in the", the runner-up "new" may come next. The search then looks for continuations of such
-a child as for every other node.
+The root is the token that the target chose from its last logits. The other top tokens in these
+logits often occur one position later. For example, if "the" was chosen and "new" was second, the
+text may continue with "the new". The search then extends such a child like any other node.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LastTopTokens:
                     self._tokens[outcome.request.id] = outcome.target_top.token_ids[row].tolist()
 
     def rows(self, requests: Sequence[Request]) -> IntArray:
-        """Return [batch, count] token ids without the newest tokens; -1 fills the rows."""
+        """Return token ids [batch, count] without the newest token, padded with -1."""
         rows = []
         for request in requests:
             tokens, newest = self._tokens.get(request.id, ()), request.token_ids[-1]
@@ -62,7 +62,8 @@ class LastTopTokens:
 def offer_top_tokens(frontier: Records[Child], waiting: int, top_tokens: NDArray[np.int64]) -> int:
     """Add the missing top tokens as children of the root; return the frontier's size.
 
-    The tokens share the probability left over by the children found by retrieval.
+    The children found by retrieval keep their probabilities. The added tokens share the
+    probability that remains.
     """
     found = 0.0
     for index in range(waiting):

@@ -31,11 +31,12 @@ class Network(NamedTuple):
 
     Attributes:
         inputs: Inputs by name, [1].
-        columns: The same memory as numbers, [len(FEATURES)].
+        columns: The same inputs in the same memory, as an array, [len(FEATURES)].
         node_units: First layer with only the node's inputs, [HIDDEN].
         units: First layer with all inputs, [HIDDEN].
-        alike: Confidence of tokens that occur once in the datastore, by match length (0 after a
-            skipped token), [LONGEST + 1]; -1 if not computed yet.
+        alike: Confidence of tokens that occur only once, in the datastore, by match length,
+            [LONGEST + 1]. Length 0 means a skipped token, and -1 a confidence that has not been
+            computed yet.
     """
 
     inputs: Records[Inputs]
@@ -91,8 +92,8 @@ def confidence_of(
 ) -> float:
     """Return the confidence of one token; call `begin_node` first.
 
-    Tokens that are not in the request and occur once in the datastore have the same inputs if
-    their match lengths are equal, so their confidence is computed only once.
+    Tokens that occur only once, in the datastore, have the same inputs if their matches have the
+    same length. For each length, their confidence is therefore computed only once.
     """
     token = counts.tokens[which]
     match = token.longest[STORE]

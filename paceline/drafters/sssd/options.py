@@ -19,17 +19,18 @@ class SssdOptions:
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
             default, the drafter searches only the request and earlier answers.
-        fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, "paper" uses
-            the paper's fixed weights. Defaults to "calibrated".
+        fusion: Method of scoring candidate tokens: "calibrated" uses a small fitted network, and
+            "paper" uses the fixed weights from the paper. Defaults to "calibrated".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Defaults to 48 with the
-            draft budget. Without the budget, the default is 7, or 24 for the whole batch in larger
-            batches.
+            draft budget. Without the budget, the default is 7, but at most 24 nodes for the whole
+            batch.
         budget: Verify only the nodes that are expected to save time; default true.
-        answer_cache_tokens: Number of tokens from recent and unfinished answers to search in
-            memory. From 0 (disabled) to 1048576. Defaults to 262144, or to 0 with `fusion=paper` or
-            `update_datastore`.
-        last_logits: Also propose other top tokens of the target's last logits. They often follow
-            one token later (LogitSpec). Only with `fusion=calibrated`; default false.
+        answer_cache_tokens: Maximum number of tokens from recent and unfinished answers that are
+            cached in memory and searched. From 0 (disabled) to 1048576. Defaults to 262144, or to
+            0 with `fusion=paper` or `update_datastore`.
+        last_logits: Also propose the other top tokens in the target's last logits, because they
+            often occur one position later (LogitSpec). Only with `fusion=calibrated`; default
+            false.
         update_datastore: Append finished answers to the datastore; default false.
     """
 

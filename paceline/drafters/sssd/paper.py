@@ -1,15 +1,16 @@
 """Merge sources with fixed weights (Marzollo et al. 2024, algorithm 1).
 
-The weights are those of the authors' code. The datastore yields one tree of counts: suffixes of up
-to 4 tokens, at most 100 entries each, without shorter suffixes once 50 continuations are known.
-The request yields one tree for each match length m from 1 to 4. A token from the request scores
-0.6 times its share on the first level, and 0.6 + 0.1 m times its share and its parent's score
-below. A token from the datastore scores its share times its parent's score. A heap merges the
-trees; a token from two sources gets the larger score. As in the authors' code, output is searched
-once a whole window of 8 tokens is known.
+The weights are those of the authors' code. The datastore yields one tree of counts. Its
+continuations come from suffixes of up to 4 tokens, with at most 100 entries each. Shorter suffixes
+are not looked up once 50 continuations are known. The request yields one tree for each match
+length m from 1 to 4. The score of a token from the datastore is share * parent's score. The score
+of a token from the request is 0.6 * share on the first level, and (0.6 + 0.1 m) * share * parent's
+score below. A heap merges the trees; a token from two sources gets the larger score. As in the
+authors' code, a position in the output is searched once the window of 8 tokens that starts there
+is complete.
 
-After 1 2, with "1 2 3" twice and "1 2 4" once in the request, and "1 2 4" in 9 of 10 matches in
-the datastore:
+For example, the newest tokens are "1 2". The request contains "1 2 3" twice and "1 2 4" once. In
+the datastore, 9 of 10 matches of "1 2" continue with 4:
 
     waiting == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
     taken   == 4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share), then 3 again: known
@@ -63,7 +64,7 @@ class Candidate:
         token: Token id.
         parent: Node of the tree; 0 for the root.
         depth: Depth of the token.
-        begin: First of the pointers after which the token was counted.
+        begin: First of the pointers from which the token's share was counted.
         end: End of these pointers.
         source: 0 for the datastore, m for matches of m tokens in the request.
         path_confidence: Probability of the whole path.
@@ -105,7 +106,7 @@ def new_merge(max_nodes: int, shards: int) -> Merge:
 
 @kernel
 def branch_length(nodes: int) -> int:
-    """Return the maximum length of a branch from the datastore, given the tree size."""
+    """Return the maximum length of a branch from the datastore for a tree size."""
     if nodes <= SHORT_TREE:
         return max(1, nodes - 1)
     for max_nodes, length in BRANCH_LENGTHS:
@@ -162,7 +163,7 @@ def merge_sources(sources: Sources, merge: Merge, nodes: int, levels: int) -> in
 
 @kernel
 def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
-    """Add the tokens that follow the newest tokens in each source.
+    """Add the tokens that follow matches of the newest tokens in each source.
 
     Returns:
         The number of pointers and of candidates, or (-1 - i, 0) if shard i is damaged.
@@ -187,7 +188,11 @@ def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
 
 @kernel
 def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
-    """Add the pointers of all suffixes; return how many, or -1 - damaged shard."""
+    """Add the pointers of all suffixes to the pool.
+
+    Returns:
+        The number of pointers, or `-1 - i` if shard i is damaged.
+    """
     table, begin, ranges = sources.table, used, pool.ranges[0]
     for size in range(min(PREFIX, context), 0, -1):
         query = query_of(pool, size, 0)
@@ -228,7 +233,7 @@ def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: 
 def _push(
     merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
 ) -> int:
-    """Add the tokens after some pointers to the heap; return the heap's size."""
+    """Add the tokens that the pointers offer to the heap; return the heap's size."""
     begin, end = pointers
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1
@@ -253,7 +258,7 @@ def _push(
 
 @kernel
 def _origin(text: RequestText, pool: Pool, source: int, pointers: PointerRange, token: int) -> Any:
-    """Return the origin of a candidate, which is the source of most of its positions."""
+    """Return a candidate's origin: the text that contains most of its positions."""
     if source == 0:
         return ORIGINS[STORE]
     balance = 0

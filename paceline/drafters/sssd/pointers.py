@@ -12,7 +12,7 @@ datastore contains the text ... 9 1 2 8 ..., starting at position 37.
                                    3   REQUEST       2       7
                                   40   0             2       8
 
-A node 7 below the root has the first of these pointers, advanced by one token
+The child of the root with token 7 inherits the first of these pointers, advanced by one token
 (`request_matches.advance`):
 
     pointers of the node 7 == position   shard     match   token
@@ -35,8 +35,8 @@ class Pointer:
     Attributes:
         position: Position of the token that follows, in the request or in the text of the shard.
         shard: Index of the shard in the datastore, or REQUEST.
-        match: Number of tokens before the position that match those up to the node. Negative for a
-            weak match (`weak_matches`).
+        match: Number of tokens before the position that match the tokens up to the node. Negative
+            for a weak match (`weak_matches`).
         token: The token that follows, or ENDS.
     """
 

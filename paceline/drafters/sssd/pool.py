@@ -8,10 +8,10 @@ the request, followed by the path to the node. For example, with LONGEST = 32, t
     tail  == unused      5   1   2   7   4   1   2    7   4
                        <------- context: 7 -------> < depth: 2 >
 
-The query of this node is tail[25:34], so its begin is 25 and its end is 34. The root looks up
-suffixes of its query, from long to short, in the request (`request_matches`) and in the datastore
-(`store_matches`). Any other node inherits those pointers of its parent that offer its token. If
-there are none, it looks up shorter suffixes of its query.
+The query of this node is tail[25:34], so its begin is 25 and its end is 34. For the root, the
+search looks up suffixes of the query, from long to short, in the request (`request_matches`) and
+in the datastore (`store_matches`). Any other node inherits its parent's pointers that offer its
+token. If there are none, the search looks up shorter suffixes of the node's query.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Index the n-grams of a request's prompt and output in compiled hash chains.
 
-For each n in `NGRAM_SIZES`, a position is linked to the previous position whose n-gram is in the
-same bucket, as in a chained hash table. For example, for n = 2 and the request 5 1 2 7 1 2 8 1 2:
+For each n in `NGRAM_SIZES`, the index assigns every n-gram to a bucket. Each position is linked to
+the previous position whose n-gram is in the same bucket, as in a chained hash table. For example,
+for n = 2 and the request 5 1 2 7 1 2 8 1 2:
 
     position == 0  1  2  3  4  5  6  7  8
     token    == 5  1  2  7  1  2  8  1  2
     previous == -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] is 8, the newest position
 
 From the head, the links lead to all positions of "1 2": 8, 5, 2. Adding a token takes constant
-time, and the token can be found immediately. Memory is linear: 56 bytes per token of capacity.
-Chains may contain other n-grams in the same bucket, so the match length (up to `LONGEST` tokens)
-is computed from the text.
+time, and the token can be found immediately. The index takes 56 bytes of memory per token of
+capacity. Chains may contain other n-grams in the same bucket, so the match length (up to `LONGEST`
+tokens) is computed from the text.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class RequestState:
         store_hits: Running mean of the acceptance rate of the datastore's best token.
         request_guess: The request's best token for the next position, or -1.
         store_guess: The datastore's best token for the next position, or -1.
-        copy_position: Request position at which the copied text continues; negative if no text is
+        copy_position: Request position where the copied text continues; negative if no text is
             being copied.
     """
 
@@ -177,7 +178,7 @@ def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
 
 @kernel
 def match_length(text: RequestText, position: int, query: Query) -> int:
-    """Return how many tokens ending at `position` match the end of the query."""
+    """Return how many tokens up to `position` match the end of the query."""
     longest = min(query.end - query.begin, position + 1, LONGEST)
     length = 0
     while length < longest and text.ids[position - length] == query.ids[query.end - 1 - length]:
@@ -201,8 +202,9 @@ def occurrences(
         text: Text of the request.
         size_index: Index of the n-gram size in NGRAM_SIZES.
         query: Text to match.
-        below: Match length at and above which positions are skipped.
-        out: Output, [room]: position after each match and its length, starting at index `count`.
+        below: Positions whose match has this length or more are skipped.
+        out: Output, [room]: the position after each match and the length of the match, starting at
+            index `count`.
         count: Number of filled entries so far.
         max_links: Maximum number of links to follow.
     Returns:

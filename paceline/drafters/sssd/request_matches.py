@@ -28,9 +28,9 @@ def point_into_request(
         pool: Pointers of the tree.
         count: Number of pointers so far.
         query: Text to match.
-        below: Match length at and above which pointers are skipped.
+        below: Pointers whose match has this length or more are skipped.
     Returns:
-        The number of pointers, and the shortest match length for which the search was complete.
+        The number of pointers, and the shortest match length for which all pointers were found.
     """
     first, lowest = count, below
     max_links = ROOT_LINKS if query.end == LONGEST else NODE_LINKS

@@ -157,11 +157,11 @@ def _gather(
 ) -> tuple[int, int]:
     """Find the pointers of a node.
 
-    `context` tokens of the request are in the tail, `used` pointers are in use, and nodes below
-    the root have made `look_ups` searches of the datastore so far.
+    `context` is the number of the request's tokens in the tail, and `used` is the number of
+    pointers so far. `look_ups` counts the datastore searches for nodes below the root so far.
 
     Returns:
-        The number of pointers and of searches, or (-1 - i, 0) if shard i is damaged.
+        The number of pointers and the number of searches, or (-1 - i, 0) if shard i is damaged.
     """
     pool, tree = workspace.pool, workspace.tree
     this = tree[node]

@@ -1,7 +1,8 @@
 """Define the settings of the `sssd` drafter.
 
-docs/development/design-notes.md lists tokens per step with these values, for recorded answers from
-three models (chat, maths and class completion) and from SmolLM2-135M-Instruct.
+docs/development/design-notes.md lists the tokens per step with these values. They were measured on
+recorded answers from three models (chat, maths and class completion) and from
+SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class StoreLimits(NamedTuple):
     """Limits on a search of the datastore.
 
     Attributes:
-        below: Match length at and above which pointers are skipped.
-        enough: Number of added pointers after which no shorter suffix is looked up.
+        below: Pointers whose match has this length or more are skipped.
+        enough: Number of added pointers that is enough: no shorter suffixes are looked up then.
         samples: Maximum number of pointers sampled per suffix.
     """
 
@@ -93,7 +93,7 @@ def point_into_store(
 
 @kernel
 def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) -> tuple[int, int]:
-    """Find the longest suffix of the request in the datastore, by bisection.
+    """Find the request's longest suffix that occurs in the datastore, by bisection.
 
     Returns:
         The index of the suffix size, or -1; and the index of a damaged shard, or -1.
@@ -122,7 +122,7 @@ def look_up(
     end: int,
     ranges: Records[RankRange],
 ) -> tuple[int, int]:
-    """Count the occurrences of tail[begin:end]: (count, -1), or (DAMAGED, shard)."""
+    """Count tail[begin:end] in the datastore; return (count, -1) or (DAMAGED, shard)."""
     total = 0
     for shard in range(len(table)):
         low, high = range_of(table, shard, tail, begin, end)
@@ -143,7 +143,7 @@ def sample(
     upper: int,
     samples: int,
 ) -> tuple[int, int]:
-    """Add pointers to matches of a suffix, sampled at regular intervals of rank.
+    """Add pointers to some matches of a suffix, at regular intervals of their ranks.
 
     Args:
         table: Shards of the datastore.
@@ -151,7 +151,7 @@ def sample(
         count: Number of pointers so far.
         query: Text to match, which ends with the suffix.
         matches: Matches of the suffix.
-        upper: Match length at and above which pointers are skipped.
+        upper: Pointers whose match has this length or more are skipped.
         samples: Maximum number of matches to read.
     Returns:
         The number of pointers and -1; or (DAMAGED, shard).
@@ -183,7 +183,7 @@ def _read_matches(
 ) -> int:
     """Read `wanted` matches of a suffix.
 
-    No iteration depends on the previous one, so that slow memory reads overlap.
+    The iterations do not depend on each other, so slow memory reads can overlap.
 
     Returns:
         -1, or the index of a damaged shard.

@@ -1,6 +1,6 @@
 """Store a growing draft tree as an array of nodes, parents before children.
 
-For example, after the newest tokens "1 2", with 7 and 8 as candidates, and 4 after 7:
+For example, 7 and 8 are the candidates after the newest tokens "1 2", and 4 follows 7:
 
     node            == 0 (root)    1     2     3
     token           == -           7     4     8

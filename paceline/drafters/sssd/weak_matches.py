@@ -1,17 +1,21 @@
 """Add weak matches: copied text, a skipped token, and related tokens.
 
-A skipped token: suppose the request is 1 2 3 4 ... 1 2 9. Nothing followed "9" before, but "1 2"
-was once followed by some token and then 4. So 4 may come next, whatever the newest token is. Its
-pointer has the match value SKIPPED.
+Weak matches propose tokens for a node that has no long match.
 
-Related tokens: suppose the request is 20 7 21 7 ... 20 9 21. The newest token, 21, was followed by
-7 before.
+A skipped token: suppose that the request is 1 2 3 4 ... 1 2 9, and that 9 never occurred before.
+Earlier, "1 2" was followed by one token (3) and then by 4. The search skips that one token, which
+is now 9, and proposes 4. The pointer to this 4 has the match value SKIPPED.
 
-    before == 20  7 21  7     the offered token 7 also occurred 2 positions earlier, after 20
-    now    == 20  9 21  ?     2 positions before the node, after 20, is 9: a vote for 9
+Related tokens: suppose that the request is 20 7 21 7 ... 20 9 21. The newest token is 21. Earlier,
+21 was followed by 7, which repeated the token 2 positions earlier. The token 2 positions before
+the next one is now 9, so 9 is proposed.
 
-Its pointer has the match value -1 for one vote, -2 for two, and so on. If a draft node takes a
-token that only weak matches offer, their pointers continue as matches of one token.
+    before == 20  7 21  7     7 repeats the token 2 positions earlier, which follows 20
+    now    == 20  9 21  ?     the token 2 positions earlier, which follows 20, is 9: one vote for 9
+
+The pointer to this 9 has the match value -1 for one vote, -2 for two votes, and so on. If only
+weak matches offer the token of a draft node, the node inherits their pointers as matches of one
+token.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ _ANYWHERE = 1 << 30  # a distance without limit
 
 @kernel
 def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
-    """Return the request position at which copied text continues; negative if none.
+    """Return the request position where the copied text continues; negative if none.
 
     Args:
         pool: Pointers of the tree.
@@ -76,7 +80,7 @@ def add_weak_matches(
         sources: Texts that are searched.
         pool: Pointers of the tree.
         begin: First pointer of the node.
-        count: Number of pointers so far, which is the end of the node's pointers.
+        count: Number of pointers so far; the node's pointers end there.
         query: Text to match.
     Returns:
         The number of pointers and -1; or (DAMAGED, shard).
@@ -94,7 +98,7 @@ def add_weak_matches(
 
 @kernel
 def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[int, int]:
-    """Add the positions one token after matches of the two tokens before the newest.
+    """Match the two tokens before the newest one, and skip the token after each match.
 
     Returns:
         The number of pointers and -1; or (DAMAGED, shard).
@@ -128,10 +132,15 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Add tokens by analogy with the offered pointers.
+    """Propose tokens that repeat an earlier token, at a distance seen in the matches.
 
-    For example, "7" followed "=7>>" earlier, so "9" is offered after "=9>>". Each offered pointer
-    votes for the distance between its token and the token's previous occurrence.
+    1. Each offered pointer leads to a match and the token after it. If this token occurred shortly
+       before in the matched text, the distance between the two occurrences gets one vote.
+    2. The distances with the most votes are selected, at most MAX_RELATED.
+    3. For each selected distance, the token at this distance before the next position is proposed.
+
+    For example, the three tokens "=", "7" and ">>" were followed by "7" earlier, so the distance 2
+    gets a vote. After "=", "9" and ">>", the token at the distance 2 is "9", so "9" is proposed.
 
     Returns:
         The number of pointers.
@@ -160,7 +169,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return the distance from a pointer to its token's previous occurrence, or 0."""
+    """Return the distance from a pointer's token to its previous occurrence, or 0."""
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1
     tail, end = query.ids, query.end

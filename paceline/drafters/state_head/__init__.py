@@ -1,1 +1,1 @@
-"""Draft with a published head that reads the target's hidden states."""
+"""Draft with a published head, from the target's hidden states."""

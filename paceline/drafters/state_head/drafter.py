@@ -1,8 +1,8 @@
-"""Draft trees with a published head that reads the target's hidden states.
+"""Draft trees with a published head, from the target's hidden states.
 
-The head reads every token chosen by the target, together with the target states from which the
-token was chosen. The tree then grows level by level, as for a draft model. Drafts are
-deterministic, so a seed yields the same text with and without drafts.
+The inputs of the head are the tokens chosen by the target, each with the target states from which
+it was chosen. The tree then grows level by level, as for a draft model. Drafts are deterministic,
+so a seed yields the same text with and without drafts.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class _HeadRequest:
 
 
 class StateHeadDrafter(Drafter):
-    """Drafts a tree per request with a head that reads the target's hidden states.
+    """Drafts a tree per request with a published head, from the target's states.
 
     Args:
         options: Options of the drafter.
-        head: Head, which is loaded when the drafter is attached to a target.
+        head: Published head. It is loaded when the drafter is attached to a target.
     """
 
     name = "state_head"
@@ -128,7 +128,7 @@ class StateHeadDrafter(Drafter):
                 )
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft a tree for each request whose newest token has a target state."""
+        """Draft a tree for each request for whose newest token a target state is known."""
         trees = [EMPTY_TREE] * len(requests)
         for request in requests:
             if request.id in self._records:

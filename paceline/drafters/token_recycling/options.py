@@ -19,11 +19,11 @@ class TokenRecyclingOptions:
     Attributes:
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions.
             At least 1; default 3. The paper uses 1.
-        tree: Shape of the draft tree: "best" uses the most likely nodes, "paper" uses the paper's
-            fixed tree. Defaults to "best".
+        tree: Shape of the draft tree: "best" selects the most likely nodes, and "paper" uses the
+            fixed tree from the paper. Defaults to "best".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
-            draft budget. Without the budget, the default is 16, or 48 for the whole batch in larger
-            batches. With tree=paper, it is 80.
+            draft budget. Without the budget, the default is 16, but at most 48 nodes for the whole
+            batch. With tree=paper, it is 80.
         budget: Verify only the nodes that are expected to save time. The paper's tree is always
             verified as a whole. Defaults to true.
         min_path_probability: Path probability below which a node is not proposed, for tree=best.
