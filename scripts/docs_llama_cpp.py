@@ -46,8 +46,8 @@ def llama_cpp_costs() -> str:
         f" 256 tokens, on one thread of an {content['processor']} processor. A commit of 16 nodes"
         f" with 9 leaves takes {commit:.2f} ms, and copying the sequence to the front of the cache"
         f" takes {move:.1f} ms. In three runs with {answers['prompts']} answers of"
-        " {answers['tokens']}"
-        " tokens each, half of them to prompts that ask for repetitive text, on a busy machine,"
+        f" {answers['tokens']} tokens each,"
+        " half of them to prompts that ask for repetitive text, on a busy machine,"
         f" the processor time of `auto` was that of plain decoding, multiplied by {ratios}."
     )
     return "\n".join([*lines, "", setup])
