@@ -40,7 +40,8 @@ def _attend(
     """Compute masked attention, with the signature that transformers requires.
 
     Args:
-        query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
+        query: Queries, [batch, heads, columns, dim]. `key` and `value` are [batch, key heads,
+            positions, dim].
         attention_mask: Mask [batch, 1, heads per key head * columns, positions]; or a placeholder
             mask whose address is a key in `AttentionState.trees`.
     Returns:

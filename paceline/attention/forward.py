@@ -29,8 +29,8 @@ class AttentionState:
     Attributes:
         num_causal: Number of leading columns with causal attention: the prompt's columns if the
             cache is empty. Default 0.
-        metadata: Keys of each row by position; None if the keys are in the order of their cache
-            positions.
+        metadata: Keys of each row, ordered by position; None if the keys are in the order of their
+            cache positions.
         trees: Visible keys of the columns, by address of the placeholder mask; empty if real masks
             are used.
         grouped: Masks of the pass and the additive masks that `sdpa` derives from them, by address,

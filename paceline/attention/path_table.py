@@ -1,4 +1,4 @@
-"""Store the paths of packed batches at a fixed address."""
+"""Store the `Paths` of packed batches at a fixed address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 
 
 class PathTable:
-    """Stores the paths for one kind of layer in a table of constant size.
+    """Stores the `Paths` for one kind of layer in a table of constant size.
 
     Args:
         queries: Maximum number of queries.
@@ -51,7 +51,7 @@ class PathTable:
         Args:
             table: Table, int32 [size].
             visible: Visible ranges of the batch.
-            order: Keys of each row by position.
+            order: Keys of each row, ordered by position.
         """
         table.fill(0)
         room = self._tiles, self._queries

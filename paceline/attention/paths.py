@@ -70,10 +70,10 @@ def paths_of(
     tile_columns: int,
     device: torch.device,
 ) -> Paths:
-    """Return the paths of a forward pass; layers with the same mask share them.
+    """Return the `Paths` of a forward pass; layers with the same mask share them.
 
     Args:
-        order: Keys of each row by position.
+        order: Keys of each row, ordered by position.
         mask: Mask, as in `AttentionMetadata.visible`.
         columns: Number of columns in the query tensor.
         tile_columns: Maximum number of queries per tile.
@@ -130,12 +130,12 @@ def fill_paths(
     tile_columns: int,
     room: tuple[int, int],
 ) -> bool:
-    """Write the paths of a batch to a shared table; return False if it is too small.
+    """Write the `Paths` of a batch to a shared table; return False if it is too small.
 
     Args:
-        table: int32 [4 * tiles + queries * (3 + width)], zeros.
+        table: Table of zeros, int32 [4 * tiles + queries * (3 + width)].
         visible: Visible ranges of the batch.
-        order: Keys of each row by position.
+        order: Keys of each row, ordered by position.
         tile_columns: Maximum number of queries per tile.
         room: Number of tiles and number of queries for which the table has room.
     """

@@ -1,7 +1,7 @@
 """Compute which keys the queries of a ragged batch see, without a mask.
 
-A pending token sees the text up to itself. A node sees the text and its ancestors. Sliding windows
-and chunked attention hide keys that are too far back.
+A pending token sees the text up to and including itself. A node sees the text and its ancestors.
+Sliding windows and chunked attention hide keys that are too far back.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class PackedRows(NamedTuple):
         starts: Index of the first query of each row, [rows + 1].
         cached: Number of tokens in the cache before the forward pass, [rows].
         pending: Number of pending tokens, [rows].
-        parents: Parent of each node within its tree, [nodes]; -1 for the root.
+        parents: Parent of each node within its tree, [nodes]; -1 if the parent is the root.
         depths: Depth of each node, [nodes]; 1 for a child of the root.
-        ranks: Rank of each node within its tree by depth, [nodes].
+        ranks: Rank of each node when the nodes of its tree are sorted by depth, [nodes].
         first_nodes: Index of the first node of each row, [rows + 1].
     """
 
@@ -77,7 +77,7 @@ def visible_in_trees(rows: PackedRows, reach: Reach = UNLIMITED) -> VisibleRange
 def _runs(
     packed: tuple[IntArray, ...], window: int, chunk: int
 ) -> tuple[NDArray[np.void], IntArray]:
-    """Return all runs, and the index of each query's first run (`VisibleRanges`)."""
+    """Return all runs of visible keys, and the index of each query's first run."""
     starts, cached, pending, parents, depths, ranks, nodes = packed
     rows = len(cached)
     begin = np.zeros(starts[rows] + 1, dtype=np.int64)

@@ -1,9 +1,9 @@
 """Register attention by position with transformers, under the name "paceline".
 
-paceline's forward passes call it with the order of their keys (`AttentionState`). It also works in
-`model.generate`, for a model loaded with `AutoModelForCausalLM.from_pretrained(...,
-attn_implementation="paceline")`. The order of summation does not depend on batch, padding, cache
-or prompt chunks.
+paceline's forward passes call this function with the order of their keys (`AttentionState`). The
+function also works in `model.generate`, for a model loaded with
+`AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")`. The order of summation
+does not depend on batch, padding, cache or prompt chunks.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def _attend(
     """Compute attention by position, with the signature that transformers requires.
 
     Args:
-        query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
-        attention_mask: bool [batch, 1, columns, positions].
+        query: Queries, [batch, heads, columns, dim]. `key` and `value` are [batch, key heads,
+            positions, dim].
+        attention_mask: Mask, bool [batch, 1, columns, positions].
         softcap: Soft limit on the scores, or None.
         s_aux: Attention sinks, [heads], or None.
     Returns:

@@ -44,8 +44,9 @@ def _attend(
     """Compute attention with SDPA, with the signature that transformers requires.
 
     Args:
-        query: [batch, heads, columns, dim]; key, value: [batch, key heads, positions, dim].
-        attention_mask: bool [batch, 1, columns, positions].
+        query: Queries, [batch, heads, columns, dim]. `key` and `value` are [batch, key heads,
+            positions, dim].
+        attention_mask: Mask, bool [batch, 1, columns, positions].
     Returns:
         Output, [batch, columns, heads, dim], and None for the weights.
     """
@@ -79,11 +80,12 @@ def _attend(
 def _grouped_mask(masks: GroupedMasks, mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """Return the additive mask for all query heads of a key head.
 
-    A pass computes it once. SDPA converts Boolean masks in the same way, but in every layer.
+    Each forward pass computes this mask once. SDPA converts Boolean masks in the same way, but in
+    every layer.
 
     Args:
-        masks: Masks of the pass; `mask` and the result are added.
-        mask: bool [batch, 1, columns, positions].
+        masks: Masks of the pass, to which `mask` and the result are added.
+        mask: Boolean mask, [batch, 1, columns, positions].
         groups: Number of query heads per key head.
         dtype: Data type of the queries.
     """

@@ -11,8 +11,8 @@ class Launch(NamedTuple):
     Attributes:
         keys: Number of keys per block, a divisor of `KEYS_PER_SPLIT`.
         warps: Number of warps per program.
-        stages: Number of blocks in flight: 1 reads each block when it is needed, 2 prefetches the
-            next block.
+        stages: Number of blocks in flight. With 1, each block is read when it is needed; with 2,
+            the next block is prefetched.
     """
 
     keys: int

@@ -58,7 +58,7 @@ def attention_by_position(
         key: Keys, [rows, key heads, positions, dim].
         value: Values, [rows, key heads, positions, value dim].
         mask: Mask, as in `Backend.attention`.
-        metadata: Keys of each row by position.
+        metadata: Keys of each row, ordered by position.
         options: Options for the attention scores.
     Returns:
         Output, [rows, columns, heads, value dim], with the dtype, rows and columns of the query.

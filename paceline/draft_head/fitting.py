@@ -1,4 +1,4 @@
-"""Fit a draft head without training: a linear map by ridge regression.
+"""Fit a draft head as a linear map, by ridge regression instead of training.
 
 The target samples a few thousand tokens once. The map predicts the next state from a state and the
 embedding of the token sampled from it.
@@ -73,7 +73,7 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _fit(model: CachedLM, num_pairs: int) -> Weights:
-    """Fit the weights; with too few pairs, the weights' `token_ids` are empty."""
+    """Fit the weights; with too few pairs, return weights without `token_ids`."""
     embedding, head = embedding_and_head(model)
     try:
         pairs = _generate(model, num_pairs)
@@ -94,7 +94,7 @@ def _fit(model: CachedLM, num_pairs: int) -> Weights:
 
 
 def _weights(solution: Tensor, num_token_ids: int) -> Weights:
-    """Return the weights, given a map [inputs and constant, hidden]."""
+    """Return the weights for a linear map [inputs and constant, hidden]."""
     hidden = solution.shape[1]
     return Weights(
         solution[:-1].T.contiguous(),

@@ -15,7 +15,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 def why_not_probed(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model is not probed, or None.
+    """Return why a model is not probed; None if it is probed.
 
     Args:
         model: Loaded model.
@@ -30,7 +30,7 @@ def dependent_layers(model: PreTrainedModel) -> str:
 
 
 def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model that supports attention by position is not probed, or None."""
+    """Return why a model with attention by position is not probed; None if it is."""
     if setting == "auto" and model.device.type == "cuda":
         return "not tried on CUDA unless batch_invariant=True"
     foreign = foreign_weights(model)

@@ -3,8 +3,8 @@
 The number of rows determines the kernel of a matrix product and thus the order of its sums. An
 activation function computes the last elements of a tensor with a different routine. A token's
 values may therefore depend on how many tokens share the forward pass. Row counts with
-bit-identical results form a class. Classes depend on processor, libraries, threads and shapes, so
-they are measured.
+bit-identical results form a class. Classes depend on the processor, libraries, threads and shapes,
+so they must be measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RowClass:
 
 
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the first row count of each range that agrees, in ascending order.
+    """Return the first row count of each range of agreeing counts, in ascending order.
 
     Large counts are tested with rows from the middle of `rows`, and small counts with the first
     and the last rows.

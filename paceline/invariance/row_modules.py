@@ -183,7 +183,7 @@ class RowRouter(RowModule):
 
 @dataclass(slots=True)
 class RowExperts(RowModule):
-    """A module of experts, which are selected by the row alone.
+    """A module of experts whose selection depends only on the row.
 
     A row contains the inputs, followed by the scores of all experts. Random rows with a few large
     columns select some experts often and others rarely.
@@ -191,7 +191,7 @@ class RowExperts(RowModule):
     Attributes:
         num_experts: Number of experts.
         num_choices: Number of experts per row.
-        weights_like: Tensor with the dtype of the experts' weights in a row.
+        weights_like: Tensor with the dtype of the routing weights of the chosen experts.
     """
 
     num_experts: int = 0

@@ -72,7 +72,7 @@ def _read(
 
 
 def _media_of(messages: Sequence[Message]) -> dict[str, list[Any]]:
-    """Return a conversation's images, videos and audio, in order, by kind."""
+    """Return a conversation's images, videos and audio, grouped by kind and in order."""
     media: dict[str, list[Any]] = {}
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():

@@ -32,8 +32,8 @@ class MediaProcessor:
 
     Args:
         model: Loaded model.
-        source: Directory, hub id or processor object. If the caller passed none, this is the
-            `model` argument.
+        source: Directory, hub id or processor object. If the caller names no processor, this is
+            the caller's `model` argument.
     """
 
     def __init__(self, model: PreTrainedModel, source: Any) -> None:

@@ -38,12 +38,12 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
     """Return an image, video or audio part of a message, with its content loaded.
 
     Args:
-        part: Part of a message. The value of `image`, `url` or `path` is an image, as is OpenAI's
-            `image_url`.
+        part: Part of a message. An image is the value of an `image`, `url` or `path` field, or of
+            OpenAI's `image_url` field.
         where: Name of the part in error messages.
         files: Whether parts may be file paths or objects, in addition to data URLs.
     Returns:
-        A part with its `type`, and the content under the type's name.
+        A part with its `type`, and with the content in a field named after the type.
     Raises:
         ConfigError: The part has the wrong type, or its content cannot be used.
     """

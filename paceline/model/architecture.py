@@ -111,8 +111,8 @@ class Architecture:
             chains: Whether to verify only chains, without masks, even if the `forward` method
                 accepts masks.
         Raises:
-            UnsupportedModelError: The model is an encoder-decoder, recurrent or index-sparse, or
-                it does not support the requested attention by position.
+            UnsupportedModelError: The model cannot be verified losslessly (`refuse_unsupported`),
+                or it does not support the requested attention by position.
             ConfigError: The attention implementation does not accept a 4-D mask.
         """
         config = model.config.get_text_config(decoder=True)

@@ -177,7 +177,7 @@ class CachedLM(ForwardPasses):
         """Return a checksum of everything on which the cost of forward passes depends.
 
         Args:
-            max_rows: Maximum number of rows that are timed.
+            max_rows: Maximum number of rows in the timed forward passes.
         """
         products = self.products
         return environment_key(

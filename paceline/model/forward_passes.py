@@ -89,7 +89,8 @@ class ForwardPasses(CachedRequests):
             prefill_chunk: Maximum number of pending tokens per request; None means the model's
                 `prefill_chunk`.
             reduced_logits: Whether to return only the logits of the reduced vocabulary, in the
-                order of `kept_ids`. Has no effect without a reduced vocabulary. Default False.
+                order of `kept_ids`. This has no effect without a reduced vocabulary. Default
+                False.
         Returns:
             For each request, the logits after its last pending token and after each node, preceded
             by the logits of any scored tokens.

@@ -98,7 +98,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def require_packages(path: Path) -> None:
-    """Raise if the packages that read GGUF files are not installed."""
+    """Raise an error if the packages that read GGUF files are not installed."""
     packages = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if packages:
         raise ConfigError(

@@ -146,7 +146,7 @@ class Sketch:
 
     @staticmethod
     def decode(text: str) -> Sketch:
-        """Read a sketch that `encode` wrote.
+        """Restore a sketch from the text that `encode` returned.
 
         Raises:
             ValueError: The text is not a sketch.

@@ -55,7 +55,7 @@ def usable_device(device: str | torch.device) -> str | torch.device:
 def require_packing_possible(
     model: object, weights: str, dtype: str | torch.dtype, device: str | torch.device
 ) -> None:
-    """Raise if the weights of a model cannot be packed with these options."""
+    """Raise an error if a model's weights cannot be packed with these options."""
     start, torch_dtype = f"weights={weights!r}: got", dtype_named(dtype)
     if not isinstance(model, str | Path) or packed_source(model) is not None:
         got = "a GGUF file" if isinstance(model, str | Path) else "a loaded model"

@@ -88,8 +88,8 @@ class Prefilled:
 class MediaPrefill:
     """Runs a model's own `forward` over prompts with images, videos or audio.
 
-    The view it uses has torch's matrix products and the model's own attention. Attributes that the
-    model writes, such as position offsets, are therefore invisible to other calls.
+    Its view of the model has torch's matrix products and the model's own attention. Attributes
+    that the model writes, such as position offsets, are therefore invisible to other calls.
 
     Args:
         model: Loaded model.
@@ -240,7 +240,7 @@ class MediaPrefill:
         return module
 
     def _accepted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that `forward` accepts, in the model's dtype and device."""
+        """Return the tensors that `forward` accepts, with the model's dtype and device."""
         accepted = forward_parameters(self._model)
         return {
             name: tensor.to(
@@ -254,8 +254,8 @@ class MediaPrefill:
 def _copy_flags(source: nn.Module, target: nn.Module) -> None:
     """Copy the flags that mark a model's output recorders as installed.
 
-    Transformers installs these hooks in a model's first forward pass. A model and its view share
-    the hooks, so only one of them may install them.
+    Output recorders are hooks that transformers installs in a model's first forward pass. A model
+    and its view share the hooks, so only one of them may install them.
     """
     for part, other in zip(source.modules(), target.modules(), strict=True):
         if isinstance(part, PreTrainedModel):

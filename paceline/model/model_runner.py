@@ -147,7 +147,7 @@ class ModelRunner:
         )
 
     def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
-        """Run a padded batch in a bucket, and return its logits; None without a bucket."""
+        """Run a padded batch in a bucket, and return its logits; None if no bucket fits."""
         # A fixed shape's masks would read shifted positions.
         if self.fixed_shapes is None or self._offsets is not None:
             return None
@@ -160,7 +160,7 @@ class ModelRunner:
         return output.logits
 
     def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
-        """Run a packed batch in a bucket, and return its logits; None without a bucket."""
+        """Run a packed batch in a bucket, and return its logits; None if no bucket fits."""
         if self.fixed_shapes is None or self._offsets is not None:
             return None
         self._begin_packed(packing, int((packing.pending + packing.nodes).sum()))

@@ -1,7 +1,7 @@
 """Find modules and weights from libraries other than torch and transformers.
 
 The quantisation libraries need not be installed. Kernels and probes that read or replace weights
-skip such a model; `row_check` tests whether its modules treat rows independently.
+skip models with such modules. `row_check` tests whether the modules treat rows independently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     """Yield modules whose code or weights come from other libraries, with names.
 
-    These are modules with foreign weights, with hooks, or of classes outside torch and
+    These modules have foreign weights or hooks, or their classes belong neither to torch nor to
     transformers' architectures.
     """
     for name, module in model.named_modules():

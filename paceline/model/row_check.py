@@ -124,7 +124,8 @@ def _dependence(module: nn.Module, rows: Tensor, dims: int, counts: tuple[int, .
     Args:
         module: Module that maps rows to rows.
         rows: Rows that the model passed to the module, [n, size].
-        dims: Number of dimensions of the module's input; with 3, each row is a sequence.
+        dims: Number of dimensions of the module's input. With 3 dimensions, each row is passed as
+            a sequence of one token.
         counts: Row counts to try, each at least 2.
     """
 

@@ -1,4 +1,4 @@
-"""Choose between compiled recurrences and torch's."""
+"""Choose between compiled recurrences and recurrences in torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.recurrence.torch_recurrences import TORCH_RECURRENCES
 
 
 def recurrences_for(rows: Tensor) -> Recurrences:
-    """Return the compiled recurrences for a tensor on a CPU, and torch's otherwise.
+    """Return compiled recurrences for a tensor on a CPU, and those of torch otherwise.
 
     The choice depends on the dtype of `rows`, so all layers of a model use the same recurrences.
 

@@ -211,7 +211,7 @@ class _Walk:
 
 
 def _before(states: FoldedStates) -> Tensor:
-    """Return the states of each request before the path."""
+    """Return the states of each request before the first token of its path."""
     return states.held[states.slots] if states.start is None else states.start
 
 

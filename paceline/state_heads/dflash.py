@@ -1,8 +1,9 @@
 """Load a DFlash head, which predicts a block of tokens at once (Chen et al. 2026).
 
-Each layer attends to keys and values computed from the target's states, and to a block: the newest
-token, then mask tokens. The output at each mask token predicts the token at its position. The
-layers are Qwen3 layers. Only keys and values from the target's states stay in the cache.
+Each layer attends to keys and values computed from the target's states, and to a block, which
+consists of the newest token and mask tokens. The output at each mask token predicts the token at
+that position. The layers are Qwen3 layers. Only keys and values from the target's states stay in
+the cache.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class DFlashModule(nn.Module):
 
     Args:
         config: Configuration of its layers.
-        read: Number of state values per token.
+        read: Number of values in the target states of one token.
     """
 
     def __init__(self, config: Any, read: int) -> None:
@@ -255,7 +256,7 @@ class DFlashHead(StateHead):
         return embedded
 
     def project(self, outputs: Tensor) -> Tensor:
-        """Return logits for outputs [n, hidden], using the head's or target's LM head."""
+        """Return logits for outputs [n, hidden], from the head's or the target's LM head."""
         head: Any = self._target.get_output_embeddings()
         logits: Tensor = (
             head(outputs.to(self._target.dtype))

@@ -1,4 +1,4 @@
-"""Load an EAGLE-3 head in the format of speculators or EAGLE."""
+"""Load an EAGLE-3 head in the format of the speculators library or of EAGLE."""
 
 from __future__ import annotations
 

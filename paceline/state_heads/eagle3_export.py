@@ -1,4 +1,4 @@
-"""Write an EAGLE-3 head in the format of speculators, which vLLM loads."""
+"""Write an EAGLE-3 head in the format of the speculators library, for vLLM."""
 
 from __future__ import annotations
 

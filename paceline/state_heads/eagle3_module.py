@@ -42,7 +42,8 @@ class Eagle3Shape:
         norm_before_residual: Whether the residual stream carries normalised states.
         norm_before_fc: Whether the joined states are normalised.
         fc_norm: Whether each state is normalised.
-        norm_output: Whether the output is normalised before it is an input at the next token.
+        norm_output: Whether the output is normalised before it becomes an input for the next
+            token.
     """
 
     layers: PretrainedConfig
@@ -125,7 +126,7 @@ class Eagle3Module(nn.Module):
         self._norm_output = shape.norm_output
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return the states of the first layer, [..., hidden].
+        """Return the input states for the first layer, [..., hidden].
 
         Args:
             states: Target states of each token, [..., states, target hidden].
@@ -140,7 +141,7 @@ class Eagle3Module(nn.Module):
     def forward(
         self, token_ids: Tensor, states: Tensor, positions: Tensor, **inputs: Any
     ) -> Tensor:
-        """Return the output at each token, which is an input at the next draft token.
+        """Return each token's output, which is also an input for the next draft token.
 
         Args:
             token_ids: Token ids, [rows, columns].

@@ -13,7 +13,7 @@ MTP = "mtp"  # Name of the MTP layer in the target's checkpoint.
 
 
 def find_head(source: str) -> StateHead:
-    """Return a head, which must then be attached to its target.
+    """Return a head; the caller must attach it to its target.
 
     Args:
         source: Folder or hub id of an EAGLE-3 or DFlash head; or "mtp" for the MTP layer in the

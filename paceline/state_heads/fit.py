@@ -31,7 +31,7 @@ def check_layers(source: str, layers: tuple[int, ...], target: PreTrainedModel) 
 
 
 def check_width(source: str, width: int, expected: int) -> None:
-    """Check that a head reads states of the target's size.
+    """Check that a head expects states of the same size as the target's.
 
     Raises:
         ConfigError: The sizes differ.

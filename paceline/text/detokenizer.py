@@ -52,7 +52,7 @@ _NOTHING = TokenText("", b"")
 class Detokenizer:
     """Converts the tokens of an answer to text, one by one.
 
-    The texts returned by `push` and `flush` continue the prompt's text. Joined with it, they equal
+    The texts returned by `push` and `flush` continue the prompt's text. Appended to it, they equal
     the result of `tokenizer.decode` for all tokens. A character that spans several tokens is
     returned with its last token. An incomplete character at the end becomes U+FFFD, as do bytes
     that form no character. The complete characters before them are preserved, unlike in
@@ -144,7 +144,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the remaining text, without bytes, if the answer ends here."""
+        """Return the text that remains if the answer ends here. It has no bytes."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown
@@ -269,7 +269,7 @@ class _Window:
         ]
 
     def _shorten(self) -> None:
-        """Drop old tokens if the rest still suffices to find the text already returned."""
+        """Drop old tokens if the others suffice to locate the text already returned."""
         if not self._text.startswith(self._released):
             return
         ids = self._newest(self._ids)

@@ -75,7 +75,7 @@ class RetokenizedText:
         retokenizer: Converter between the tokenizers.
     Attributes:
         complete: Whether the text ends with a complete character.
-        final: Number of draft ids that no further token changes.
+        final: Number of draft ids that later tokens do not change.
     """
 
     def __init__(self, retokenizer: Retokenizer) -> None:

@@ -184,7 +184,7 @@ def _byte_level(name: str) -> bytes:
 def _byte_of() -> dict[str, int]:
     """Map each character of byte-level tokens to its byte.
 
-    A printable character represents itself. Characters from 256 on represent the other bytes.
+    A printable character represents itself. Characters from 256 onwards represent the other bytes.
     """
     alphabet = sorted(ByteLevel.alphabet(), key=ord)
     seen = {char: ord(char) for char in alphabet if ord(char) < 256}

@@ -26,7 +26,8 @@ class TokenIds:
 
     Attributes:
         tokens: Tokens by id.
-        added: Ids of added tokens, such as special ones, which model families rename.
+        added: Ids of added tokens, such as special tokens. Related models may name them
+            differently.
     """
 
     tokens: Mapping[int, str]
