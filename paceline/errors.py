@@ -37,14 +37,17 @@ class DatastoreError(PacelineError):
 
 
 class LogitsError(PacelineError):
-    """Raised if the logits are NaN, or infinite where a token must be chosen.
+    """Raised if logits are NaN, or are infinite where a token must be chosen.
 
     Only the affected request ends.
     """
 
 
 class DrafterError(PacelineError):
-    """Raised if a drafter breaks its contract; names the drafter, request and rule."""
+    """Raised if a drafter breaks its contract.
+
+    The message names the drafter, the request and the rule.
+    """
 
 
 class ParallelError(PacelineError):
@@ -52,7 +55,7 @@ class ParallelError(PacelineError):
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return the end of an error message: the closest match and the allowed names."""
+    """Return the closest match and the allowed names, to end an error message."""
     names = sorted(allowed)
     close = get_close_matches(word, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""

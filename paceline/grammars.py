@@ -2,8 +2,8 @@
 
 params = SamplingParams(logits_processors=[json_schema(llm.tokenizer, schema, llm.eos_token_ids)])
 
-llguidance computes the token masks. A grammar is a logits processor: it sees only emitted tokens,
-never draft tokens, so drafting does not change the answer.
+llguidance computes the token masks. A grammar is a logits processor, which receives only emitted
+tokens and never draft tokens. Drafting therefore does not change the answer.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Grammar:
     """Allows only tokens that keep the answer within a grammar.
 
     One object constrains one answer. The first call sets the prompt. `LLM` makes a fresh copy for
-    each request; transformers' `generate` does not, so pass it a new copy and a single prompt per
-    call.
+    each request. transformers' `generate` does not, so pass it a new copy, and only one prompt, in
+    each call.
     """
 
     def __init__(self, template: LLMatcher, vocab_size: int) -> None:
@@ -118,7 +118,7 @@ class Grammar:
         return Grammar(self._template, self._vocab_size)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores with -inf for every token that the grammar forbids.
+        """Return the scores, with -inf for every token that the grammar forbids.
 
         Args:
             ids: Prompt, or the ids of the previous call followed by new tokens; [1, n].
@@ -133,7 +133,7 @@ class Grammar:
         return scores + self._bias(self._matcher, scores)
 
     def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
-        """Advance by new tokens, and return the tokens that must follow them.
+        """Process new tokens, and return the tokens that must follow them.
 
         The grammar determines the text that must follow; the tokenizer determines its tokens. Do
         not use the same copy both for this method and as a logits processor.
@@ -184,14 +184,17 @@ class Grammar:
 
 
 class _Compiled:
-    """A tokenizer in llguidance's format, with its most recently used grammars."""
+    """A tokenizer in llguidance's format, with the grammars used most recently."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher in its initial state, for copying, and check it for errors."""
+        """Return a matcher in its initial state, which callers copy before use.
+
+        Callers must also check the matcher for errors.
+        """
         matcher = self._grammars.pop(grammar, None)
         if matcher is None:
             matcher = _llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)

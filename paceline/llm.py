@@ -39,7 +39,7 @@ __all__ = ["LLM", "Chunk", "Completion"]
 
 
 class LLM(ChatFacade):
-    """A model with a drafter. Its answers equal those of the model alone.
+    """A model with a drafter. The answers equal those of the model alone.
 
     Several threads may call an `LLM`, even while streams are open. All calls share one batch, and
     each call gets its own answers.
@@ -49,8 +49,9 @@ class LLM(ChatFacade):
             transformers model, which is put into eval mode.
         drafter: "auto" (default), another "name" or "name:key=value,key=value" (see `paceline
             drafters`), a class as "module:Class", or a `Drafter`.
-        draft_model: Like `model`, for drafters that need a draft model or can use one ("auto"),
-            including those of individual requests (`SamplingParams.speculation`). Default: none.
+        draft_model: Draft model, in any form that `model` accepts, for drafters that need one or
+            can use one ("auto"). Drafters of individual requests (`SamplingParams.speculation`) use
+            it as well. Default: none.
         tokenizer: Directory, hub id, GGUF file or object. Default: the tokenizer stored with
             `model`. Prompts given as token ids need no tokenizer.
         processor: Directory, hub id or object. Default: the processor stored with `model`. Only
@@ -71,7 +72,7 @@ class LLM(ChatFacade):
         fixed_shapes: Whether decode steps use a few fixed tensor shapes, which CUDA runs as
             captured graphs. "auto" (default) uses them on CUDA only.
         cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when it is full.
-            By default, most of the available memory.
+            Default: most of the available memory.
         keep_prefixes: Number of finished requests that stay cached; at least 0. Prompts with the
             same beginning, such as the next turn of a conversation, reuse their keys and values
             (prefix caching). The weights must not change in the meantime.
@@ -246,7 +247,9 @@ class LLM(ChatFacade):
 def _prepare(
     drafter: str | Drafter, draft_model: object, lookahead_parallel: object, device: str
 ) -> tuple[Ranks | None, str | Drafter, str]:
-    """Check the drafter and ranks before loading the model, to report mistakes early.
+    """Check the drafter and ranks before the model is loaded.
+
+    Mistakes are thus reported early.
 
     Returns:
         The ranks, the drafter (or its spec if it needs the draft model), and the device.

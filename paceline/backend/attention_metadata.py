@@ -60,20 +60,20 @@ class VisibleRanges:
 class AttentionMetadata:
     """The keys of every row, in the order of their text positions.
 
-    The keys of a row are numbered in text order: 0 to cached - 1 are the cache positions with the
-    same numbers, followed by the positions in `tail`.
+    The keys of a row are numbered in text order. Keys 0 to cached - 1 have cache positions of the
+    same numbers, and the cache positions of the other keys are listed in `tail`.
 
     Attributes:
         cached: Number of leading cache positions of each row that are in text order, [rows],
             contiguous.
-        tail: Cache positions that follow, in text order, [rows, columns], contiguous. If several
-            keys share a text position, no query sees more than one of them.
+        tail: Cache positions of the keys after those, in text order, [rows, columns], contiguous.
+            If several keys share a text position, no query sees more than one of them.
         keys: Number of keys in the longest row.
-        ranges_by_mask: Visible ranges, keyed by the address of the placeholder mask
-            (`stand_in_mask`). If empty, the ranges are computed from real masks.
-        derived: Values computed from `VisibleRanges`, by the id of the ranges.
-        key_rows: Row of the key tensor that holds the first key of each row, [rows]. Default: the
-            row's own index.
+        ranges_by_mask: Visible ranges, by the address of a placeholder mask (`stand_in_mask`). If
+            empty, the ranges are computed from real masks.
+        derived: Values computed from `VisibleRanges` objects, by the id of the object.
+        key_rows: For each row, the row of the key tensor that holds its first key, [rows]. Default:
+            the same index.
         addresses: Memory addresses of `cached`, `tail` and `key_rows`.
     """
 
@@ -120,7 +120,7 @@ class AttentionMetadata:
         )
 
     def visible(self, mask: Tensor | None, columns: int) -> VisibleRanges:
-        """Return the keys that queries see, computed once for all layers of a pass.
+        """Return the keys that each query sees, computed once for all layers of a pass.
 
         Args:
             mask: Boolean mask of shape [rows or 1, 1, columns, positions]. Without a mask, a
@@ -157,26 +157,32 @@ class AttentionMetadata:
 
 
 def _even(rows: int, columns: int) -> tuple[IntArray, int]:
-    """Return `starts` and `columns` of `VisibleRanges` for rows of equal width."""
+    """Return the fields `starts` and `columns` of `VisibleRanges` for equal rows.
+
+    All rows have the same number of columns.
+    """
     return np.arange(rows + 1) * columns, columns
 
 
 def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
     """Return a placeholder mask whose values are never read.
 
-    Its shape is [1, 1, queries, positions], but it occupies a single bool in memory.
+    Its shape is [1, 1, queries, positions], but its memory holds only a single bool.
     """
     return torch.ones((), dtype=torch.bool, device=device).expand(1, 1, queries, positions)
 
 
 def mask_address(mask: Tensor) -> int:
-    """Return the key in `ranges_by_mask` for a placeholder mask or a slice of one."""
+    """Return the key in `ranges_by_mask` of a placeholder mask or a slice of it."""
     return mask.untyped_storage().data_ptr()
 
 
 @compiled
 def _runs(mask: BoolArray, cached: IntArray, tail: IntArray) -> tuple[NDArray[np.void], IntArray]:
-    """Return `VisibleRanges.runs` and `.begin` for a mask [rows, columns, positions]."""
+    """Return the runs that queries see, and the index of each query's first run.
+
+    The mask has the shape [rows, columns, positions].
+    """
     rows, columns, _ = mask.shape
     begin = np.zeros(rows * columns + 1, dtype=np.int64)
     for query in range(rows * columns):

@@ -1,7 +1,8 @@
 """Describe the block formats of packed weights in GGUF files.
 
-A row of a weight is a sequence of blocks. A block holds some numbers as small integers, and the
-scales that convert the integers to numbers. The layouts are those of ggml (`ggml-common.h`).
+A row of a weight is a sequence of blocks. A block stores a few numbers as small integers, together
+with the scales that convert these integers to the numbers. The layouts are those of ggml
+(`ggml-common.h`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class BlockFormat(NamedTuple):
-    """Sizes of a block format.
+    """Name and sizes of a block format.
 
     Attributes:
         name: Name in ggml, such as "Q4_K".
@@ -25,7 +26,10 @@ class BlockFormat(NamedTuple):
     bytes: int
 
     def row_bytes(self, inner: int) -> int:
-        """Return the bytes in a row of `inner` numbers, which must fill whole blocks."""
+        """Return the size in bytes of a row of `inner` numbers.
+
+        The numbers must fill whole blocks.
+        """
         return inner // self.numbers * self.bytes
 
 

@@ -1,4 +1,4 @@
-"""Describe decoder layers, and forward passes through them, to backends."""
+"""Describe, for backends, decoder layers and forward passes through them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.backend.attention_metadata import AttentionMetadata
 
 
 class DecoderLayer(NamedTuple):
-    """A decoder layer whose steps a backend can compute in one call.
+    """A decoder layer that a backend can compute in a single call.
 
         hidden = states + o(attention(rotary(q(norm(states))), rotary(k(...)), v(...)))
         output = hidden + down(activation(gate(norm(hidden))) * up(norm(hidden)))
@@ -41,9 +41,10 @@ class LayerPass:
     Attributes:
         angles: Cosines and sines of the rotary embedding, [1, columns, head dim] each.
         mask: Attention mask of the pass, or None.
-        metadata: Keys of each row by position.
+        metadata: Keys of each row, in the order of their text positions.
         columns: Number of columns.
-        written: Rows of the stores that the pass writes, int64 [key heads * columns].
+        written: Index of each row of the stores to which the pass writes, int64 [key heads *
+            columns].
         seen: First slot and first cache position that attention sees.
         stores: Keys and values of each layer, [slots, key heads, positions, head dim].
     """
@@ -61,7 +62,7 @@ class DecoderLayers(Protocol):
     """Computes the decoder layers of one model, one compiled call per layer."""
 
     def takes_rows(self, count: int) -> bool:
-        """Return whether a pass over `count` rows should use the runner."""
+        """Return whether a forward pass over `count` rows should use this runner."""
 
     def has_same_weights(self) -> bool:
         """Return whether the layers still have the weights that the runner reads."""

@@ -1,7 +1,7 @@
-"""Compute mixtures of experts, expert by expert, with a backend's matrix products.
+"""Compute mixtures of experts with a backend's products, expert by expert.
 
-With transformers' grouped products, a row's rounding depends on how many rows share its expert.
-Here, each expert's product is computed separately by the backend.
+With transformers' grouped products, the rounding of a row's result depends on how many rows share
+its expert. This module instead lets the backend compute each expert's product separately.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ExpertsOverride(ForwardOverride):
         """Return the weighted sum of the experts' outputs, as in transformers.
 
         Args:
-            hidden_states: [rows, size].
+            hidden_states: Inputs, [rows, size].
             top_k_index: Experts of each row, int64 [rows, k].
             top_k_weights: Weights of the experts' outputs, [rows, k].
         """
@@ -75,7 +75,10 @@ class ExpertsOverride(ForwardOverride):
         )
 
     def _multiply(self, rows: Tensor, counts: list[int], name: str) -> Tensor:
-        """Multiply rows sorted by expert; `counts` holds the number of rows per expert."""
+        """Multiply rows, sorted by expert, by the weights of their experts.
+
+        `counts` holds the number of rows of each expert.
+        """
         parameters = self._attributes["_parameters"]
         weights, biases = _oriented(self.module, name), parameters.get(f"{name}_bias")
         linear, first, products = self.products.backend.linear, 0, []
@@ -90,7 +93,7 @@ class ExpertsOverride(ForwardOverride):
 def routing_overrides(
     model: PreTrainedModel, backend: Backend
 ) -> dict[nn.Module, type[ForwardOverride]]:
-    """Return overrides for experts, routers, mixers and products with few outputs.
+    """Return overrides for experts, routers, mixers and small products.
 
     The result is empty if the model has neither recurrent layers nor experts that the backend can
     compute.
@@ -122,7 +125,7 @@ def is_depthwise(module: nn.Module) -> bool:
 
 
 def _has_experts(module: nn.Module, backend: Backend) -> bool:
-    """Return True for transformers' experts with weights that the backend supports."""
+    """Return True for transformers' experts if the backend supports their weights."""
     attributes = vars(module)
     held: dict[str, Any] = module._parameters
     names = [name for name in _MATRICES if name in held]
@@ -142,7 +145,7 @@ def _has_experts(module: nn.Module, backend: Backend) -> bool:
 
 
 def _is_dense_experts(module: nn.Module) -> bool:
-    """Return True for experts that each receive all rows."""
+    """Return True for experts modules in which every expert receives all rows."""
     matrices: list[Any] = [*module._parameters.values()]
     return (
         module._parameters.keys() == {"gate_up_proj", "down_proj"}
@@ -171,7 +174,7 @@ def _is_narrow(module: nn.Module, backend: Backend) -> bool:
 
 
 def _is_router(module: nn.Module) -> bool:
-    """Return True for a module whose class multiplies by a weight matrix itself."""
+    """Return True for a module whose own code multiplies by a weight matrix."""
     weight: Any = module._parameters.get("weight")
     # Other libraries' subclasses of `nn.Linear` may store other weights.
     is_own = type(module).__module__.startswith("transformers.") and type(module) is not Conv1D
@@ -188,7 +191,7 @@ def _is_router(module: nn.Module) -> bool:
 def _is_multiplying_mixer(module: nn.Module) -> bool:
     """Return True for a mixer that may multiply by its own weights.
 
-    Selective scans do so. Their decay rates also form a matrix.
+    Mixers with selective scans do so. Their decay rates also form a matrix.
     """
     return (
         any(map(is_depthwise, module.children()))
@@ -198,7 +201,7 @@ def _is_multiplying_mixer(module: nn.Module) -> bool:
 
 
 def _has_grouped_convolution(module: nn.Module) -> bool:
-    """Return True for a mixer with a depthwise convolution and another convolution."""
+    """Return True for a mixer with both a depthwise and another convolution."""
     children = [child for child in module.children() if isinstance(child, nn.Conv1d)]
     return any(map(is_depthwise, children)) and not all(map(is_depthwise, children))
 

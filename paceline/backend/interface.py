@@ -65,7 +65,7 @@ class Backend(Protocol):
         """
 
     def rms_norm(self, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return weight * rows / sqrt(mean(rows ** 2) + eps), averaged over the last axis.
+        """Return weight * rows / sqrt(mean(rows ** 2) + eps), over the last axis.
 
         Args:
             rows: Input, [..., size].
@@ -74,7 +74,7 @@ class Backend(Protocol):
         """
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the modules that `rms_norm` may replace, with their eps."""
+        """Return the norm modules that `rms_norm` may replace, with their eps."""
 
     def attention(
         self,
@@ -85,7 +85,7 @@ class Backend(Protocol):
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Compute attention by position; queries that see no keys get zeros.
+        """Compute attention in text order; queries that see no keys get zeros.
 
         Args:
             query: Queries, [rows, heads, columns, dim]; for a packed batch, [1, heads, columns of
@@ -94,14 +94,14 @@ class Backend(Protocol):
             value: Values, [rows, key heads, positions, value dim].
             mask: Boolean mask, [rows or 1, 1, columns, positions]. With None, a single query sees
                 all keys of its row, and several queries are causal.
-            metadata: Keys of each row by position.
+            metadata: Keys of each row, in the order of their text positions.
             options: Options for the attention scores.
         Returns:
             [rows, columns, heads, value dim], in the dtype of the query.
         """
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers | None:
-        """Return a runner that computes each layer in one call; None if there is none.
+        """Return a runner that computes each layer in one call, or None.
 
         Args:
             layers: Layers whose products and norms this backend computes.

@@ -1,4 +1,4 @@
-"""Choose the matrix products of a model, and import their kernels when needed."""
+"""Choose the matrix products of a model, importing kernels only when needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fastest_products(model: PreTrainedModel) -> Products:
 def draft_products(model: PreTrainedModel) -> Products:
     """Return the fastest matrix products for a draft model on a CPU.
 
-    They may change the model's outputs, because products with few rows use 8-bit weights.
+    The model's outputs may change, because products with few rows use 8-bit weights.
     """
     products: Products = import_module("paceline.cpu.backend").draft_products(model)
     return products

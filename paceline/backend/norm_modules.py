@@ -21,7 +21,7 @@ def find_rms_norms(
     takes_weight: Callable[[Tensor], bool],
     tolerances: Mapping[torch.dtype, float],
 ) -> dict[nn.Module, float]:
-    """Return the modules whose RMS norm a function can compute, with their eps.
+    """Return the modules whose RMS norm `norm` can compute, with their eps.
 
     Each module is tried on two rows, because norms with the same name may have different formulas.
 

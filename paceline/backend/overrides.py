@@ -35,11 +35,11 @@ class OverrideSettings(Protocol):
 
     @property
     def norms(self) -> Mapping[nn.Module, float]:
-        """Modules whose norms the backend computes, with their eps."""
+        """Modules whose RMS norms the backend computes, with their eps."""
 
 
 def is_free(module: nn.Module) -> bool:
-    """Return True if no other code has replaced the `forward` of a module."""
+    """Return True if no other code has replaced a module's `forward`."""
     return isinstance(vars(module).get("forward"), ForwardOverride | None)
 
 

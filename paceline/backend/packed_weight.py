@@ -60,7 +60,9 @@ class PackedWeight(Tensor):
         arguments: Sequence[Any] = (),
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation: on the blocks if it only selects rows, or on unpacked values.
+        """Run a torch operation on the weight.
+
+        Operations that only select rows run on the blocks, all others on unpacked values.
 
         Raises:
             RuntimeError: The operation would change the weight.
@@ -82,7 +84,7 @@ class PackedWeight(Tensor):
         return _with_flags(self.like(self.order), self)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        """Return the format and shape; torch would print all values."""
+        """Return the format and shape, because torch would print all values."""
         return f"PackedWeight({self.block_format.name}, {list(self.shape)})"
 
     def like(self, order: Tensor | None, blocks: Tensor | None = None) -> PackedWeight:

@@ -1,6 +1,6 @@
 """Decide which tensors compiled code can read directly from memory.
 
-These are plain torch tensors whose layout is given by dtype, shape and strides.
+These are plain torch tensors, whose layout is fully described by dtype, shape and strides.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MULTIPLIED = PLAIN | {PackedWeight}
 
 
 def has_numbers(tensor: Any) -> bool:
-    """Return whether a weight is plain, or packed in blocks that paceline can unpack."""
+    """Return whether paceline can read a weight: it is plain or a packed weight."""
     return type(tensor) is PackedWeight or is_plain(tensor)
 
 
 def is_matrix(weight: Tensor) -> bool:
     """Return whether a weight may be a factor of a matrix product.
 
-    A vector may have further axes of size 1.
+    A vector cannot, even if it has further axes of size 1.
     """
     return weight.dim() == 2 or sum(size > 1 for size in weight.shape) > 1
 

@@ -1,4 +1,4 @@
-"""Redirect the matrix products that a module's own code computes to a backend."""
+"""Let a backend compute the matrix products in a module's own code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.backend.settings import SIZE_MULTIPLE
 
 
 class PaddedLinearOverride(ForwardOverride):
-    """Pads a weight with sizes that the backend's product does not support."""
+    """Pads a weight whose sizes the backend's product does not support."""
 
     __slots__ = ()
 
@@ -33,7 +33,7 @@ class PaddedLinearOverride(ForwardOverride):
 
 
 class RouterOverride(ForwardOverride):
-    """Computes a module's calls to `functional.linear` with the backend's product."""
+    """Replaces a module's calls of `functional.linear` with the backend's product."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class RouterOverride(ForwardOverride):
 
 
 class DenseExpertsOverride(ForwardOverride):
-    """Computes experts that each receive all rows, with the backend's product."""
+    """Uses the backend's product for experts that each receive all rows."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class DenseExpertsOverride(ForwardOverride):
 
 
 class MixerOverride(ForwardOverride):
-    """Computes a mixer's `weight @ columns` with the backend's product."""
+    """Uses the backend's product for the operations `weight @ columns` in a mixer."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class MixerOverride(ForwardOverride):
 
 
 class ConvolutionOverride(ForwardOverride):
-    """Computes a convolution without padding as products of each token's window."""
+    """Computes a convolution without padding as one product per token's window."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class ConvolutionOverride(ForwardOverride):
 
 
 class _ProductCalls(TorchFunctionMode):
-    """Redirects products that this thread computes with torch functions.
+    """Replaces the torch functions with which this thread computes products.
 
     Args:
         backend: Backend that computes the products.

@@ -1,7 +1,7 @@
 """Choose which of a model's matrix products and norms a backend computes.
 
-A view of a model (`paceline.model.model_view`) replaces the `forward` of copied modules by the
-overrides in this module.
+A view of a model (`paceline.model.model_view`) contains copies of modules, and uses the overrides
+from this module as their `forward`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.backend.torch_backend import TORCH
 
 
 def is_plain_product(module: nn.Module) -> bool:
-    """Return True if a module only multiplies by a plain weight and adds a bias."""
+    """Return True if a module does nothing but multiply by a weight and add a bias."""
     held = module._parameters
     if (
         type(held) is not dict
@@ -42,7 +42,7 @@ def is_plain_product(module: nn.Module) -> bool:
 
 
 def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules of a model that are plain torch products, on any device."""
+    """Return a model's modules that are plain torch products, on any device."""
     return tuple(
         module
         for module in model.modules()
@@ -70,9 +70,9 @@ class Products:
         modules: Modules whose products are replaced; default: none.
         min_rows: Minimum number of rows for a replaced product; default 1.
         max_rows: Maximum number of rows for a replaced product; default: no limit.
-        fixed_rows: Number of rows of every torch product. Longer inputs are split, and the last
-            chunk is padded with zeros. With 0 (default), the backend computes the products.
-        norms: Modules whose norms the backend computes for any number of rows, with their eps.
+        fixed_rows: Number of rows in every torch product. Longer inputs are split, and the last
+            chunk is padded with zeros. If 0 (default), the backend computes the products.
+        norms: Modules whose RMS norms the backend computes for any number of rows, with their eps.
         routing: Overrides of experts and their routers; default: none.
         backend: Backend that computes the products and norms; default: torch.
     """
@@ -154,7 +154,7 @@ class Products:
     def num_helpers(self, num_rows: int) -> int:
         """Return the number of helper threads in a forward pass over `num_rows` rows.
 
-        The result is 0 if torch has work for all threads.
+        The result is 0 if torch uses all threads itself.
         """
         threads = torch.get_num_threads()
         if threads == 1 or self.fixed_rows or num_rows * self._max_width >= MAX_HELPER_NUMBERS:

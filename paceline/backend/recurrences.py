@@ -1,9 +1,9 @@
 """Define the interface of recurrences along draft trees, for any device.
 
-Every function takes the tokens of all requests in one sequence; `TokenTree.columns` lists those
-that belong to the tree. Other tokens get zeros. States are float32, or float64 for models in
-float64. A forward pass never writes to the stored states. `fold` functions update them at commit,
-with the same operations in the same order.
+Every function takes the tokens of all requests in one sequence. `TokenTree.columns` lists the
+tokens that belong to the tree; the results of all other tokens are zeros. States are float32, or
+float64 for models in float64. A forward pass never writes to the stored states. The `fold`
+functions update them at commit, with the same operations in the same order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class GatedTokens(NamedTuple):
             factor per row.
         value: Values in any float dtype, [tokens, heads, lanes].
         gain: Factors applied to the update, [tokens, heads].
-        skip: Factors of the values added to the output, [heads]; None if no values are added.
+        skip: Factors by which values are multiplied before they are added to the output, [heads];
+            None if no values are added.
         is_delta: Whether the delta rule applies.
     """
 
@@ -79,12 +80,12 @@ class ScanTokens(NamedTuple):
 
 
 class FoldedStates(NamedTuple):
-    """Stored states that a fold advances.
+    """Stored states, which a fold advances along a path.
 
     Attributes:
         held: Stored states, or stored inputs of a convolution, [slots, ...].
         slots: Slot of each request, int64 [requests].
-        start: States before the path, [requests, ...]; None means the stored ones.
+        start: States before the path, [requests, ...]; None means the stored states.
     """
 
     held: Tensor
@@ -108,7 +109,7 @@ class Steps(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """Step sizes of a state-space model, softplus(numbers + bias).
+    """Step sizes of a state-space model: softplus(numbers + bias), with limits.
 
     The limits apply only to some tokens, because transformers applies them in prefill but not in
     decoding.
@@ -145,7 +146,7 @@ class Recurrences(Protocol):
         """
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
-        """Append the inputs along a path to the stored inputs.
+        """Append the inputs of a path's tokens to the stored inputs.
 
         Args:
             rows: Inputs, [tokens, channels].
@@ -174,7 +175,8 @@ class Recurrences(Protocol):
             states: Queries and keys [tokens, groups, rows], values [tokens, heads, lanes].
             time: Step sizes of the heads.
             rate: Decay rates, <= 0, [heads].
-            skip: Factors of the values added to the output, [heads], or None.
+            skip: Factors by which values are multiplied before they are added to the output,
+                [heads], or None.
         """
 
     def walk(self, tokens: GatedTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
@@ -188,11 +190,11 @@ class Recurrences(Protocol):
         """
 
     def fold(self, tokens: GatedTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states along a path.
+        """Advance the stored states by the tokens of a path.
 
         Args:
-            tokens: Inputs that were passed to `walk`, with the updates that it returned in place
-                of the values.
+            tokens: Inputs that were passed to `walk`, but with the updates that it returned as
+                values.
             path: Tokens to add.
             states: Stored states, as in `walk`.
         """
@@ -208,4 +210,4 @@ class Recurrences(Protocol):
         """
 
     def fold_scan(self, tokens: ScanTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states of a scan along a path; see `fold`."""
+        """Advance the stored states of a scan by the tokens of a path; see `fold`."""

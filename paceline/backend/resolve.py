@@ -1,4 +1,4 @@
-"""Choose a device's backend, and import its kernels when needed."""
+"""Choose the backend for a device, importing its kernels only when needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def torch_backend() -> Backend:
 
 @cache
 def cuda_backend() -> Backend:
-    """Return the backend for CUDA devices; without Triton, the torch backend."""
+    """Return the backend for CUDA devices, or torch's if Triton is missing."""
     if not has_triton():
         return torch_backend()
     backend: Backend = import_module("paceline.cuda.backend").CUDA
@@ -54,15 +54,15 @@ def backend_of(device: torch.device) -> Backend:
 
 
 def argmax_tokens(logits: Tensor) -> Tensor:
-    """Run `Backend.argmax` on the logits' device."""
+    """Call `Backend.argmax` of the backend for the logits' device."""
     return backend_of(logits.device).argmax(logits)
 
 
 def topk_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Run `Backend.topk` on the logits' device."""
+    """Call `Backend.topk` of the backend for the logits' device."""
     return backend_of(logits.device).topk(logits, count)
 
 
 def logit_entropies(logits: Tensor) -> Tensor:
-    """Run `Backend.entropies` on the logits' device."""
+    """Call `Backend.entropies` of the backend for the logits' device."""
     return backend_of(logits.device).entropies(logits)

@@ -1,7 +1,7 @@
 """Describe the order in which recurrences process the tokens of a forward pass.
 
-A recurrence computes each token's state from that of the preceding token, which in a draft tree is
-the node's parent.
+A recurrence computes each token's state from the state of the token before it. In a draft tree,
+this is the node's parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.util.compiled import compiled
 
 
 class StateOrder(NamedTuple):
-    """Indices of the states that each token of a request reads and writes.
+    """For each token of a request, the indices of the states it reads and writes.
 
     Attributes:
         sources: Index of the state before each token, [requests, width]; -1 means the stored
@@ -56,7 +56,7 @@ class FoldPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """Tokens of a forward pass, one row per request, in text order.
+    """The tokens of a forward pass, with one row per request, in text order.
 
     A row consists of pending tokens, nodes and padding, in this order. All arrays are contiguous.
 
@@ -64,10 +64,10 @@ class TokenTree:
         slots: Slot of each request, [requests].
         pending: Number of pending tokens of each request, [requests]; at least 1.
         nodes: Number of tree nodes of each request, [requests].
-        columns: Column of each token when all rows of the forward pass are joined, [requests,
+        columns: Index of each token in the sequence of all tokens of the forward pass, [requests,
             width].
-        parents: Index within the row of each token's predecessor, which is always smaller,
-            [requests, width]; -1 means that the token follows the stored state.
+        parents: Index of each token's predecessor in the same row, [requests, width]. The index is
+            smaller than the token's own, or -1 if the token follows the stored state.
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         derived: Values computed from the other attributes, by name.
     """
@@ -91,7 +91,7 @@ class TokenTree:
         return int(self.columns.shape[1])
 
     def order(self) -> StateOrder:
-        """Return where each token's state is read and written (computed only once)."""
+        """Return which states each token reads and writes; computed only once."""
         if "order" not in self.derived:
             self.derived["order"] = StateOrder(*_order(self.parents, self.lengths))
         order: StateOrder = self.derived["order"]
@@ -124,7 +124,7 @@ class TokenTree:
         return result
 
     def is_padding(self) -> BoolArray:
-        """Return the mask of padding, bool [requests, width]."""
+        """Return which tokens are padding, bool [requests, width]."""
         return np.arange(self.width)[None] >= self.lengths[:, None]
 
     def accepted_path(self, accepted: Sequence[Sequence[int]]) -> FoldPath:

@@ -1,4 +1,4 @@
-"""Implement the backend with torch's operations, as the reference for all kernels."""
+"""Implement a backend with torch operations, the reference for all kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class TorchBackend:
         return True
 
     def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
-        """Return rows of a packed weight as bfloat16 [n, inner], using the `gguf` package."""
+        """Return rows of a packed weight as bfloat16 [n, inner].
+
+        The `gguf` package unpacks them.
+        """
         from gguf import GGMLQuantizationType, quants  # an optional package
 
         blocks = weight.blocks if weight.order is None else weight.blocks[weight.order]
@@ -65,7 +68,7 @@ class TorchBackend:
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Compute attention by position with a dense mask, slowly and with much memory."""
+        """Compute attention in text order with a dense mask: slow and memory-hungry."""
         batch, heads, columns, dim = query.shape
         visible = metadata.visible(mask, columns)
         key, value = (_rows(states, metadata) for states in (key, value))
@@ -128,7 +131,7 @@ class TorchBackend:
 
 
 def _rows(states: Tensor, metadata: AttentionMetadata) -> Tensor:
-    """Return keys or values, with one row for each row of queries."""
+    """Return keys or values with one row for each row of queries."""
     rows = metadata.key_rows
     if states.shape[0] > int(rows.max()):
         return states[torch.from_numpy(rows)]
@@ -140,7 +143,7 @@ def _rows(states: Tensor, metadata: AttentionMetadata) -> Tensor:
 def _dense(
     visible: VisibleRanges, metadata: AttentionMetadata, positions: int
 ) -> tuple[Tensor, Tensor]:
-    """Return each query's row and visible positions, bool [queries, positions]."""
+    """Return each query's row, and the positions it sees, bool [queries, positions]."""
     rows = np.repeat(np.arange(len(metadata.cached)), np.diff(visible.starts))
     sees = np.zeros((len(rows), positions), dtype=np.bool_)
     for query, row in enumerate(rows):

@@ -1,1 +1,1 @@
-"""Fuse, with Triton, operations that torch splits into many launches on CUDA."""
+"""Compute in one Triton launch what torch splits into many launches on CUDA."""

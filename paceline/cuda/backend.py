@@ -1,4 +1,4 @@
-"""Compute on CUDA with Triton, or with torch where there is no kernel."""
+"""Compute on CUDA with Triton, or with torch if there is no Triton kernel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.cuda.settings import NORM_TOLERANCES
 
 
 class CudaBackend(TorchBackend):
-    """Operations in Triton; see `Backend`."""
+    """Computes `Backend` operations with Triton."""
 
     rms_norm = staticmethod(rms_norm)
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the norms that `rms_norm` is known to reproduce, with their eps."""
+        """Return the norm modules that `rms_norm` can replace, with their eps."""
         return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)
 
 

@@ -1,4 +1,4 @@
-"""Constants of the CUDA backend."""
+"""Define constants of the CUDA backend."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def cleaned(path: Path) -> Iterator[None]:
-    """Remove files that the manifest does not list, before and after a writer runs.
+    """Before and after a write, remove files that the manifest does not list.
 
-    A killed writer leaves such files behind.
+    A writer that was killed leaves such files behind.
     """
     try:
         _remove_unnamed(path)

@@ -87,7 +87,7 @@ class Gathering:
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
         """Use the largest value that occurs neither in the text nor in the document.
 
-        A fixed separator is impossible only if the vocabulary uses all 2^32 values.
+        A fixed separator would not work if the vocabulary used all 2^32 values.
         """
         text = self._text[: self._size]
         used = np.unique(np.concatenate((text[text != self.separator], document))).astype(np.int64)
@@ -97,7 +97,7 @@ class Gathering:
 
 
 def _gap_below(used: NDArray[np.int64]) -> int:
-    """Return the largest value below MAX_VOCAB_SIZE that is not in sorted `used`."""
+    """Return the largest value below MAX_VOCAB_SIZE that is not in `used` (sorted)."""
     gaps = np.flatnonzero(np.diff(used, prepend=-1) > 1)
     return int(used[gaps[-1]]) - 1
 

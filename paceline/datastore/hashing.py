@@ -62,7 +62,7 @@ def xxh64(address: int, size: int) -> Any:
 
 @compiled
 def hash_pages(address: int, sums: NDArray[np.uint64]) -> None:
-    """Write the XXH64 of each page, starting at `address`, to `sums` [pages]."""
+    """Write the XXH64 of each page to `sums` [pages]; page 0 begins at `address`."""
     for page in range(sums.size):
         sums[page] = xxh64(address + page * PAGE, PAGE)
 

@@ -1,4 +1,4 @@
-"""Read documents from JSON Lines, plain text, arrays, Parquet files and data sets.
+"""Read documents from text, JSON Lines, array and Parquet files, or data sets.
 
 Parquet files and data sets require the `datasets` extra.
 """
@@ -116,7 +116,10 @@ def _raised(error: ConfigError) -> None:
 def _texts(
     name: str, tokenizer: Any, answers_only: bool, bad: _Bad
 ) -> Iterator[list[str | list[int]]]:
-    """Yield each document as parts to be tokenised separately and concatenated."""
+    """Yield each document as a list of parts.
+
+    A part is text or token ids. Texts are tokenised separately, and the ids are then concatenated.
+    """
     if name.endswith(".txt"):
         for text in _text_documents(Path(name), bad):
             yield [text]
@@ -150,7 +153,7 @@ def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterat
 
 
 def _parts(source: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
-    """Return the parts of a record, depending on its fields."""
+    """Return the texts or token ids of which a record's document consists."""
     if isinstance(record, Mapping):
         text, messages = record.get("text"), record.get("messages")
         prompt, output = record.get("prompt", ""), record.get("output")
@@ -188,7 +191,7 @@ def _conversation(
 
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each record (or its unparsed line) with a description of its source."""
+    """Yield a description of each record's source, and the record or its line."""
     if not name.startswith(DATASET) and read_settings(name) is not None:
         for answer in read_answers(name):
             yield (
@@ -248,7 +251,10 @@ def parse_record(source: str, line: str) -> Any:
 
 
 def _text_documents(path: Path, bad: _Bad) -> Iterator[str]:
-    """Yield plain text in parts of about TEXT_CHARACTERS characters, cut at line ends."""
+    """Yield a file's text in parts of about TEXT_CHARACTERS characters.
+
+    The text is cut at line ends.
+    """
     with _opened(path) as file:
         lines, size = [], 0
         for number, line in enumerate(file, 1):

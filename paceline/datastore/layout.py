@@ -1,4 +1,4 @@
-"""Define the files of a store: a manifest, and the immutable shards that it lists.
+"""Define the files of a store: a manifest, and immutable shards that it lists.
 
 Replacing `manifest.json` commits a change. A shard is one file, divided into pages of 4 KiB, with
 five parts:
@@ -7,11 +7,11 @@ five parts:
 - The text: token ids with a separator after each document. The ids are uint16 if the vocabulary is
 small enough, otherwise uint32.
 - The suffix array (int32).
-- The pivots (uint64), the first tokens of every 64th suffix.
+- The pivots (uint64): the first tokens of every 64th suffix.
 - The XXH64 checksum of each page in the parts above (uint64).
 
-The manifest contains checksums of the last part and of itself. Numbers are in the machine's byte
-order, which the header states.
+The manifest contains checksums of each shard's last part and of itself. Numbers are in the byte
+order of the machine that wrote the shard; the header states this order.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Manifest:
     """The contents of a store.
 
     Attributes:
-        vocab_size: Vocabulary size, which exceeds all token ids.
+        vocab_size: Vocabulary size, which is above all token ids.
         tokenizer: Fingerprint of the tokenizer; None if it is unknown.
         shards: Shards written by `build` and `add`, usually largest first, followed by those
             written by `Datastore.append`, oldest first.
@@ -108,7 +108,7 @@ def store_folder(path: str | Path, *, written: bool = False) -> Path:
     Args:
         path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with
             that name.
-        written: Whether the caller writes to the store. Default False.
+        written: Whether the caller wants to write to the store. Default False.
     Raises:
         ConfigError: The path is empty, or the caller wants to write to the built-in store.
     """
@@ -223,7 +223,7 @@ def _is_possible(shard: ShardInfo) -> bool:
 
 
 def _checked(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Build the dataclass `kind` from `values`; raise TypeError for a wrong type."""
+    """Build the dataclass `kind` from `values`; raise TypeError for wrong types."""
     hints = get_type_hints(kind)
     for name, value in values.items():
         if name != "shards" and (

@@ -1,7 +1,7 @@
 """Open a store for searching, and append outputs to it during searches.
 
-An appended output is first searched in memory, and written to disk soon afterwards. Unfinished
-outputs stay in memory.
+An appended output can first be searched in memory, and is written to disk soon afterwards.
+Unfinished outputs stay in memory.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def open_store(
 class Datastore:
     """Searches a store, and appends outputs to it.
 
-    Several threads may share this object. A forked child process may keep using it for the outputs
-    that it appends itself. Other processes must open the store themselves.
+    Several threads may share this object. A forked child process may also use it, but writes only
+    the outputs that it appends itself. Other processes must open the store themselves.
 
     Attributes:
         path: Folder of the store.
@@ -100,7 +100,7 @@ class Datastore:
         check_tokenizer(self.path, self.tokenizer, tokenizer)
 
     def refresh(self) -> bool:
-        """Open shards committed by other writers, and return whether there were any.
+        """Open shards that other writers have committed; return whether there were any.
 
         If nothing has changed, this takes microseconds.
 
@@ -137,7 +137,7 @@ class Datastore:
                 self._sort_soon()
 
     def follow(self, outputs: Mapping[int, Document]) -> None:
-        """Make unfinished outputs searchable in memory, if there are two or more.
+        """Make unfinished outputs searchable in memory if there are at least two.
 
         Args:
             outputs: New tokens of each output since the previous call, keyed by a number that the
@@ -157,7 +157,7 @@ class Datastore:
                 self._sort_soon()
 
     def unfollow(self, output: int) -> None:
-        """Remove an unfinished output that has ended or been dropped."""
+        """Remove an output that has ended or been dropped."""
         with self._changed:
             self._running.drop(output)
 
@@ -178,7 +178,9 @@ class Datastore:
                 time.sleep(LOCK_RETRY_S)
 
     def close(self) -> None:
-        """Write the appended outputs to disk, and stop the thread; snapshots stay valid.
+        """Write the appended outputs to disk, and stop the thread.
+
+        Snapshots stay valid.
 
         Raises:
             DatastoreError: The outputs cannot be written; see `flush`.
@@ -193,7 +195,10 @@ class Datastore:
         self.flush()
 
     def become_child(self) -> None:
-        """Reset a forked child: it has no thread, and the parent writes the open outputs."""
+        """Reset the object in a forked child, which has no thread.
+
+        Outputs that were not on disk at the time of the fork are written by the parent.
+        """
         self._changed, self._disk = threading.Condition(), threading.Lock()
         self._unwritten = UnwrittenOutputs(self._options)
         self._running = RunningOutputs(self._options.max_unwritten_tokens)
@@ -210,7 +215,7 @@ class Datastore:
             )
 
     def _work(self) -> None:
-        """Sort outputs in memory and write them to disk; this is the thread's main loop."""
+        """Run the thread's main loop: sort outputs in memory, and write them to disk."""
         retry_at = 0.0
         while True:
             with self._changed:
@@ -260,7 +265,7 @@ class Datastore:
                 self._publish()
 
     def _write(self) -> None:
-        """Commit the unwritten outputs as a shard on disk, replacing the one in memory."""
+        """Write the outputs to disk as a shard that replaces the shard in memory."""
         with self._disk:
             with self._changed:
                 outputs = self._unwritten.outputs()

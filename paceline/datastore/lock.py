@@ -25,7 +25,7 @@ class LockedError(DatastoreError):
 
 @contextmanager
 def writing(path: Path, action: str) -> Iterator[None]:
-    """Hold the writer's lock on the store at `path`.
+    """Hold the lock for writers of a store during the `with` block.
 
     Args:
         path: Folder of the store.

@@ -1,4 +1,4 @@
-"""Load the 32k tokenizer from the mistral-common package, without downloading it."""
+"""Load the 32k tokenizer from the mistral-common package, without a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _FILE = "tokenizer.model.v1"  # 32,000 ids
 
 
 class MistralTokenizer:
-    """Implements the parts of a transformers tokenizer that stores and replays use.
+    """Implements the methods of a transformers tokenizer that paceline uses.
+
+    Only datastores and replays use this tokenizer.
 
     Raises:
         ConfigError: The packages are not installed.

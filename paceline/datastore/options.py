@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def no_progress(phase: str, done: int, total: int | None) -> None:
-    """Ignore the progress of a writer."""
+    """Ignore reports of a writer's progress."""
 
 
 @dataclass(frozen=True, slots=True)

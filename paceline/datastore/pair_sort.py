@@ -1,4 +1,4 @@
-"""Sort pairs of a 64-bit key and a position with three-way quicksort."""
+"""Sort pairs, each of a 64-bit key and a position, with three-way quicksort."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _insertion_sort_keys(
 def sort_pairs(
     keys: NDArray[np.uint64], run: NDArray[np.int32], pending: NDArray[np.int64]
 ) -> None:
-    """Sort the keys, and reorder `run` accordingly, with three-way quicksort.
+    """Sort the keys with three-way quicksort, and reorder `run` accordingly.
 
     One pivot candidate is random, so that no input takes quadratic time. The smaller part is
     sorted first, so `pending` needs only 2 log2(n) entries.

@@ -1,4 +1,4 @@
-"""Report a store's contents and any damage."""
+"""Report the contents of a store, and any damage."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """Description of a store, according to its manifest.
+    """Description of a store, taken from its manifest.
 
     Attributes:
         path: Folder of the store.
-        vocab_size: Vocabulary size, which exceeds all token ids.
+        vocab_size: Vocabulary size, which is above all token ids.
         dtype: Data type of a token on disk.
         tokenizer: Fingerprint of the tokenizer; None if it is unknown.
         shards: Descriptions of the shards.
@@ -96,7 +96,7 @@ def info(path: str | Path) -> Info:
 
 
 def verify(path: str | Path) -> list[Damage]:
-    """Read every byte of a store, and return all damage.
+    """Read every byte of a store, and return a list of the damage.
 
     Args:
         path: Folder of the store; "demo" is the built-in store.

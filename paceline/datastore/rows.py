@@ -1,4 +1,4 @@
-"""Read one shard in compiled code, checking every page before its first use.
+"""Read a shard in compiled code, checking every page before its first use.
 
 For example, take the documents (3 1 2) and (1 2), with the separator 9:
 
@@ -50,7 +50,7 @@ class ShardRow(NamedTuple):
         pivots: Address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number
             each (uint64).
         separator: Value after each document in the text.
-        vocab_size: Vocabulary size. A document ends before any id that is not below this number.
+        vocab_size: Vocabulary size. If an id is not below this number, the document ends before it.
     """
 
     pages: int
@@ -67,7 +67,7 @@ class ShardRow(NamedTuple):
 
 
 class Query(NamedTuple):
-    """The tokens ids[begin:end], used as a query."""
+    """A query that consists of the tokens ids[begin:end]."""
 
     ids: NDArray[np.int64]
     begin: int
@@ -83,7 +83,9 @@ _LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
 
 @kernel
 def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tuple[int, int]:
-    """Find the suffixes in a range whose tokens from `depth` on match the query.
+    """Find the suffixes in a range whose tokens match the query.
+
+    The first `depth` tokens of each suffix are skipped.
 
     Args:
         row: Shard to search.
@@ -116,7 +118,8 @@ def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tupl
 def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bool) -> int:
     """Find the first rank in [low, high] whose suffix is not less than the query.
 
-    With `after`, the suffix must be greater than the query. Return DAMAGED for a damaged page.
+    If `after` is True, the suffix must be greater than the query. The result is DAMAGED if a page
+    is damaged.
     """
     while low < high:
         middle = (low + high) // 2
@@ -132,7 +135,9 @@ def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bo
 
 @kernel
 def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
-    """Compare a suffix with the query, from token `depth` to the query's length.
+    """Compare a suffix with the query, skipping the suffix's first `depth` tokens.
+
+    Only as many tokens as the query has are compared.
 
     Returns:
         _LESS, _EQUAL or _MORE; or _BAD for a damaged page.
@@ -186,7 +191,8 @@ def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
 def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool) -> int:
     """Find the first pivot in [low, high] that is not less than `key`.
 
-    With `after`, the pivot must be greater than `key`. Return DAMAGED for a damaged page.
+    If `after` is True, the pivot must be greater than `key`. The result is DAMAGED if a page is
+    damaged.
     """
     while low < high:
         middle = (low + high) // 2
@@ -211,7 +217,7 @@ def _pivot_order(row: ShardRow, index: int, key: np.uint64) -> int:
 
 @kernel
 def suffix(row: ShardRow, rank: int) -> int:
-    """Return the text position of the suffix with the given rank, or DAMAGED."""
+    """Return the text position of the suffix with a given rank, or DAMAGED."""
     address = row.suffix_array + 4 * rank
     if rank < 0 or rank >= row.suffix_count or not _sound(row, address):
         return DAMAGED
@@ -229,9 +235,9 @@ def token_at(row: ShardRow, position: int) -> int:
 
 @kernel
 def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
-    """Check the pages of the next `tokens` tokens of the text.
+    """Check the pages that hold the `tokens` tokens from a position onwards.
 
-    `tokens` is at most SORTED_TOKENS, so the tokens span one or two pages.
+    `tokens` is at most SORTED_TOKENS, so there are only one or two such pages.
     """
     width = row.token_bytes
     return _sound(row, row.text + width * position) and _sound(
@@ -241,7 +247,10 @@ def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
 
 @kernel
 def _sound(row: ShardRow, address: int) -> bool:
-    """Compare the page at an address with its checksum, once per page."""
+    """Return whether the page at an address is sound.
+
+    Each page is compared with its checksum only once.
+    """
     if row.seen == 0:
         return True
     page = (address - row.pages) // PAGE

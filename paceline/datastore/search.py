@@ -1,4 +1,4 @@
-"""Search the suffix arrays of a snapshot in compiled code.
+"""Search the suffix arrays of a snapshot's shards in compiled code.
 
 The functions do not hold the interpreter lock. A snapshot is a table with one record per shard
 (`paceline.datastore.rows.ShardRow`), so one call searches any number of shards. The caller must
@@ -37,8 +37,9 @@ class Ranges(NamedTuple):
         low: First rank for the last m tokens of query b at [b, m - 1]; [batch, longest, shards].
         high: End of the ranks, [batch, longest, shards]; 0 if there are none or they were not
             searched.
-        lengths: Length of the longest suffix that occurs in any shard, and of the shortest suffix
-            searched, [batch, 2]; 0, 0 if no suffix occurs.
+        lengths: For each query, the length of its longest suffix that occurs in any shard, and the
+            length of the shortest suffix that was searched, [batch, 2]. Both are 0 if no suffix
+            occurs.
     """
 
     low: NDArray[np.int64]
@@ -93,7 +94,7 @@ def range_of(
 def narrow(
     table: Records[ShardRow], shard: int, low: int, high: int, depth: int, query: Query
 ) -> tuple[int, int]:
-    """Narrow a range to the suffixes that continue with the query.
+    """Narrow a range to the suffixes whose next tokens match the query.
 
     Args:
         table: Shards of a snapshot.
@@ -101,7 +102,7 @@ def narrow(
         low: First rank of the range, whose suffixes share their first `depth` tokens.
         high: End of the range.
         depth: Number of tokens matched so far.
-        query: Tokens that follow.
+        query: Tokens that must follow the matched tokens.
     Returns:
         The ranks [low, high); (0, 0) if there are none or more than SORTED_TOKENS tokens would be
         compared; (DAMAGED, 0) for a damaged shard.
@@ -123,7 +124,7 @@ def find(
     enough: int,
     ranges: Ranges,
 ) -> int:
-    """Find the suffixes of each query in the shards, starting with the longest match.
+    """Find the suffixes of each query in the shards, starting with the longest.
 
     Args:
         table: Shards of a snapshot.
@@ -169,17 +170,17 @@ def gather(
     out: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Read continuations at regular intervals from the ranges of each query.
+    """Read the text after some matches, chosen at regular intervals of rank.
 
     Args:
         table: Shards of a snapshot.
         low: First rank of each range, [batch, shards].
         high: End of each range, [batch, shards].
-        skip: Number of leading tokens to skip in each suffix, which is the length of the match,
-            [batch].
+        skip: Length of each query's match, [batch]. Each continuation begins after this number of
+            tokens.
         out: Output: token ids, [batch, count, depth]; depth is at most SORTED_TOKENS. A
             continuation ends with its document.
-        lengths: Output: length of each continuation, [batch, count]; 0 after the last one.
+        lengths: Output: length of each continuation, [batch, count]; 0 for missing continuations.
     Returns:
         -1, or the index of a damaged shard.
     """
@@ -207,13 +208,13 @@ def gather(
 
 @kernel
 def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
-    """Return the text position of a shard's suffix with the given rank, or DAMAGED."""
+    """Return the text position of a shard's suffix with a given rank, or DAMAGED."""
     return suffix(table[shard], rank)
 
 
 @kernel
 def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.int64]) -> int:
-    """Read a shard's tokens up to the end of the document.
+    """Read tokens from a shard up to the end of the document.
 
     Args:
         table: Shards of a snapshot.
@@ -247,8 +248,8 @@ def _longest(
 ) -> int:
     """Return the length of the longest suffix of a query that occurs in a shard.
 
-    The search first doubles the length, then bisects. The ranges found are written to `low` and
-    `high`, [longest, shards].
+    The search first doubles the length, then bisects. It writes the ranges that it finds to `low`
+    and `high`, [longest, shards].
     """
     max_length = min(query.end - query.begin, len(low), SORTED_TOKENS)
     good, bad, length = 0, max_length + 1, min(FIRST_LENGTH, max_length)

@@ -1,4 +1,4 @@
-"""Write shards to files, map them read-only, and find their damage."""
+"""Write shards to files, map the files read-only, and find damage in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DamagedShardError(DatastoreError):
 
 
 class Shard:
-    """The text of some documents, with its suffix array.
+    """The text of a set of documents, with the suffix array of the text.
 
     Args:
         info: Entry of the shard in the manifest.
@@ -133,7 +133,9 @@ def write_shard(
     workers: int,
     done: Callable[[int], None] = lambda suffixes: None,
 ) -> ShardInfo:
-    """Sort a text, and write it as a shard that the manifest does not list yet.
+    """Sort a text, and write it as a new shard.
+
+    The manifest does not list the shard yet.
 
     Args:
         path: Folder of the store.
@@ -142,7 +144,7 @@ def write_shard(
         vocab_size: Vocabulary size of the store.
         width: Number of bytes per token in the store.
         workers: Number of threads that sort.
-        done: Function called with the number of suffixes in each sorted part.
+        done: Function called after each part has been sorted, with the number of its suffixes.
     Returns:
         The entry of the shard, including `name` and `sums`.
     Raises:
@@ -201,7 +203,7 @@ def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArr
 
 
 def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str | None:
-    """Check every page of a shard; return a description of any damage, or None."""
+    """Check every page of a shard; return a description of the damage, or None."""
     try:
         shard_layout = ShardLayout.of(info, width)
         Shard.mapped(path, info, vocab_size, width)
@@ -225,7 +227,10 @@ def find_damage(path: Path, info: ShardInfo, vocab_size: int, width: int) -> str
 
 
 def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> NDArray[np.uint64]:
-    """Return the first 8 bytes of every n-th suffix, as numbers in suffix order."""
+    """Return the first 8 bytes of every SUFFIXES_PER_PIVOT-th suffix, as numbers.
+
+    The numbers are in suffix order.
+    """
     starts = array[::SUFFIXES_PER_PIVOT].astype(np.int64)
     keys = np.zeros(starts.size, dtype=np.uint64)
     for offset in range(8 // width):
@@ -236,7 +241,9 @@ def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> N
 
 
 def _map(path: Path, size: int, start: int = 0, length: int = 0) -> NDArray[np.uint8]:
-    """Map a file read-only, for as long as the array exists.
+    """Map a file read-only, as an array of bytes.
+
+    The file stays mapped as long as the array exists.
 
     Args:
         path: File to map.

@@ -27,8 +27,8 @@ class Snapshot:
     Args:
         path: Folder of the store, for error messages.
         shards: Shards of the store.
-        ids_below: Upper bound (exclusive) on token ids; a document ends before any other id.
-            Default 0: no limit.
+        ids_below: Upper bound (exclusive) on token ids. A document ends before the first id that is
+            not below this bound. Default 0: no limit.
     Attributes:
         table: SHARD records for the functions in `paceline.datastore.search`, [shards]; valid as
             long as the snapshot exists.
@@ -48,7 +48,7 @@ class Snapshot:
         longest: int = 32,
         enough: int = 0,
     ) -> Ranges:
-        """Find the suffixes of each query in the shards, starting with the longest match.
+        """Find the suffixes of each query in the shards, starting with the longest.
 
         Args:
             queries: Token ids of each query.
@@ -80,7 +80,7 @@ class Snapshot:
         count: int,
         depth: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Read continuations at regular intervals from the ranges of each query.
+        """Read the text after some matches, chosen at regular intervals of rank.
 
         Args:
             low: First rank of each range, [batch, shards]; one row of `Ranges.low` per query.
@@ -101,7 +101,7 @@ class Snapshot:
         return out, lengths
 
     def check(self, result: int) -> None:
-        """Raise an error if a search function found a damaged shard.
+        """Raise an error if a search function has found a damaged shard.
 
         Args:
             result: Result of the search: -1, or the index of a damaged shard.

@@ -1,4 +1,4 @@
-"""Sort suffix arrays of integer tokens.
+"""Build the suffix arrays of token sequences.
 
 The sort compares the first SORTED_TOKENS tokens of every suffix, because no search compares more.
 Its running time is therefore linear in the length of the text, even in the worst case, such as a
@@ -38,8 +38,8 @@ class PackedText(NamedTuple):
     Attributes:
         text: Tokens and separators, [n].
         bits: Number of bits per token in a key.
-        max_value: Value that represents separators and positions after the text in a key; greater
-            than all tokens.
+        max_value: Value that represents separators, and positions after the text, in a key. It is
+            greater than all tokens.
     """
 
     text: NDArray[np.uint32]
@@ -77,7 +77,7 @@ def suffix_array(
             differ only after a separator is undefined.
         separator: Value that is not a token in any document. The result omits separators.
         workers: Number of threads; default 1.
-        done: Function called with the number of suffixes in each sorted part.
+        done: Function called after each part has been sorted, with the number of its suffixes.
     """
     max_token = int(text.max(initial=0, where=text != separator)) if text.size else 0
     shift = (max_token // min(MAX_BUCKETS, max(MIN_BUCKETS, text.size))).bit_length()
@@ -107,7 +107,7 @@ def suffix_array(
 
 
 def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
-    """Return the bounds of up to `num_parts` similar-sized ranges of buckets."""
+    """Divide the buckets into up to `num_parts` ranges of similar size."""
     edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
     cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
     return [(int(first), int(last)) for first, last in pairwise(cuts)]
@@ -135,7 +135,8 @@ def _fill_buckets(
 ) -> None:
     """Put the position of every token into its bucket.
 
-    `ends` [buckets] holds the first rank of each bucket on entry, and its end on return.
+    At the start, `ends` [buckets] holds the first rank of each bucket; afterwards, it holds the end
+    of each bucket.
     """
     for position in range(text.size):
         if text[position] != separator:
@@ -207,7 +208,10 @@ def _sort_run(
     depth: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes by one key of tokens from `depth` onwards; fill `keys`."""
+    """Sort suffixes by one key each, made of their tokens from `depth` onwards.
+
+    The keys are written to `keys`.
+    """
     text, bits, max_value = packed
     step = min(64 // bits, SORTED_TOKENS)
     for index in range(run.size):
@@ -230,7 +234,10 @@ def _sort_positions(
     high: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes that share SORTED_TOKENS tokens by position."""
+    """Sort suffixes by their positions.
+
+    These suffixes share their first SORTED_TOKENS tokens.
+    """
     for index in range(low, high):
         keys[index] = np.uint64(run[index])
     sort_pairs(keys[low:high], run[low:high], pending)
@@ -251,7 +258,10 @@ def _insertion_sort(
 
 @compiled
 def _is_before(text: NDArray[np.uint32], left: int, right: int, depth: int) -> bool:
-    """Compare two suffixes that share their first `depth` tokens."""
+    """Return whether the left suffix precedes the right one.
+
+    Both share their first `depth` tokens.
+    """
     end = min(SORTED_TOKENS, text.size - max(left, right))
     left_address, right_address = text.ctypes.data + 4 * left, text.ctypes.data + 4 * right
     while depth + 4 <= end:  # four tokens at once

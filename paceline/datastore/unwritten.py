@@ -25,7 +25,7 @@ class UnwrittenOutputs:
         return bool(self._outputs)
 
     def append(self, output: NDArray[Any]) -> None:
-        """Add an output; drop the oldest ones if far too many are waiting to be written."""
+        """Add an output; drop the oldest outputs if far too many are waiting."""
         if not self._outputs:
             self._since = time.monotonic()
         self._outputs.append(output)
@@ -45,7 +45,7 @@ class UnwrittenOutputs:
         return list(self._outputs)
 
     def seconds_until_due(self, retry_at: float) -> float | None:
-        """Return the number of seconds until outputs must be written, or None.
+        """Return the seconds until outputs must be written; None if there are none.
 
         Args:
             retry_at: Earliest time of the next attempt.

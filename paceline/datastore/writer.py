@@ -43,7 +43,7 @@ def build(
     workers: int = 0,
     progress: Progress = no_progress,
 ) -> None:
-    """Build a store, replacing any existing store once the new store is complete.
+    """Build a store; it replaces any existing store once it is complete.
 
     Args:
         path: Folder of the store, which is created if needed. An existing folder must be empty or

@@ -1,4 +1,4 @@
-"""Draft tokens for llama-cpp-python, as its `draft_model`."""
+"""Draft tokens inside llama-cpp-python, as its `draft_model`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_DRAFT_TOKENS = 10  # as many as llama-cpp-python's own prompt lookup propose
 class LlamaCppDraftModel:
     """Drafts chains for `llama_cpp.Llama(..., draft_model=...)`.
 
-    The object follows one text at a time. A call with a text that does not continue the last one
-    starts a new request, so one object may serve many calls, but not several threads.
+    The object follows one text at a time. If a text does not continue the text of the previous
+    call, a new request starts. One object may therefore serve many calls, but not several threads.
 
     Args:
         drafter: Spec of a drafter without a model, such as "sssd:datastore=DIRECTORY"; or a
@@ -59,7 +59,7 @@ class LlamaCppDraftModel:
         return np.array(self._chain.token_ids, dtype=np.intc)
 
     def _advanced(self, token_ids: list[int]) -> Request:
-        """Return the request for a text, after the drafter has observed the new tokens."""
+        """Return the request for a text, once the drafter has observed the new tokens."""
         request = self._request
         if request is not None:
             known = len(request)

@@ -1,1 +1,1 @@
-"""Provide options, caches, files, threads and timing for all packages."""
+"""Provide options, caches, files, threads and timing to all packages."""

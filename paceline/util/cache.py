@@ -2,11 +2,11 @@
 
 A folder is either complete or absent, and only one process creates it.
 
-The cache is $PACELINE_CACHE, or $XDG_CACHE_HOME/paceline, or ~/.cache/paceline. Folders are named
-KIND-vFORMAT/KEY, where KEY is a checksum of the source: a file, or the facts on which a
-measurement depends. While a process creates a folder, the folder is named KEY.part, and the
-process holds the lock KEY.lock. The lock is released when the process ends, so a KEY.part whose
-lock is free was left by a killed process. `paceline cache` lists and clears the folders.
+The cache is $PACELINE_CACHE, or $XDG_CACHE_HOME/paceline, or ~/.cache/paceline. A folder is named
+KIND-vFORMAT/KEY. KEY is a checksum of the source, which is a file or the facts on which a
+measurement depends. While a process creates a folder, the folder is named KEY.part, and the process
+holds the lock KEY.lock. The lock is released when the process ends, so a KEY.part whose lock is
+free was left by a killed process. `paceline cache` lists and clears the folders.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class CacheEntry:
 
     Attributes:
         folder: Path of the folder.
-        card: Metadata: source, sha256, made, files (name -> bytes), and entries from the function
-            that created the folder.
+        card: Metadata: source, sha256, made, files (size in bytes by name), and the entries that
+            the function which filled the folder returned.
     """
 
     folder: Path
@@ -78,10 +78,10 @@ def root() -> Path:
 
 
 def note_unwritable(reason: object) -> None:
-    """Warn, once per process, that the cache cannot be written.
+    """Log a warning, once per process, that the cache cannot be written.
 
     Args:
-        reason: Error or text for the log.
+        reason: Error or text to log.
     """
     global _noted
     if not _noted:
@@ -112,13 +112,13 @@ def _checksum(path: Path, size: int, time_ns: int) -> str:
 def obtain(
     kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
 ) -> Path:
-    """Return the folder generated from a file, creating it if it does not exist.
+    """Return the folder generated from a file, generating it if necessary.
 
     Args:
         kind: Kind of the folder, with its format version, such as "gguf-v1".
         source: Source file.
-        make: Function that fills the given empty folder, and returns entries for its card. It runs
-            in only one process at a time.
+        make: Function that receives an empty folder, fills it, and returns entries for its card. It
+            runs in only one process at a time.
         waiting: Function called once if another process is already creating the folder.
     Raises:
         ConfigError: The cache cannot be written, or `make` raised the error. In either case, no
@@ -135,7 +135,7 @@ def obtain_folder(
     Args:
         folder: Path of the folder.
         source: Description of the source, for the card.
-        make: Function that fills the given empty folder, and returns entries for its card.
+        make: Function that receives an empty folder, fills it, and returns entries for its card.
         waiting: Function called once if another process is already creating the folder.
     Raises:
         ConfigError: As for `obtain`.
@@ -150,7 +150,7 @@ def obtain_folder(
 
 
 def replace_folder(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Create a folder in the cache again, with the arguments of `obtain_folder`."""
+    """Create a folder in the cache again; see `obtain_folder` for the arguments."""
     with _clear_errors(), _locked(folder, lambda: None):
         _fill(folder, source, make)
 
@@ -184,7 +184,7 @@ def clear() -> int:
 
 
 def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Make KEY.part, sync its files to disk, and rename it to KEY."""
+    """Fill the folder KEY.part, sync its files to disk, and rename it to KEY."""
     part = folder.with_suffix(".part")
     _remove(part)  # left over from a killed process
     _remove_leftovers(folder.parent)
@@ -249,7 +249,7 @@ def _lock(folder: Path) -> FileLock:
 
 
 def _remove_leftovers(kind: Path) -> None:
-    """Remove unfinished folders that killed processes have left."""
+    """Remove unfinished folders that killed processes have left behind."""
     for part in kind.glob("*.part"):
         with suppress(Timeout), _lock(part).acquire(blocking=False):
             _remove(part)

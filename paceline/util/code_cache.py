@@ -28,7 +28,7 @@ _FOLDER = "compiled"
 
 
 class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
-    """Locates compiled code below `cache.root()`, writable only by its owner."""
+    """Locates compiled code below `cache.root()`, where only its owner may write."""
 
     def __init__(self, function: Any, file: str) -> None:
         super().__init__(function, file)
@@ -41,7 +41,7 @@ class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> Any:
-        """Return a function's locator, or None if the cache cannot be written."""
+        """Return the locator for a function, or None if the cache cannot be written."""
         try:
             return super(UserProvidedCacheLocator, cls).from_function(function, file)
         except ConfigError:  # the user has no home directory
@@ -52,7 +52,10 @@ class _ReadOnly(InTreeCacheLocator):  # type: ignore[misc]
     """Locates compiled code in its module's read-only `__pycache__`."""
 
     def ensure_cache_path(self) -> None:
-        """Accept a read-only folder; attempts to save will report the reason."""
+        """Accept a read-only folder.
+
+        Attempts to save code will report the reason.
+        """
 
 
 class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
@@ -68,9 +71,9 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
-    Overloads are compiled again when the function's module changes, or when a module that supplies
-    its functions or constants does (`code_sources`). If a folder cannot be read or written,
-    functions are compiled in every process, and one warning is logged.
+    Overloads are compiled again when the function's module changes, or any module from which it
+    uses functions or constants (`code_sources`). If a folder cannot be read or written, functions
+    are compiled in every process, and one warning is logged.
 
     Args:
         function: Python function.

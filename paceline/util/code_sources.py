@@ -1,8 +1,8 @@
 """Find the source files on which the compiled code of a module depends.
 
-Compiled code contains its callees and the values of constants, so a change in an imported module
-makes it outdated as well. The search follows imports at the top of modules with compiled code, and
-of settings modules. The imports of any other module do not reach compiled code.
+Compiled code contains the functions that it calls and the values of constants, so it also becomes
+outdated when an imported module changes. The search follows the top-level imports of settings
+modules and of modules with compiled code. Imports in other modules cannot affect compiled code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Source(NamedTuple):
 
     Attributes:
         checksum: SHA-256 of the content.
-        imports: Files of imported modules that may reach compiled code.
+        imports: Files of imported modules that may affect compiled code.
     """
 
     checksum: bytes
@@ -58,7 +58,7 @@ def _read(path: str) -> _Source:
 
 
 def _imports(text: str) -> tuple[str, ...]:
-    """Return the files of the modules that a text imports at its top level."""
+    """Return the files of the modules that a module's text imports at top level."""
     return tuple(
         dict.fromkeys(
             source
@@ -71,7 +71,7 @@ def _imports(text: str) -> tuple[str, ...]:
 
 @cache
 def _files(module: str) -> tuple[str, ...]:
-    """Return the file of a module, if it exists."""
+    """Return the file of a module if it exists."""
     base = os.path.join(_ROOT, *module.split("."))
     candidates = f"{base}.py", os.path.join(base, "__init__.py")
     return tuple(source for source in candidates if os.path.isfile(source))

@@ -69,33 +69,33 @@ def compiled(function: F) -> F:
 
     The code runs without the interpreter lock.
 
-    Stored code becomes outdated when its module changes, or when a module that supplies its
-    functions, records or constants does.
+    Stored code becomes outdated when its module changes, or any module from which it uses
+    functions, records or constants.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compiles once per argument type, and not again for each constant argument."""
+    """Compiles a function once per argument type, even if arguments are constants."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Resolve a call from compiled code, replacing literal types with plain types."""
+        """Resolve a call from compiled code, treating literals as plain types."""
         plain = {name: unliteral(kind) for name, kind in dict(kws).items()}
         return super().get_call_template(tuple(unliteral(kind) for kind in args), plain)
 
 
 def kernel(function: F) -> F:
-    """Compile a function that allocates no arrays, without reference counting.
+    """Compile a function that allocates no arrays, and omit reference counting.
 
-    Reference counting for arrays is atomic, and happens at every call and view. In short
-    functions, it takes longer than the actual work. The caller must keep the arrays alive, which
-    functions compiled with `compiled` do.
+    Reference counting for arrays is atomic, and happens at every call and view. In short functions,
+    it takes longer than the actual work. The caller must keep the arrays alive; callers that were
+    compiled with `compiled` do so.
     """
     return _without_counting(function)
 
 
 def inlined(function: F) -> F:
-    """Compile a `kernel` that is always inlined into its callers.
+    """Compile a function as a `kernel` that is always inlined into its callers.
 
     Use this for innermost loops, so that values stay in registers across calls. Deeply nested
     functions of this kind take minutes to compile.
@@ -111,14 +111,17 @@ def _without_counting(function: F, **options: Any) -> F:
 
 
 def callback(function: Callable[[int], int]) -> CFunc:
-    """Compile and store a function that takes an int64; the result has an `address`."""
+    """Compile and store a function of one int64.
+
+    The result has an `address`, which other compiled code can call.
+    """
     compiled_function = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
     _stored(compiled_function).compile()
     return compiled_function
 
 
 def _stored(dispatcher: Any) -> Any:
-    """Make a dispatcher load and save its compiled code."""
+    """Let a dispatcher load its compiled code from disk and save it there."""
     dispatcher._cache = CodeCache(dispatcher.__wrapped__)
     return dispatcher
 
@@ -164,7 +167,10 @@ store_uint16 = _storer(types.uint16, 16)
 
 
 def _fetch_add(typing_context: Any, address: Any) -> Any:
-    """Emit an atomic `counter++`, so that no two threads get the same number."""
+    """Emit instructions for an atomic `counter++`.
+
+    No two threads get the same number.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -177,7 +183,7 @@ take_number = numba.extending.intrinsic(_fetch_add)
 
 
 def _as_pointer(typing_context: Any, address: Any) -> Any:
-    """Emit code that casts an address to a pointer that `numba.carray` accepts."""
+    """Emit instructions that cast an address to a pointer for `numba.carray`."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())

@@ -20,10 +20,10 @@ _NEEDS_QUOTES = re.compile(r"""[\s,'"]|^$""")
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """Split "name:key=value,key=value" into the name and its options, as text.
+    """Split "name:key=value,key=value" into the name and the options, as text.
 
     The name may be "module:Class". Values with commas need single or double quotes, as in
-    sssd:datastore="my, store". In a list of drafters, values with spaces need quotes as well.
+    sssd:datastore="my, store". In a list of drafters, values with spaces also need quotes.
 
     Args:
         spec: Drafter spec.
@@ -68,7 +68,7 @@ def cut_outside_quotes(text: str, separator: str) -> list[str]:
 
 
 def in_quotes(value: str) -> str:
-    """Return a value for a drafter spec, in double quotes only if necessary.
+    """Return a value as written in a drafter spec, quoted only if necessary.
 
     Args:
         value: Text without double quotes.
@@ -102,7 +102,7 @@ def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
     Args:
         cls: Dataclass to build.
         values: Values by field name.
-        owner: Name of the options in errors, such as the drafter's name.
+        owner: Name of the options' owner in errors, such as the drafter's name.
     Raises:
         ConfigError: A key is unknown (the message names the closest match), or a value has the
             wrong type or range.
@@ -191,7 +191,7 @@ def require_count(owner: str, name: str, value: object, low: int) -> None:
 
 
 def spec_key(spec: str) -> SpecKey:
-    """Return a key that is equal for drafter specs with the same meaning.
+    """Return a key that is the same for all drafter specs with the same meaning.
 
     Spaces and the order of options do not matter.
     """

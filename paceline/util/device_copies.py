@@ -1,4 +1,4 @@
-"""Copy arrays to and from a device, in one transfer each way.
+"""Copy arrays to and from a device, with one transfer in each direction.
 
 A copy from a device waits for all work launched before it, so a step should make as few as
 possible. All arrays are transferred as one tensor. On a CPU, nothing is copied.
@@ -20,7 +20,7 @@ Arrays = Sequence[NDArray[Any]]
 
 
 class Pending(NamedTuple):
-    """Work on a device whose result depends on tensors that have not been copied yet.
+    """Work whose result depends on tensors not yet copied from a device.
 
     Attributes:
         tensors: Tensors to copy; see `fetch`.
@@ -79,7 +79,7 @@ def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
 
 
 def finish(pending: Sequence[Pending]) -> list[Any]:
-    """Return the results of pending work, copying all tensors in one transfer."""
+    """Return the results of pending work, using one transfer for all tensors."""
     arrays = fetch(*(tensor for each in pending for tensor in each.tensors))
     ends = accumulate((len(each.tensors) for each in pending), initial=0)
     return [
@@ -94,7 +94,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _numbers(words: NDArray[np.int32], dtype: torch.dtype) -> NDArray[Any]:
-    """Restore the values that `_words` packed."""
+    """Restore the values of a tensor from the 32-bit integers of `_words`."""
     if dtype == torch.float32:
         return words.view(np.float32)
     return words.astype(torch.empty(0, dtype=dtype).numpy().dtype)

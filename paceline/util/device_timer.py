@@ -11,10 +11,10 @@ import torch
 
 
 class DeviceTimer:
-    """Context manager that adds the duration of its calls to a total.
+    """Context manager that adds up the durations of the calls inside it.
 
-    On CUDA, a call returns before its work is done. Events therefore measure the time between the
-    first and the last operation on the device, without waiting for them.
+    On CUDA, a call returns before its work is done. The timer therefore uses events. They measure
+    the time from the first to the last operation on the device, without waiting for the operations.
 
     Args:
         device: Device of the calls.
@@ -46,7 +46,7 @@ class DeviceTimer:
 
     @property
     def seconds(self) -> float:
-        """Return the total duration of calls that have ended on the device, in seconds."""
+        """Return the total duration, in seconds, of calls that the device has finished."""
         self._drain()
         return self._seconds
 

@@ -22,7 +22,7 @@ _KERNEL_VARIABLES = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF3
 
 
 def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
-    """Return a checksum of everything on which a model's results and speed depend.
+    """Return a checksum of all facts on which a model's results and speed depend.
 
     Args:
         model: Model, identified by its configuration, parameter shapes and module types.

@@ -24,10 +24,10 @@ _MAX_PREFIX = 32
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write a file atomically: it always has either its old or its new content.
+    """Write a file atomically, so that its content is always either old or new.
 
-    Links are followed. Devices, pipes and standard streams are written to directly, and never
-    replaced.
+    Links are followed. The function writes to devices, pipes and standard streams directly, and
+    never replaces them.
 
     Args:
         path: Path of the file, or "-" for standard output.
@@ -57,7 +57,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def append(path: str | Path, content: bytes) -> None:
-    """Append to a file, handling devices and standard streams like `write_atomically`.
+    """Append to a file; see `write_atomically` for devices and standard streams.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -121,7 +121,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def digest_of(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of a JSON document, regardless of the order of its keys."""
+    """Return the SHA-256 of a JSON document; the order of its keys has no effect."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -129,7 +129,7 @@ def _is_stream(path: Path) -> bool:
     """Return whether a path is a standard stream, a device or a pipe.
 
     Raises:
-        OSError: The path is a folder, part of a link cycle, or an invalid name.
+        OSError: The path is a folder or an invalid name, or its links form a cycle.
     """
     if _descriptor(path) is not None:
         return True

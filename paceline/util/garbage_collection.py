@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause the collection of reference cycles inside the context.
+    """Pause the garbage collector inside the `with` block.
 
-    Modules, classes and functions are never garbage. When torch and transformers are imported, the
-    collector examines their objects many times, which takes more than a quarter of the time.
+    Imported modules, classes and functions are never garbage. While torch and transformers are
+    imported, the collector would examine these objects many times. This takes more than a quarter
+    of the import time.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lazy_attributes(package: str, modules: Mapping[str, Collection[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` that imports a name's module on first use.
+    """Return a `__getattr__` that imports the module of a name on its first use.
 
     Args:
         package: Name of the package.
-        modules: Names that each module defines, keyed by the module's full name.
+        modules: Names that each module defines, by the module's full name.
     """
 
     def find(name: str) -> Any:

@@ -69,7 +69,7 @@ def instruction_flags() -> list[str]:
 
 @cache
 def _described(wanted: str) -> str:
-    """Return the first value with this name in /proc/cpuinfo, or ""."""
+    """Return the first value of a field in /proc/cpuinfo, or "" if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Define the options that configurations share, and flatten nested configurations."""
+"""Define options that several configurations share, and flatten configurations."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelOptions:
 
     @property
     def invariance(self) -> bool | Literal["auto"]:
-        """The option `batch_invariant`, in the form that `LLM` expects."""
+        """The option `batch_invariant` as the value that `LLM` expects."""
         return INVARIANCE_WORDS[self.batch_invariant]
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class PromptOptions:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return the values in a configuration and its groups, by name.
+    """Return the values in a configuration and its option groups, by name.
 
     Per-request options are omitted.
     """
@@ -106,7 +106,7 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def refuse_per_request(owner: str, group: Any) -> None:
-    """Check that a run's configuration sets no per-request option.
+    """Check that the configuration of a run sets no per-request option.
 
     Args:
         owner: Name of the configuration in errors.

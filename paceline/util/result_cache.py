@@ -1,7 +1,7 @@
 """Store results, such as measurements and probes, in the cache.
 
-A key contains the facts on which a result depends. If the cache cannot be written, results stay in
-memory until the process ends.
+The key of a result contains all facts on which the result depends. If the cache cannot be written,
+results stay in memory until the process ends.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def load_or_compute_bytes(
     write: Callable[[T], bytes],
     read: Callable[[bytes], T],
 ) -> T:
-    """Return a result from the cache, in any format, or compute and store it.
+    """Return a result from the cache, or compute and store it, in any format.
 
     Args:
         key: Key of the result.
         compute: Function that returns the result.
         write: Function that returns the file contents.
-        read: Inverse of `write`, which raises a ValueError, LookupError or TypeError if the file
-            is damaged.
+        read: Inverse of `write`. It raises a ValueError, LookupError or TypeError if the file is
+            damaged.
     """
     computed: list[T] = []
 

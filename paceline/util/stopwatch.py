@@ -1,4 +1,4 @@
-"""Time work on a model, and measure the interference by other programs."""
+"""Time work on a model, and measure how much other programs interfere."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paceline.util.timing_settings import TIMING
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The interference by other programs with a measurement.
+    """The extent to which other programs interfered with a measurement.
 
     Attributes:
-        spread: Relative interquartile range of the repeats, as the median over all calls.
+        spread: Relative interquartile range of a call's repeats; the median over all calls.
         waited: Share of the time during which the work waited for a processor, from 0 to 1. None
             if unknown, as on an accelerator.
         load: The machine's load average over the last minute; None if the system does not report
             it.
-        made: Time of the measurement, in seconds since the epoch. Saved measurements use this name
-            as a key.
+        made: Time of the measurement, in seconds since the epoch. Saved measurements contain this
+            name.
     """
 
     spread: float
@@ -47,7 +47,7 @@ class Conditions:
 
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
-        """Return the conditions of the measurements made with a stopwatch.
+        """Return the conditions of measurements that were made with a stopwatch.
 
         Args:
             spreads: Spread of the repeats of each call.
@@ -62,7 +62,7 @@ class Conditions:
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Return the clock for work on a model in this thread, in seconds.
+    """Return the clock that times work on a model in this thread, in seconds.
 
     A single CPU thread is timed by processor time. That clock stops while another program uses the
     processor, so interference barely affects the measurement. In all other cases, the wall clock
@@ -81,9 +81,9 @@ class Stopwatch:
 
     Args:
         device: Device of the model.
-        shared: Whether other programs also use the processor. If so, several threads are timed by
-            their mean processor time. This time is exact if all threads are busy throughout; if
-            not, it is still comparable between runs, unlike wall-clock time.
+        shared: Whether other programs also use the processor. If so, work in several threads is
+            timed by the threads' mean processor time. This time is exact if all threads are always
+            busy. Otherwise, unlike wall-clock time, it can still be compared between runs.
     """
 
     def __init__(self, device: torch.device, shared: bool = False) -> None:
@@ -96,14 +96,17 @@ class Stopwatch:
 
     @classmethod
     def suited(cls, device: torch.device, call: Callable[[], object]) -> Stopwatch:
-        """Return a stopwatch that suits the machine's current load, based on a few calls."""
+        """Return a stopwatch that suits the current load, judged from a few calls."""
         watch = cls(device)
         for _ in range(TIMING.min_rounds):
             watch.seconds(call)
         return cls(device, shared=(watch.waited or 0.0) > TIMING.quiet_wait)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Return the duration of one call, which must not return before its work is done."""
+        """Return the duration of one call.
+
+        The call must not return before its work is done.
+        """
         start, begin = time.perf_counter(), self._clock()
         call()
         taken = self._clock() - begin
@@ -113,7 +116,7 @@ class Stopwatch:
 
     @property
     def waited(self) -> float | None:
-        """Share of the time spent waiting for a processor; None if unknown."""
+        """Share of the time during which work waited for a processor; None if unknown."""
         if self._one_thread:
             return max(0.0, 1 - self._counted / self._wall) if self._wall else None
         delay = None if self._delay is None else _queued()
@@ -140,7 +143,7 @@ def agree(repeats: Sequence[float]) -> bool:
 
 
 def _queued() -> float | None:
-    """Return how long this process's threads waited for a processor, in seconds.
+    """Return the seconds that this process's threads have waited for a processor.
 
     The result is None if the system does not report this time.
     """

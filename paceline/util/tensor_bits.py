@@ -1,4 +1,4 @@
-"""View the numbers of a tensor as integers, to compare or add up their bits."""
+"""View the numbers of a tensor as integers, to compare or add their bits."""
 
 from __future__ import annotations
 

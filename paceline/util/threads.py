@@ -24,17 +24,17 @@ _PAUSE_HARD = 2
 
 
 class Inherited(Protocol):
-    """An object that must be reset in a forked child."""
+    """An object that must be reset in a forked child process."""
 
     def become_child(self) -> None:
-        """Discard the parent's threads and locks, and start no work."""
+        """Discard the parent's threads and locks without starting any work."""
 
 
 _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def follow_forks(owner: Inherited) -> None:
-    """Call `owner.become_child()` in every child that is forked while `owner` exists."""
+    """Call `owner.become_child()` in every child forked while `owner` exists."""
     _inherited.add(owner)
 
 
@@ -63,7 +63,7 @@ class Threads:
         return self.executor.submit(work, *arguments)
 
     def shutdown(self) -> None:
-        """Stop the threads after their current work, without waiting for them."""
+        """Let the threads stop after their current work, without waiting for them."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
@@ -99,7 +99,7 @@ _threads = Threads(max(1, usable_cores() - 1), "paceline")
 
 
 def share(work: Callable[..., Any], arguments: tuple[Any, ...], helpers: int) -> None:
-    """Run `work(*arguments)` in this thread and in helper threads at the same time.
+    """Run `work(*arguments)` in this thread and helper threads at the same time.
 
     Args:
         work: Function that takes tasks from a shared counter until none is left. It must release

@@ -1,4 +1,4 @@
-"""Define when timings are trusted, checked and replaced."""
+"""Define when timings are trusted, when checked, and when replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class TimingSettings:
     """Thresholds for timings.
 
-    Defaults were chosen on two shared cores with SmolLM2-135M.
+    The defaults were chosen with SmolLM2-135M on two cores that other programs also used.
 
     Attributes:
         min_rounds: Minimum number of repeats of a measurement.
@@ -23,12 +23,13 @@ class TimingSettings:
         check_rounds: Number of repeats of a check.
         check_seconds: Maximum expected duration of a check, in seconds; slower models are not
             checked.
-        max_check_share: Maximum share of the time in use that checks of a curve may take.
-        max_cost_error: Maximum relative difference in the cost of rows at which a check confirms a
-            curve.
-        loaded_pause_s: Number of seconds of use before a curve from the cache is checked. The first
-            token does not wait for the check.
-        first_pause_s: Number of seconds of use before a curve is checked again. Each subsequent
+        max_check_share: Maximum share of the time for which a curve is in use that its checks may
+            take.
+        max_cost_error: Maximum relative difference between the measured and the curve's cost of
+            rows. Up to this difference, a check confirms the curve.
+        loaded_pause_s: Seconds for which a curve from the cache is used before it is checked. The
+            first token does not wait for the check.
+        first_pause_s: Seconds for which a curve is used before it is checked again. Each later
             pause is twice as long.
         disturbed_pause_s: First pause for a curve whose measurement was disturbed. Later pauses
             grow up to `first_pause_s`.

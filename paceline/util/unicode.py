@@ -23,7 +23,7 @@ def require_text(where: str, text: str) -> str:
     """Check that UTF-8 can encode a text, and return the text.
 
     Args:
-        where: Name of the text in errors.
+        where: Description of the text in errors.
         text: Text to check.
     Raises:
         ConfigError: The text contains a lone surrogate.

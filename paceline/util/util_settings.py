@@ -1,4 +1,4 @@
-"""Define the limits of options."""
+"""Define the limits of option values."""
 
 from __future__ import annotations
 

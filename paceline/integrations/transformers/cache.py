@@ -12,10 +12,10 @@ from paceline.model.cached_lm import CachedLM
 
 
 def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int) -> None:
-    """Copy the first `past` columns of a cache to the slots, without padding.
+    """Copy the first `past` columns of a cache to the slots, omitting padding.
 
-    A sliding-window layer holds only the last columns. Older columns are outside all later
-    windows, so zeros replace them.
+    A sliding-window layer holds only the last columns. Zeros replace older columns, which no later
+    window contains.
     """
     for row in rows:
         for index, layer in enumerate(cache.layers):

@@ -32,9 +32,9 @@ from paceline.verification.verify import best_tokens, split_top_tokens
 def verify_rows(
     rows: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> list[Outcome]:
-    """Accept the tokens that transformers would choose (sample matching).
+    """Choose tokens as transformers would, and accept the drafts that match them.
 
-    The engine uses this verification rule for the rows of a transformers batch.
+    The engine uses this rule, sample matching, for the rows of a transformers batch.
 
     Args:
         rows: Instances of `RowRequest`.
@@ -69,7 +69,7 @@ def verify_rows(
 
 
 def _without_states(request: GenerateCall, model: CachedLM) -> GenerateCall:
-    """Return a call that returns no cache if the model keeps recurrent states.
+    """Return the call, changed to return no cache if the model has recurrent states.
 
     Raises:
         UnsupportedModelError: The caller passed a cache to such a model.
@@ -104,7 +104,10 @@ class Decoding:
         self._rows = [RowRequest(request, index, self._noise) for index in range(request.batch)]
 
     def run(self) -> Any:
-        """Decode all rows, freeing the slots and the drafter state even after an error."""
+        """Decode all rows; then free the slots and the drafter state.
+
+        They are freed even after an error.
+        """
         request = self._request
         if request.media is not None:
             attach_media(self._model, request, self._rows)
@@ -152,7 +155,7 @@ class Decoding:
         return pad
 
     def _extend_short_rows(self, total: int) -> None:
-        """Process padding for rows that ended early.
+        """Run the model on padding for rows that ended early.
 
         transformers does the same, and returns the scores and states of the padding.
         """
@@ -197,7 +200,9 @@ class Decoding:
         )
 
     def _restarts(self, num_columns: int) -> bool:
-        """Return whether the model drops its cache because rotary frequencies change.
+        """Return whether the model drops its cache.
+
+        It does so when its rotary frequencies change.
 
         Some models switch their frequencies at a certain length and then recompute the whole text.
         """

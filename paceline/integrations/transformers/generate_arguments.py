@@ -1,4 +1,4 @@
-"""Read the arguments of `model.generate`, and convert stop strings to a criterion."""
+"""Read arguments of `model.generate`, and convert stop strings to a criterion."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def arguments_of_generate(strategy: object) -> dict[str, Any]:
     """Return the arguments of the `model.generate` call that runs a strategy.
 
     transformers does not pass a streamer, assistant or tokenizer to a callable, so this function
-    reads them from the calling frames. `generate` has already removed the tokenizer from its
-    arguments, but the wrappers around it (`torch.no_grad`, PEFT) still hold the tokenizer.
+    reads them from the calling frames. By then, `generate` has removed the tokenizer from its own
+    arguments, but the functions that wrap `generate` (`torch.no_grad`, PEFT) still hold it.
     """
     given: dict[str, Any] = {}
     frame = inspect.currentframe()

@@ -1,4 +1,4 @@
-"""Compute the prompts of a `generate` call with images, videos or audio."""
+"""Process the prompts of a `generate` call with images, videos or audio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.model.media_prefill import placeholder_ids
 
 
 def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowRequest]) -> None:
-    """Run the model's own prefill, and give each row its keys, values and states.
+    """Run the model's own prefill, and store each row's keys, values and states.
 
     The prefill covers all tokens of a row except the last, whose logits paceline computes. A row
     with a single token contains only text.
@@ -56,7 +56,7 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
 
 
 def _offsets_of(positions: Any, rows: Sequence[RowRequest]) -> list[int]:
-    """Return the position offset of each row, or an empty list without positions.
+    """Return the position offset of each row; without positions, an empty list.
 
     Args:
         positions: Positions prepared by `generate`, [rows, columns], possibly with a leading

@@ -31,9 +31,9 @@ _USED_INPUTS = {
 
 
 def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None:
-    """Reject calls that require equally many forward passes on data-parallel peers.
+    """Reject calls whose data-parallel peers must all run the same number of passes.
 
-    With drafting, the number of forward passes differs between peers.
+    With drafting, peers run different numbers of forward passes.
 
     Raises:
         ConfigError: `synced_gpus` was requested, or transformers would enable it.
@@ -160,7 +160,7 @@ def refuse_ids(model: PreTrainedModel, input_ids: Tensor, padding: list[int]) ->
 
 
 def refuse_positions(input_ids: Tensor, padding: list[int], position_ids: Tensor | None) -> None:
-    """Reject positions that do not number a row's tokens from 0.
+    """Reject positions unless they number each row's tokens from 0.
 
     Raises:
         ConfigError: Such positions were passed.

@@ -42,7 +42,7 @@ class GenerateCall:
         eos_token_ids: Ids of the tokens that end a row.
         criteria: Stopping criteria other than lengths and end-of-sequence tokens.
         max_length: Length at which a row ends, including padding.
-        pad_token_id: Token that fills finished rows; None if all rows end together.
+        pad_token_id: Token that fills rows which have ended; None if all rows end together.
         sampled: Whether tokens are sampled; otherwise the most likely token is chosen.
         keep_scores: Whether to collect the processed scores.
         keep_logits: Whether to collect the raw logits.
@@ -79,7 +79,10 @@ class GenerateCall:
 
     @property
     def plain(self) -> bool:
-        """Return whether rows take the argmax of the raw logits and return no logits."""
+        """Return whether a token is just the argmax of the raw logits.
+
+        If so, the call returns no logits.
+        """
         return not (self.sampled or self.keep_scores or self.keep_logits or self.processors)
 
     @staticmethod

@@ -28,11 +28,11 @@ from paceline.integrations.transformers.request import GenerateCall
 
 
 class SharedNoise:
-    """Reproduces the samples of `torch.multinomial` for rows at different steps.
+    """Reproduces samples of `torch.multinomial` for rows that reach steps separately.
 
-    `torch.multinomial(probs, 1)` equals `argmax(probs / noise)` with exponential noise for the
-    whole batch. The noise for step t is drawn once, in the order of steps, when the first row
-    reaches step t. Each row takes its share when it reaches that step.
+    `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise that is
+    drawn for the whole batch. Noise is drawn once per step, in the order of the steps, when the
+    first row reaches the step. Each row takes its share when it reaches that step.
 
     Args:
         batch: Number of rows.
@@ -52,7 +52,7 @@ class SharedNoise:
         return len(self._shares)
 
     def take(self, row: int, step: int, vocab: int) -> Tensor:
-        """Return the noise [vocab] for one row and step; each share can be taken once."""
+        """Return a row's noise [vocab] for one step; each share can be taken only once."""
         while self._drawn <= step:
             noise = torch.empty(self._batch, vocab, device=self._device).exponential_(1)
             for other in self._live:
@@ -61,7 +61,7 @@ class SharedNoise:
         return self._shares.pop((row, step))
 
     def leave(self, row: int) -> None:
-        """Discard the shares of a finished row."""
+        """Discard the shares of a row that has ended."""
         self._live.discard(row)
         for key in [key for key in self._shares if key[0] == row]:
             del self._shares[key]
@@ -73,8 +73,8 @@ class RowRequest(Request):
     Attributes:
         place: Index in the batch.
         padding: Number of padding tokens before the prompt.
-        scores, logits: Tensors that transformers would return, [1, vocab] per token; empty if not
-            requested.
+        scores, logits: Tensors that transformers would return, one of shape [1, vocab] per token;
+            empty if not requested.
     """
 
     def __init__(self, request: GenerateCall, index: int, noise: SharedNoise) -> None:
@@ -111,7 +111,7 @@ class RowRequest(Request):
         return self.padding + len(self)
 
     def choose(self, logits: Tensor, most_likely: int) -> int:
-        """Return the token that transformers would choose; NO_TOKEN if the logits are NaN.
+        """Return the token that transformers would choose; NO_TOKEN if logits are NaN.
 
         Args:
             logits: Logits after all tokens in `ids`; [vocab].
@@ -122,7 +122,7 @@ class RowRequest(Request):
         return token
 
     def process(self, logits: Tensor) -> Tensor:
-        """Return the next token's scores [1, vocab], and collect the requested tensors."""
+        """Return the next token's scores [1, vocab], and store the requested tensors."""
         raw = logits[None].to(device=self.ids.device, dtype=torch.float32, copy=True)
         scores = self._processed(raw)
         if self._request.keep_scores:
@@ -136,7 +136,7 @@ class RowRequest(Request):
         self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Return why the row ends after `run`, or None if it continues.
+        """Return the reason why the row ends after `run`, or None if it continues.
 
         Each criterion is evaluated once per token.
         """

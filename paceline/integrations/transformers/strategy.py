@@ -1,13 +1,13 @@
-"""Run `model.generate` with drafting, for the same tokens in fewer forward passes.
+"""Run `model.generate` with drafting: the same tokens in fewer forward passes.
 
 model.generate(**inputs, custom_generate=Strategy("prompt_lookup"))
 generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
 tokenizer=tokenizer)
 
 All options for greedy search and sampling work as without drafting. transformers prepares the
-processors and criteria. Each of them is called once per token, in order, with the true prefix.
-Custom processors and criteria are called with one row at a time. Rows may end at different steps,
-but the result is rectangular, as without drafting.
+processors and criteria. Each of them is called once per token, in order, with the text that
+precedes the token. Custom processors and criteria are called with one row at a time. Rows may end
+at different steps, but the result is rectangular, as without drafting.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _Held = tuple[Architecture, torch.device, Engine]
 class Strategy:
     """Adds drafting to `model.generate(..., custom_generate=Strategy(...))`.
 
-    A strategy can be reused for any number of models. It keeps enough KV cache memory for each
-    model's largest call until the model or the strategy is deleted. A `streamer`, and
+    A strategy can be reused for any number of models. For each model, it keeps the KV cache memory
+    that the largest call needed until the model or the strategy is deleted. A `streamer`, and
     `stop_strings` with a `tokenizer`, work as without drafting. If a generation configuration
-    contains stop strings, call this module's `generate` instead, because transformers does not
-    pass a tokenizer to a callable.
+    contains stop strings, call this module's `generate` instead, because transformers does not pass
+    a tokenizer to a callable.
 
     Args:
         drafter: "name", "name:key=value,key=value", or a `Drafter`. Default: "auto".
@@ -104,7 +104,7 @@ class Strategy:
         stop_strings: str | list[str] | None = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Decode the rows; called by transformers after it has prepared the arguments.
+        """Decode the rows, using arguments that transformers has prepared.
 
         Args:
             model: Model of the call.
@@ -268,7 +268,7 @@ def _strategy_of(
 
 
 def _refuse_replaced(options: Mapping[str, Any]) -> None:
-    """Reject options that have a different name in paceline's `generate`."""
+    """Reject options for which paceline's `generate` has a different name."""
     for name, replacement in (("custom_generate", "drafter"), ("assistant_model", "draft_model")):
         if options.get(name) is not None:
             raise ConfigError(

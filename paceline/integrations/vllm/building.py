@@ -1,4 +1,4 @@
-"""Create the drafter of a proposer, and retry if its datastore cannot be read."""
+"""Create a proposer's drafter, and retry if its datastore cannot be read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Builder:
         self._retry_at = 0.0
 
     def build(self) -> Drafter | None:
-        """Create the drafter, or return None if an attempt failed recently.
+        """Create the drafter; return None if an earlier attempt failed recently.
 
         Raises:
             ConfigError: The drafter cannot be created or does not match the engine.

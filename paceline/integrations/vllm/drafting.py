@@ -54,7 +54,7 @@ class RowDrafting:
         return len(self._requests)
 
     def warm_up(self) -> None:
-        """Draft once, so that all kernels are compiled before the first request."""
+        """Draft once, to compile all kernels before the first request."""
         request = TrackedRequest(BatchRow(0, np.array([1, 2, 1, 2, 1, 0], dtype=np.int32), 1))
         self._drafter.start(request.request)
         chain = self._drafter.propose([request.request], [4])[0].best_chain()
@@ -94,7 +94,10 @@ class RowDrafting:
         return [[*drafts.get(row.index, ())] for row in rows]
 
     def done(self, now: float) -> None:
-        """Record when drafting ended; vLLM uses the time until its next call."""
+        """Record when drafting ended.
+
+        The time from then until the next call is spent in vLLM.
+        """
         if self._before is not None:
             self._before = *self._before[:2], now
 
@@ -112,12 +115,12 @@ class RowDrafting:
     def _extend(
         self, request: TrackedRequest, row: BatchRow, drafted: list[tuple[DraftTree, list[int]]]
     ) -> bool:
-        """Append new tokens, notify the drafter, and return whether the request continues.
+        """Append new tokens and notify the drafter; return whether the request continues.
 
         Args:
             request: Request to extend.
             row: Row of the request.
-            drafted: List to which the drafted chain and the new tokens are added.
+            drafted: List to which this method adds the drafted chain and the new tokens.
         """
         new_tokens = row.text[len(request) :].tolist()
         end_index = next(
@@ -157,7 +160,7 @@ class RowDrafting:
             count(self._reliability, chains, new_tokens, offsets)
 
     def _draft(self, requests: list[TrackedRequest]) -> None:
-        """Draft a chain for each request, and choose how many of its tokens vLLM verifies."""
+        """Draft a chain for each request, and choose how many tokens vLLM verifies."""
         self._before = None
         if requests and (self._full or self._gate.opens()):
             for request in requests:  # limits the depth to vLLM's draft length
@@ -194,7 +197,7 @@ class RowDrafting:
     def _note_costs(
         self, claimed: Sequence[TrackedRequest | None], others: int, begin: float
     ) -> None:
-        """Record the duration of the last step if it included only decoding."""
+        """Record the duration of the last step if that step only decoded tokens."""
         if self._before is None or others:
             return
         present, drafted, end = self._before
@@ -207,7 +210,7 @@ class RowDrafting:
 
 
 def _target_tokens(run: list[int], sent: int) -> list[int]:
-    """Return the target's token after the last one and after each drafted token.
+    """Return the target's choices after the last token and after each drafted token.
 
     After a rejected token, the target's choice is unknown, and the last known token is repeated.
     """

@@ -17,7 +17,7 @@ _SETTINGS = ProposerSettings()
 
 
 class Faults:
-    """Counts and logs errors, writing at most one line every half minute.
+    """Counts and logs errors, with at most one log line every half minute.
 
     Args:
         count: Function called for each error.
@@ -57,7 +57,7 @@ class GuardedDrafter:
         self._muted: set[int] = set()
 
     def start(self, seq: Request) -> None:
-        """Notify the drafter of a new request."""
+        """Notify the drafter that a request has started."""
         try:
             self.drafter.start(seq)
         except Exception as error:

@@ -50,8 +50,8 @@ class EngineFacts:
         model: Served model name.
         tokenizer: Name of the tokenizer; None if vLLM runs without one.
         revision: Revision of the tokenizer.
-        leads: Whether this rank's drafts are used. vLLM calls every rank in a tensor-parallel
-            group, but uses only the first rank's drafts.
+        leads: Whether vLLM uses the drafts from this rank. vLLM calls every rank in a
+            tensor-parallel group, but uses only the drafts from the first.
     """
 
     most: int
@@ -67,9 +67,8 @@ class EngineFacts:
 def refuse_recurrent(config: Any) -> None:
     """Reject models with recurrent layers.
 
-    After accepting draft tokens, vLLM stores the state in a different slot from the one that a
-    step without drafts reads, so answers would be wrong. No vLLM release is known to move this
-    state.
+    After accepting draft tokens, vLLM stores the state in one slot, but a step without drafts reads
+    a different slot. Answers would therefore be wrong. No vLLM release is known to move this state.
 
     Raises:
         ConfigError: The model in the `VllmConfig` is hybrid or has no attention layers.

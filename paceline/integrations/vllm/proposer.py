@@ -20,7 +20,7 @@ _SETTINGS = ProposerSettings()
 
 
 class Proposer:
-    """Drafts tokens for vLLM, as the `model` of the method "custom_class".
+    """Drafts tokens for vLLM, as `model` with the method "custom_class".
 
     Args:
         vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` holds `ProposerOptions`.
@@ -59,7 +59,7 @@ class Proposer:
         *_: Any,
         **__: Any,
     ) -> list[list[int]]:
-        """Draft for every row of a batch; on errors, return empty drafts.
+        """Draft tokens for every row of a batch; after errors, return empty drafts.
 
         Args:
             sampled_token_ids: New tokens of each row; empty while a prompt is being computed.
@@ -96,7 +96,7 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _build(self) -> None:
-        """Create the drafter, unless it exists or an attempt failed recently.
+        """Create the drafter unless it exists or an attempt failed recently.
 
         Raises:
             ConfigError, DatastoreError: As for `Builder.build`.

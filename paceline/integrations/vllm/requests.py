@@ -1,10 +1,10 @@
 """Match the rows of vLLM's batch to requests.
 
-vLLM does not pass request ids to drafters, so a request is identified by its text so far. Each
-call provides the rows of the batch, with their text and the number of new tokens. For example, the
-text `1 2 3` from the previous call continues in the row `1 2 3 | 4`. A row `5 6 | 9` with unknown
-text is a new request with the prompt `5 6`. A known text without a row belongs to a preempted or
-finished request.
+vLLM does not pass request ids to drafters, so a request is identified by its text so far. Each call
+provides the rows of the batch, with their text and the number of new tokens. In the following
+examples, `|` precedes the new tokens. The text `1 2 3` from the previous call continues in the row
+`1 2 3 | 4`. If no known text continues in the row `5 6 | 9`, this row is a new request with the
+prompt `5 6`. A known text without a row belongs to a preempted or finished request.
 
 A request keeps its text when vLLM moves it to another row, or preempts and recomputes it. Two
 requests with the same text may be swapped. This is harmless, because the drafter's state depends
@@ -51,13 +51,13 @@ class BatchRow:
 
 
 class TrackedRequest:
-    """A vLLM request, as tracked for the drafter.
+    """A vLLM request that is tracked for the drafter.
 
     Attributes:
         request: Request that is passed to the drafter.
         index: Row in the batch.
         unseen: Number of calls since the request was last in the batch.
-        chain: The whole last draft.
+        chain: All tokens of the last draft.
         sent: Number of tokens from that draft that vLLM received.
     """
 
@@ -95,7 +95,7 @@ class TrackedRequest:
 
 
 class Requests:
-    """The requests that may continue."""
+    """The known requests, any of which may continue in a later call."""
 
     def __init__(self) -> None:
         self._known: dict[int, TrackedRequest] = {}  # by request id
@@ -108,9 +108,10 @@ class Requests:
         return iter([*self._known.values()])
 
     def claim(self, rows: Sequence[BatchRow], gap: int = 0) -> list[TrackedRequest | None]:
-        """Return the known request of each row, or None for a new request.
+        """Return the known request of each row; None for a row with a new request.
 
-        The request that previously occupied the row has priority, followed by the longest match.
+        If several known texts continue in a row, the request that previously occupied the row has
+        priority, followed by the longest text.
 
         Args:
             rows: Rows of the batch.
@@ -137,7 +138,7 @@ class Requests:
         return matches
 
     def record_rows(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
-        """Record the row of each request, and return the requests considered finished."""
+        """Record the row of each request; return the requests that count as finished."""
         self._at = present
         self._known.update((request.request.id, request) for request in present.values())
         for request in self._known.values():
