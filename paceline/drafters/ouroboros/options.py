@@ -24,9 +24,9 @@ class OuroborosOptions:
             are also verified directly after the newest token.
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
             draft; default 4. With 0, the tree contains no alternatives, as in the paper.
-        inspiration: Draft nodes after which the target's predictions enter the phrase pool.
-            "every" selects all nodes, "paper" follows the rule in the paper, "code" follows the
-            rule in the authors' code, and "off" selects no nodes. Defaults to "every".
+        inspiration: Nodes whose predicted continuations enter the phrase pool. "every" selects all
+            nodes, "paper" follows the rule in the paper, "code" follows the rule in the authors'
+            code, and "off" selects no nodes. Defaults to "every".
         refinement: Replace verified suffixes in the pool with the target's predictions; default
             true.
         budget: Verify only the nodes that are expected to save time; default true.

@@ -59,7 +59,7 @@ class Pia(Drafter):
             self._learn(outcome.request, self._tries.depth)
 
     def stop(self, seq: Request) -> None:
-        """Add the output's last phrases; remove the prompt's phrases; shrink the tries."""
+        """Add the output's last phrases, drop the prompt's phrases, and shrink the tries."""
         if seq.id in self._learned:
             self._learn(seq, 1)
             del self._learned[seq.id]

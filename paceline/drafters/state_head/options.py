@@ -13,8 +13,8 @@ class StateHeadOptions:
     """Options of `state_head`.
 
     Attributes:
-        head: Folder or hub id of an EAGLE-3 or DFlash head that was trained for the target. "mtp"
-            selects the MTP layer in the target's checkpoint.
+        head: Folder or hub id of an EAGLE-3 or DFlash head. The head must be trained for the
+            target. "mtp" selects the MTP layer in the target's checkpoint.
         max_depth: Maximum depth of the draft tree, in tokens; at least 1, default 8.
         branch_threshold: Minimum path probability of the head's alternatives; from 0 to 1. With 1,
             drafts are chains. Defaults to 0.06.
