@@ -35,7 +35,7 @@ class RowClass:
 
 
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the first row count of each range of agreeing counts, in ascending order.
+    """Return the first row count of each range of agreeing counts, ascending.
 
     Large counts are tested with rows from the middle of `rows`, and small counts with the first
     and the last rows.

@@ -31,8 +31,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     Args:
         layers: Number of decoder layers.
         stores_per_block: Number of stores (two per layer) that share one tensor. One operation
-            moves all stores of a tensor, but growing the cache needs their memory twice. Default
-            1.
+            moves all stores of a tensor, but growing the cache temporarily needs twice their
+            memory. Default 1.
         states: Layers with recurrent states, by index; None means no such layers.
     Attributes:
         slots: Total number of slots.

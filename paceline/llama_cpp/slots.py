@@ -23,7 +23,7 @@ class NoCheckpoints:
 
 
 class SequenceSlots:
-    """Slots of a llama.cpp cache; slot n is the sequence n + 1.
+    """Slots of a llama.cpp cache; slot n is sequence n + 1.
 
     Args:
         cells: The sequences in the cache.

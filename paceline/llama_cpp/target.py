@@ -38,7 +38,7 @@ class GgufTarget(TargetBase):
         model: The model.
         threads: Number of CPU threads.
         exact: Whether each token's logits must depend, bit for bit, only on its own text.
-        prefill_chunk: Maximum number of a request's pending tokens in one forward pass.
+        prefill_chunk: Maximum number of pending tokens per request in one forward pass.
         reversible: Whether forward passes without a commit leave recurrent states unchanged.
     Attributes:
         model, exact, prefill_chunk: As above.

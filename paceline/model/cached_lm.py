@@ -38,7 +38,7 @@ class CachedLM(ForwardPasses):
 
     Args:
         model: Decoder-only model in eval mode, on its device.
-        prefill_chunk: Maximum number of a request's pending tokens in one forward pass. It may be
+        prefill_chunk: Maximum number of pending tokens per request in one forward pass. It may be
             changed between forward passes.
         batch_invariant: Whether the attention of each token must depend only on its own text, bit
             for bit. Default False.
@@ -63,7 +63,7 @@ class CachedLM(ForwardPasses):
             None if the vocabulary is not reduced.
     Raises:
         UnsupportedModelError: The model cannot be rolled back or masked, or it cannot be
-            batch-invariant although this was requested.
+            batch-invariant, although this was requested.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class CachedLM(ForwardPasses):
 
 
 def as_cached_lm(target: object) -> CachedLM:
-    """Return a target that transformers runs, and reject all others.
+    """Return the target if transformers runs it; otherwise, raise an error.
 
     Args:
         target: Target of an engine.

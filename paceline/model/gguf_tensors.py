@@ -43,8 +43,8 @@ class WeightEntry(NamedTuple):
     Attributes:
         tensor: Name of the tensor in the file.
         order: Index of the weight's row permutation in `TensorTable.orders`. None means that the
-            rows are in the same order in the file. -1 means that the tensor differs in other ways,
-            too.
+            rows are in the same order in the file. -1 means that the order of the rows is not the
+            only difference.
     """
 
     tensor: str
@@ -157,7 +157,7 @@ class TensorReordering:
         """Return the row permutation of a tensor; see `TensorTable.orders`.
 
         Returns:
-            Row indices; None if the tensor differs from the weight in other ways, too.
+            Row indices; None if the order of the rows is not the only difference.
         """
         numbers = np.arange(rows, dtype=np.float64)[:, None]
         try:

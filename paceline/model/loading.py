@@ -58,8 +58,8 @@ def load_model(
         device: Torch device; "auto" selects a GPU if one is available.
         unpack: Whether a GGUF file is converted to a checkpoint. With False, the model uses the
             weights in the file, in bfloat16 on a CPU.
-        weights: Format into which the weights of a checkpoint are packed, "q8_0" or "q4_k", in
-            bfloat16 on a CPU. This changes the model. None keeps the weights.
+        weights: Format into which the weights of a checkpoint are packed: "q8_0" or "q4_k". Packed
+            models run in bfloat16 on a CPU, and packing changes the model. None keeps the weights.
     Raises:
         ConfigError: No model was found, the checkpoint is damaged or does not match its
             configuration, or the dtype or device is unknown.

@@ -79,10 +79,10 @@ def _switch(parameters: dict[str, Any]) -> int | None:
 
 
 def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
-    """Return the length at which `model.generate` recomputes a growing text.
+    """Return the length beyond which `model.generate` recomputes a growing text.
 
-    Beyond this length, `generate` recomputes the text from its first token with new frequencies.
-    None means never.
+    `generate` then recomputes the text from its first token with new frequencies. None means that
+    it never does so.
 
     Raises:
         UnsupportedModelError: `generate` recomputes the text at a different length from the one at

@@ -10,7 +10,7 @@ from paceline.recurrence.torch_recurrences import TORCH_RECURRENCES
 
 
 def recurrences_for(rows: Tensor) -> Recurrences:
-    """Return compiled recurrences for a tensor on a CPU, and those of torch otherwise.
+    """Return compiled recurrences for a tensor on a CPU, or else those of torch.
 
     The choice depends on the dtype of `rows`, so all layers of a model use the same recurrences.
 

@@ -52,12 +52,11 @@ _NOTHING = TokenText("", b"")
 class Detokenizer:
     """Converts the tokens of an answer to text, one by one.
 
-    The texts returned by `push` and `flush` continue the prompt's text. Appended to it, they equal
-    the result of `tokenizer.decode` for all tokens. A character that spans several tokens is
-    returned with its last token. An incomplete character at the end becomes U+FFFD, as do bytes
-    that form no character. The complete characters before them are preserved, unlike in
-    `tokenizer.decode` with byte fallback. The cost per token does not depend on the length of the
-    text.
+    The prompt's text, followed by the texts that `push` and `flush` return, equals the result of
+    `tokenizer.decode` for all tokens. A character that spans several tokens is returned with its
+    last token. An incomplete character at the end becomes U+FFFD, as do bytes that form no
+    character. The complete characters before them are preserved, unlike in `tokenizer.decode` with
+    byte fallback. The cost per token does not depend on the length of the text.
 
     Args:
         tokenizer: transformers tokenizer, or any object with the same `decode` method.
