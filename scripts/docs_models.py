@@ -17,14 +17,14 @@ _OUTCOMES = {
 }
 # Short forms of messages, by words that occur in them.
 _REASONS = {
-    "logits of a draft": "Draft logits differ from those of plain forward passes",
-    "with an indexer": "An indexer selects keys, and its cache cannot be rolled back",
-    "by blocks": "Keys are selected by blocks, and the cache cannot be rolled back",
-    "has no key/value cache": "No KV cache, so drafts save nothing",
-    "in a cache class of its own": "Recurrent states in a cache class that serves one request",
-    "outside transformers' cache layers": "Recurrent states outside transformers' cache layers",
-    "run a draft chain": "The forward method cannot run a draft chain",
-    "run a draft tree": "The forward method cannot run a draft tree",
+    "logits of a draft": "Models whose draft logits differ from those of plain decoding",
+    "with an indexer": "Models whose indexer has a cache that cannot be rolled back",
+    "by blocks": "Models that select keys by blocks with a cache that cannot be rolled back",
+    "has no key/value cache": "Models without a KV cache, which drafting cannot make faster",
+    "in a cache class of its own": "Models that keep recurrent states in a cache for one request",
+    "outside transformers' cache layers": "Models with recurrent states outside cache layers",
+    "run a draft chain": "Models whose forward method cannot run a draft chain",
+    "run a draft tree": "Models whose forward method cannot run a draft tree",
 }
 
 
@@ -66,9 +66,10 @@ def recurrence_times() -> str:
             ratios = " | ".join(f"{times['relative'][count]:.2f}" for count in ("4", "8", "16"))
             lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
     setup = (
-        "CPU time of one forward pass, relative to a single token. The models have 8 layers, as"
-        f" wide as in a model with 0.8 B parameters, in {content['dtype']} on one thread of an"
-        f" {content['processor']} processor. paceline also computes the matrix products."
+        "CPU time of one forward pass, relative to a forward pass over one token. The models have 8"
+        " layers, which are as wide as in a model with 0.8 B parameters. They ran in"
+        f" {content['dtype']} on one thread of an {content['processor']} processor. paceline's"
+        " kernels also computed the matrix products."
     )
     return "\n".join([*lines, "", setup])
 
@@ -85,10 +86,11 @@ def hybrid_speed() -> str:
         plain, drafted = times["none"][run], times["auto"][run]
         lines.append(f"| {run + 1} | {plain:.1f} | {drafted:.1f} | {ratio:.2f}x |")
     setup = (
-        "LFM2 with 8 layers of width 1024, trained on the task at width 128 and then enlarged"
+        "CPU time of LFM2 with 8 layers of width 1024"
         f" ({content['parameters'] / 1e6:.0f} M parameters), in {content['dtype']} on one thread of"
-        f" an {content['processor']} processor, CPU time. Each run has 12 new texts;"
-        f" {content['equal_answers']} of {content['answers']} answers are equal."
+        f" an {content['processor']} processor. The model was trained on the task at width 128 and"
+        f" then enlarged. Each run has 12 new texts. {content['equal_answers']} of"
+        f" {content['answers']} answers are identical with and without drafting."
     )
     return "\n".join([*lines, "", setup])
 
@@ -116,7 +118,7 @@ def _reason(row: dict[str, str]) -> str:
         ValueError: The message has no short form.
     """
     if row["outcome"] == "not built":
-        return "Not tested, because transformers cannot build a small model"
+        return "Models that were not tested, because transformers cannot build a small version"
     for words, reason in _REASONS.items():
         if words in row["reason"]:
             return reason
