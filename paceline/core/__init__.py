@@ -1,1 +1,1 @@
-"""Define the types that all packages share, such as requests and draft trees."""
+"""Define types that many packages share, such as requests and draft trees."""

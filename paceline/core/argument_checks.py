@@ -74,7 +74,7 @@ def stop_token_ids(value: Any) -> tuple[int, ...]:
 
 
 def prediction(value: Any) -> str | tuple[int, ...]:
-    """Return predicted text as is, and predicted token ids as a tuple; accept None."""
+    """Return a predicted text unchanged, or predicted token ids as a tuple."""
     if isinstance(value, str):
         require(is_text(value), "prediction", value[:60], "text in UTF-8")
         return value
@@ -117,7 +117,7 @@ def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def logits_processors(value: Any) -> tuple[Callable[..., Any], ...]:
-    """Return logits processors as a tuple; accept a single processor or None."""
+    """Return logits processors as a tuple; a single one or None is also accepted."""
     listed = (
         ()
         if value is None

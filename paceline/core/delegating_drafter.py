@@ -1,4 +1,4 @@
-"""Wrap drafters in other drafters, and lock drafters that engines share."""
+"""Wrap drafters in other drafters, and lock drafters that several engines use."""
 
 from __future__ import annotations
 

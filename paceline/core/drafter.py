@@ -1,11 +1,11 @@
 """Define the contract between drafters and the engine.
 
-A new drafting method is a subclass of `Drafter` that implements `propose`. The method must follow
-these rules, each enforced by a check (`verification.tree_rules`) or a must-fail test:
+A new drafting method is a subclass of `Drafter` that implements `propose`. It must follow these
+rules, which `verification.tree_rules` or a test enforces:
 
 1. Return one tree per request, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree.
-2. `parents[i] < i`, and siblings carry different tokens. Probes, which come last in a tree, may
-   repeat a sibling.
+2. `parents[i] < i`, and siblings have different tokens. Probes come last in a tree, and may have a
+   sibling's token.
 3. `probs[i]` is the distribution that node i was sampled from, given its ancestors and earlier
    siblings (renormalised, as for sampling without replacement). Sampled siblings precede guesses.
 4. A drafter may choose how many tokens to sample, but must not discard a token it has sampled.
@@ -41,7 +41,7 @@ class TopTokens:
         token_ids: [1 + n, k], most likely first. Row 0 holds the tokens after the root, row 1 + i
             those after node i.
         probs: float32 [1 + n, k], the softmax of the model's own logits (temperature 1, no
-            penalties). A row of zeros means that they are unknown, as in a replay.
+            penalties). A row of zeros means unknown probabilities, as in a replay.
     """
 
     token_ids: IntArray
@@ -64,16 +64,16 @@ class Outcome:
         request: Request for which the tree was drafted.
         tree: Verified tree.
         accepted: Nodes on the accepted path, in order.
-        new_token_ids: Tokens appended to the request: the accepted tokens and a bonus token chosen
-            by the target, cut at the end of the request.
+        new_token_ids: Tokens appended to the request: the accepted tokens, then a bonus token that
+            the target chose. Nothing follows the token that ends the request.
         target_argmax: The target's most likely token after the root and after each of the n nodes.
-        target_top: The target's most likely tokens after the root and every node, if the drafter
+        target_top: The target's most likely tokens after the root and each node, if the drafter
             sets `top_k`.
         logprobs: For each new token, if requested: token id -> log-probability, most likely first.
         head_draft: Draft tree from the hidden-state draft head for the tokens after the newest
             token, if the drafter requested it (`num_head_tokens`).
-        unclean: Whether the target's logits after any node were NaN or infinite; `target_argmax`
-            is 0 after such nodes.
+        unclean: Whether the target's logits were NaN or infinite after at least one node;
+            `target_argmax` is 0 after such nodes.
     """
 
     request: Request
@@ -109,18 +109,18 @@ class Drafter:
             most likely paths first.
         top_k: Number of the target's most likely tokens that outcomes report per node; 0 for none.
         learns_at_rest: Whether outcomes report them throughout long pauses of the drafter.
-        needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes, which
-            recorded answers do not contain.
+        needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes.
+            Recorded answers lack these values.
         draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None
             selects the model's default head.
-        needs_draft_model: Class attribute: `build` requires a draft model.
-        takes_draft_model: Class attribute: `build` accepts a draft model but also works without
-            one.
-        needs_trained: Class attribute: the drafter reads a file that was trained or built for the
-            models in use.
-        needs_store: Class attribute: the option `datastore` must name a token store.
-        keeps_tokens: Class attribute: the drafter never changes `Request.token_ids`, so the engine
-            skips the comparison after each call. Subclasses do not inherit the value.
+        needs_draft_model: Class attribute: whether `build` requires a draft model.
+        takes_draft_model: Class attribute: whether `build` accepts a draft model but works without.
+        needs_trained: Class attribute: whether the drafter needs a file that was trained or built
+            for the models in use.
+        needs_store: Class attribute: whether the option `datastore` must name a token store.
+        keeps_tokens: Class attribute: whether the drafter never changes `Request.token_ids`, so
+            that the engine need not compare them after each call. Subclasses do not inherit the
+            value.
     """
 
     name: str = "drafter"
@@ -152,7 +152,7 @@ class Drafter:
         """
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Check that the drafter's token ids come from `tokenizer` (transformers).
+        """Check that the drafter's token ids belong to a transformers tokenizer.
 
         The engine calls this method once, during construction.
 
@@ -199,7 +199,7 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the verified trees, whose tokens have already been appended."""
+        """Learn from the verified trees; new tokens have already been appended."""
 
     def draws(self, request: Request) -> bool:
         """Return whether drafts for `request` carry their sampling distributions.
@@ -209,7 +209,7 @@ class Drafter:
         return False
 
     def stop(self, request: Request) -> None:
-        """Free the state of `request`, which has finished or been aborted."""
+        """Free the state of a request that has finished or been aborted."""
 
     @property
     def forward_seconds(self) -> float:

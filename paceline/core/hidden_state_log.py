@@ -1,4 +1,4 @@
-"""Record the target's hidden states for drafters that read them."""
+"""Store the target's hidden states for drafters that use them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 class HiddenStateLog:
     """The hidden states from which the target chose each token of a request.
 
-    The states for a token are computed at the preceding text position: the input of the LM head,
-    followed by the inputs of selected layers. The log covers tokens `first` to `last` - 1. It does
-    not cover the first token, a prefix found in the cache, or draft tokens.
+    The states for a token come from the preceding text position: the LM head's input, followed by
+    the inputs of selected layers. The log has states for tokens `first` to `last` - 1. It has none
+    for the first token of the text, for a cached prefix, or for draft tokens.
 
     Args:
         layers: Layers whose inputs are recorded in addition to the input of the LM head.

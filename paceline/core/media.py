@@ -13,13 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixStates:
-    """Keys and values of a prompt's first tokens, from the model's own `forward`.
+    """Keys and values of a prompt's first tokens, computed by the model's `forward`.
 
     Attributes:
         layers: Keys and values of each layer, [heads, tokens, dim]; None for a layer that shares
             another layer's cache.
-        position_offset: Number that the model adds to the index of every later token to get its
-            position.
+        position_offset: Number added to the index of every later token to get the token's position.
         logits: Logits for the token after these tokens, [vocab]; None if not computed.
         recurrent: Recurrent states after the tokens, by layer index and name, [1, ...] each.
     """
@@ -38,8 +37,8 @@ class Media:
         tensors: Keyword arguments for the model's `forward`. Arguments with one column per token
             cover the whole prompt.
         end: Number of leading tokens up to and including the last placeholder. Only text follows.
-        digest: Hash of these tokens and the tensors. Prompts with equal digests have equal keys
-            and values in their first `end` positions.
+        digest: Hash of the first `end` tokens and the tensors. Prompts with equal digests have
+            equal keys and values for these tokens.
         states: Keys and values of the first `end` tokens; None if the model must compute them from
             `tensors`.
     """
@@ -68,7 +67,7 @@ class Media:
         return Media(tensors, end, digest.digest())
 
     def key(self) -> Media:
-        """Return a copy without tensors and states, for comparing digests only."""
+        """Return a copy without tensors and states, which serves to compare digests."""
         return replace(self, tensors={}, states=None)
 
     def first_columns(self, count: int, num_tokens: int) -> dict[str, Tensor]:
@@ -100,8 +99,8 @@ class EncodedPrompt(list[int]):
 def shares_media(first: Media | None, second: Media | None, length: int) -> bool:
     """Return whether two requests can share the cache of their first `length` tokens.
 
-    Requests with images share either all of them or none, because the model computes the tokens up
-    to the last image in one forward pass.
+    Two requests share either all images or none, because the model computes all tokens up to the
+    last image in one forward pass.
     """
     if first is None or second is None:
         return first is second

@@ -19,12 +19,11 @@ class Stats:
         drafted_tokens: Number of draft nodes verified.
         accepted_tokens: Number of draft nodes accepted.
         cached_tokens: Number of prompt tokens found in the KV cache of an earlier request.
-        query_tokens: Number of tokens computed by each forward pass: pending tokens and draft
-            nodes.
-        notes: The drafter's counters, by name; its documentation describes them.
+        query_tokens: For each forward pass, its number of tokens: pending tokens and draft nodes.
+        notes: The drafter's counters, by name; the drafter's documentation describes them.
         seconds: Wall-clock time from admission to the last token.
-        batch_invariant: Whether drafts, batch size and prefill chunks leave the logits bit-for-bit
-            unchanged (`LLM.invariance` explains how).
+        batch_invariant: Whether the logits are bit-for-bit the same for all drafts, batch sizes and
+            prefill chunks (`LLM.invariance` explains how).
     """
 
     target_forwards: int
@@ -121,8 +120,8 @@ class EngineLoad:
 class Timing:
     """Wall-clock time since the engine was built, in seconds.
 
-    On an accelerator, only `step` is meaningful, because a kernel launch returns before its result
-    exists.
+    On an accelerator, only `step` is meaningful, because kernels run asynchronously: a launch
+    returns before the kernel has finished.
 
     Attributes:
         step: Time spent in steps.

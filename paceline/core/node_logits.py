@@ -21,8 +21,8 @@ class TopLogits(NamedTuple):
 
     Attributes:
         columns: Columns of the logits, [rows, k], most likely first.
-        probs: Their probabilities, float32 [rows, k]; all zeros in a row with NaN or infinite
-            logits.
+        probs: Probabilities of these tokens, float32 [rows, k]; zeros if the row has NaN or
+            infinite logits.
         vocabulary_ids: Token id of each column; None if column i is token i.
     """
 
@@ -53,11 +53,11 @@ class NodeLogits:
 
     Attributes:
         flat: Logits [rows, vocab].
-        starts: First row of each request; it holds the logits after the newest token.
+        starts: First row of each request, which holds the logits after the newest token.
         counts: Number of rows per request: 1 + its number of nodes.
         states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
             then the inputs of the captured layers. None if not captured.
-        pending: For each request, the hidden states at its pending tokens except the newest, [n, 1
+        pending: For each request, the hidden states at all pending tokens except the newest, [n, 1
             + layers, hidden]. None if not captured.
         top: Most likely tokens of each row; None if not computed.
     """
@@ -71,13 +71,13 @@ class NodeLogits:
 
     @staticmethod
     def from_rows(flat: Tensor, counts: list[int], scored: list[int] | None = None) -> NodeLogits:
-        """Return the logits for requests whose rows are consecutive.
+        """Return the logits for requests whose rows follow one another without padding.
 
         Args:
             flat: Logits [rows, vocab].
-            counts: Number of rows per request, without scored prompt tokens.
-            scored: Number of rows of scored prompt tokens before each request's rows; None means
-                0.
+            counts: Number of rows per request, without rows of scored prompt tokens.
+            scored: For each request, the number of scored prompt tokens, whose rows precede the
+                others; None means 0.
         """
         before = scored or [0] * len(counts)
         ends = accumulate(skipped + count for skipped, count in zip(before, counts, strict=True))
@@ -91,8 +91,8 @@ class NodeLogits:
 
         Args:
             flat: Logits [batch * (scored + 1 + width), vocab].
-            counts: Number of rows per request, without padding and scored prompt tokens.
-            scored: Number of rows of scored prompt tokens before each request's rows.
+            counts: Number of rows per request, without padding and rows of scored prompt tokens.
+            scored: Number of scored prompt tokens per request; their rows precede the others.
         """
         width = flat.shape[0] // len(counts)
         return NodeLogits(flat, [row * width + scored for row in range(len(counts))], counts)
@@ -131,7 +131,7 @@ class NodeLogits:
         )
 
     def padded(self) -> Tensor:
-        """Return the logits as [batch, 1 + width, vocab]; the last rows may be padding."""
+        """Return the logits as [batch, 1 + width, vocab], padded at the end."""
         width = max(self.counts, default=1)
         even = len(self.starts) * width == len(self.flat)
         if even and self.starts == list(range(0, len(self.flat), width)):

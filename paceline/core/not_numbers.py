@@ -1,7 +1,7 @@
 """Handle invalid logits: NaN in a row, or an infinite maximum.
 
 Functions that choose tokens mark such a row with `NO_TOKEN`, so the check does not wait for the
-device. An individual logit of -inf is valid: it marks vocabulary padding and banned tokens.
+device. A single logit of -inf is valid: it marks vocabulary padding or a banned token.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
     """Return the token chosen for a request; NO_TOKEN becomes 0 and ends the request.
 
     Args:
-        request: The request, whose `failure` is set for NO_TOKEN.
+        request: The request; with NO_TOKEN, its `failure` is set.
         token: The chosen token, or NO_TOKEN.
         dtype: Data type of the logits.
     """
@@ -67,7 +67,7 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
 
 
 def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[list[int]]:
-    """Replace NO_TOKEN in a draft model's output with token 0, as an ordinary draft.
+    """Replace NO_TOKEN in a draft model's output with an ordinary draft, token 0.
 
     Args:
         requests: The draft model's copies of the requests.

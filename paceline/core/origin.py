@@ -1,4 +1,4 @@
-"""Name the sources that a token can come from."""
+"""Name the possible sources of a token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Origin(IntEnum):
         PROMPT: Copied from the prompt, after a matching run of tokens.
         OUTPUT: Copied from the answer so far, after a matching run of tokens.
         DATASTORE: Copied from a datastore, after a matching run of tokens.
-        RECYCLED: Among the target's cached top tokens (Token Recycling).
-        WINDOW: Taken from a lookahead window, which the target computed for a later position.
-        POOL: Taken from a pool of n-grams from earlier steps or answers.
+        RECYCLED: Taken from the cache of the target's top tokens (Token Recycling).
+        WINDOW: Taken from a lookahead window, in which the target predicts later positions.
+        POOL: Taken from a pool of n-grams that earlier steps or answers contained.
         MODEL: Predicted by a draft model.
         DRAFT_HEAD: Predicted by the draft head from the target's hidden state.
-        GRAMMAR: The only continuation that the request's grammar allows.
+        GRAMMAR: The only token that the request's grammar allows at this position.
         PREDICTION: Taken from the caller's predicted text.
     """
 

@@ -1,7 +1,7 @@
 """Run transformers logits processors in steps that emit several tokens.
 
-A processor may keep state, so it is called exactly as in plain decoding: once per emitted token,
-in order, with all preceding tokens. It never sees rejected draft tokens.
+A processor may keep state. It is therefore called exactly as in plain decoding: once per emitted
+token, in order, with all preceding tokens. It never gets rejected draft tokens.
 """
 
 from __future__ import annotations

@@ -51,25 +51,24 @@ class Request:
         eos_token_ids: Tokens that end the request, including `SamplingParams.stop_token_ids`.
         cached: Number of leading tokens whose keys and values are in the model's cache.
         rotary_length: Text length that sets the rotary frequencies of the first tokens, in models
-            whose frequencies depend on the text length. Each later token uses its own text length.
+            whose frequencies depend on it. A later token uses the text length up to that token.
         media: Images, videos and audio in the prompt; None for text only.
-        position_offset: Number added to the index of a token after the last image to get its
-            position; 0 without images.
+        position_offset: Number added to the index of a token after the last image to get the
+            token's position; 0 without images.
         slot: Slot in the KV cache; -1 before the model opens the request.
         finish_reason: "stop" or "length" once the request has ended; None before.
         logprobs: For each token of the answer, if requested: token id -> log-probability, most
             likely first.
-        prompt_logprobs: For each prompt token computed so far: None for the first token, then
-            entries as in `logprobs`. None if not requested.
+        prompt_logprobs: For each prompt token computed so far, the same mapping as in `logprobs`;
+            None for the first token. The list is None if it is not requested.
         states: The target's hidden states for this request, if its drafter requested them in
             `start`.
         processed: The request's logits processors, created on first use.
         token_counts: Counts of the request's tokens, on the device; None if no penalty needs them.
-        tainted: Whether keys or values may be NaN; if so, the model clears the slot before it is
-            reused.
+        tainted: Whether cached keys or values may be NaN; the model then clears the slot before
+            reuse.
         without_draft: Whether the next step decodes this request without a draft tree.
-        failure: Error that ends this request, because its next token cannot be chosen; None if
-            there is none.
+        failure: Error that ends this request because no next token can be chosen; otherwise None.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Request:
 
     @property
     def pending(self) -> int:
-        """Number of tokens not yet cached: 1 while decoding, or the rest of the prompt."""
+        """Number of uncached tokens: 1 in decoding, the rest of the prompt in prefill."""
         return len(self.token_ids) - self.cached
 
     def ends_prefill(self, prefill_chunk: int) -> bool:
@@ -135,11 +134,11 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Number of tokens still allowed; a draft deeper than `remaining - 1` is wasted."""
+        """Number of tokens still allowed; drafts deeper than `remaining - 1` are useless."""
         return self.max_length - len(self.token_ids)
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Return why the request ends with the last token of `run`, or None.
+        """Return the reason if the request ends with the last token of `run`, or None.
 
         Verification calls this method for every accepted token, so nothing is appended after the
         end.

@@ -31,12 +31,12 @@ class SamplingParams:
             processes the prompt.
         temperature: Divisor of the logits; at least 0; 0 is greedy (argmax).
         top_k: Keep the k most likely tokens; at least 0; 0 keeps all.
-        top_p: Keep the smallest set of tokens whose probability reaches top_p; above 0, at most 1;
-            1 keeps all.
+        top_p: Keep the smallest set of tokens whose total probability reaches top_p; above 0, at
+            most 1; 1 keeps all.
         min_p: Drop tokens whose probability is below min_p times that of the most likely token;
             from 0 to 1; 0 drops none.
-        repetition_penalty: Divide positive logits and multiply negative logits by this number, for
-            tokens already in the prompt or answer; above 0; 1 disables the penalty.
+        repetition_penalty: For tokens already in the prompt or answer, divide positive logits and
+            multiply negative logits by this number; above 0; 1 disables the penalty.
         seed: Random seed. The same seed gives the same text in any batch, and with any drafter
             that does not sample its drafts.
         stop: Strings that end the answer; the text is cut before the stop string. They may be
@@ -52,23 +52,23 @@ class SamplingParams:
             last token of the answer.
         logit_bias: Value to add to the logit of each listed token id; from -100 to 100. Default:
             none.
-        bad_words: Words or lists of token ids that the answer must not contain. A word is banned
-            at the start of the text and after a space. If the answer ends with all tokens of an
-            entry except the last, the sampler bans the last one.
+        bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
+            the start of the text and after a space. Where all tokens of an entry except the last
+            have been generated, the last one is banned.
         logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores
             float32 [1, vocab]) -> scores [1, vocab]. They run once per token, in order, on the
             prompt and the answer before that token. Each answer gets a shallow copy of every
             processor, so a processor may keep state in its attributes.
-        logprobs: Number of most likely tokens whose log-probabilities are reported for each token
-            of the answer, in addition to the chosen token. They are computed from the model's own
-            logits (`Completion.logprobs`). Default: none.
-        prompt_logprobs: Number of most likely tokens whose log-probabilities are reported for each
-            token of the prompt (`Completion.prompt_logprobs`). The model then computes the whole
+        logprobs: For each token of the answer, report the log-probabilities of this many most
+            likely tokens and of the chosen token. They are computed from the model's own logits
+            (`Completion.logprobs`). Default: none.
+        prompt_logprobs: For each token of the prompt, report the log-probabilities of this many
+            most likely tokens (`Completion.prompt_logprobs`). The model then computes the whole
             prompt, even if its beginning is cached. Default: none.
         skip_special_tokens: Omit special tokens from the text. With False, they appear as the
             tokenizer spells them, including the end-of-sequence token.
-        n: Number of answers (`Completion.outputs`), generated with seed, seed + 1, ...; more than
-            one needs a temperature above 0.
+        n: Number of answers (`Completion.outputs`), which use seed, seed + 1, ...; more than one
+            needs a temperature above 0.
         speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None uses
             the engine's drafter. The drafter changes the speed, not the text.
         prediction: Token ids or text that the answer is expected to contain, such as the text to

@@ -1,6 +1,6 @@
 """Define constants and option types that several packages share.
 
-Of these, only the limits on sampling parameters can change an answer.
+Only the limits on sampling parameters can affect an answer.
 """
 
 from __future__ import annotations

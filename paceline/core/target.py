@@ -1,4 +1,4 @@
-"""Define what the engine needs from a target model with a KV cache.
+"""Define the interface between the engine and a target model with a KV cache.
 
 `paceline.model.cached_lm.CachedLM` implements these protocols for transformers models. The engine,
 the scheduler and the draft budget depend only on this module, not on model code.
@@ -45,7 +45,7 @@ class CacheSlots(Protocol):
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """Return the copies of recurrent states, if the model has any."""
+        """Return the copies of recurrent states; many models have none."""
 
     @property
     def has_regions(self) -> bool:
@@ -56,7 +56,7 @@ class CacheSlots(Protocol):
         """Return the number of cache positions that belong to requests."""
 
     def length(self, request: Request) -> int:
-        """Return the number of cache positions of a request's slot."""
+        """Return the number of cache positions in a request's slot."""
 
     def lengthen(self, request: Request, positions: int) -> None:
         """Make a request's slot long enough, if slots differ in length."""
@@ -67,7 +67,7 @@ class CacheSlots(Protocol):
     def resize(self, slots: int, positions: int) -> None:
         """Resize the cache to the given numbers of slots and cache positions.
 
-        The positions are those of each slot, or of all slots together if `has_regions`.
+        The number of positions is per slot, or for all slots together if `has_regions`.
         """
 
     def gather(self, requests: Sequence[Request]) -> None:
@@ -110,7 +110,7 @@ class Target(Protocol):
 
     @property
     def packs(self) -> bool:
-        """Return True if a forward pass needs no padding for requests of different widths."""
+        """Return True if a forward pass needs no padding between unequal requests."""
 
     @property
     def uses_target_states(self) -> bool:
@@ -122,7 +122,7 @@ class Target(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Return the cache positions per slot, or of all slots if they have regions."""
+        """Return the number of cache positions per slot, or in total with `has_regions`."""
 
     @property
     def position_bytes(self) -> int:
@@ -134,14 +134,14 @@ class Target(Protocol):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers keep recurrent states, each valid for one text length."""
+        """Return True if layers keep recurrent states, which fit only one text length."""
 
     def reusable_length(self, source: Request, length: int) -> int:
-        """Return how many of the first `length` cached tokens another request can reuse."""
+        """Return how many of a request's first `length` tokens another can reuse."""
 
     @property
     def growth_step(self) -> int:
-        """Return the number of cache positions by which to grow the cache."""
+        """Return the number of cache positions that the cache gains when it grows."""
 
     def check_length(self, request: Request) -> None:
         """Check that a request is not longer than the context.
@@ -151,7 +151,7 @@ class Target(Protocol):
         """
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Assign a new slot, or a finished request's slot with its first positions."""
+        """Assign a new slot, or a finished request's slot with its first tokens."""
 
     def prefill_media(self, request: Request) -> None:
         """Compute an open request's tokens up to its last image, video or audio clip.
@@ -191,19 +191,19 @@ class Target(Protocol):
         """Drop a request's cache from position `length` onwards."""
 
     def clear_after(self, request: Request) -> None:
-        """Fill a request's slot with zeros after its cached tokens."""
+        """Overwrite a request's slot with zeros after the cached tokens."""
 
     def undo(self, request: Request, length: int) -> None:
-        """Discard a failed step's entries in a request's cache, after `length` tokens."""
+        """Discard what a failed step added to a request's cache after `length` tokens."""
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
         """Return the part of a draft tree that the model can verify for the request."""
 
     def restart_if_due(self, request: Request) -> None:
-        """Drop a request's cache if its new length changes how its tokens are encoded."""
+        """Drop a request's cache if its new length changes the rotary frequencies."""
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
-        """Return True if a common prefix of two requests has the same keys and values."""
+        """Return True if two requests have the same keys and values for a common prefix."""
 
 
 def require_context(request: Request, context_length: int) -> None:

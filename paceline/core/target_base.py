@@ -1,4 +1,4 @@
-"""Define what all targets share, whichever library runs their forward passes."""
+"""Define the base class of targets, whichever library runs the forward passes."""
 
 from __future__ import annotations
 

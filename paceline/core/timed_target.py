@@ -1,4 +1,4 @@
-"""Define what the cost curve needs from a target."""
+"""Define the interface through which the cost of a target is measured."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class TimedTarget(Target, Protocol):
         """
 
     def apart(self) -> TimedTarget:
-        """Return the same model with a separate cache, for forward passes outside answers."""
+        """Return the same model with a separate cache, which holds no requests."""
 
     def cost_key(self, max_rows: int) -> str:
-        """Return a checksum of everything on which the cost of forward passes depends.
+        """Return a checksum of everything that affects the cost of forward passes.
 
         Args:
             max_rows: Maximum number of rows that are timed.

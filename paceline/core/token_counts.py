@@ -14,7 +14,7 @@ class TokenCounts:
     Attributes:
         table: Counts of several requests, float32 [requests, 2, vocab].
         row: Row of the request in the table.
-        answer: Tokens of the answer that have been counted. All tokens of the prompt are counted.
+        answer: Counted tokens of the answer. The prompt is always counted completely.
     """
 
     table: Tensor

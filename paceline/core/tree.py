@@ -33,8 +33,8 @@ class DraftTree:
         token_ids: Token ids of the n nodes.
         parents: Parent of each node; parents[i] < i, -1 = the root.
         probs: Distribution from which each node was sampled, [vocab], given its ancestors and
-            earlier siblings. An entry is None if the node was not sampled; `probs` is None if no
-            node was.
+            earlier siblings. An entry is None if the node was not sampled; `probs` is None if none
+            was.
         confidence: Estimated probability that each node is accepted, given that its parent is.
         probes: Number of nodes at the end that are never accepted. The target only computes the
             token that follows each of them.
@@ -61,7 +61,7 @@ class DraftTree:
         return len(self.token_ids) - self.probes
 
     def edges(self, count: int | None = None) -> dict[tuple[int, int], int]:
-        """Map (parent, token) to node.
+        """Return a mapping from (parent, token) to the node.
 
         Args:
             count: Number of nodes to map, starting with the first; None means all nodes that may
@@ -127,11 +127,11 @@ class DraftTree:
         return chances
 
     def best_chain(self) -> DraftTree:
-        """Return the path to verify if the target cannot verify trees.
+        """Return the path that a target verifies if it cannot verify whole trees.
 
-        With `confidence`, it is the path with the highest expected number of accepted tokens;
-        otherwise, the first of the deepest paths. Sampled nodes already form a chain, so all of
-        them remain.
+        With `confidence`, it is the path with the highest expected number of accepted tokens.
+        Otherwise, it is the first of the deepest paths. Sampled nodes already form a chain and are
+        all kept.
         """
         if self.is_chain() and not self.probes:
             return self
@@ -169,7 +169,7 @@ class DraftTree:
         )
 
     def shallower_than(self, depth: int) -> DraftTree:
-        """Return the tree formed by the nodes above depth `depth`."""
+        """Return the tree formed by the nodes whose depth is less than `depth`."""
         nodes = np.flatnonzero(node_depths(self.parents) < depth).tolist()
         index = {-1: -1, **{node: new for new, node in enumerate(nodes)}}
         return DraftTree(
@@ -207,7 +207,7 @@ class TreeBuilder:
         return edge in self._child
 
     def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Add a node unless it exists, and return it; return `parent` if the tree is full."""
+        """Return the node, added if it is new, or `parent` if the tree is full."""
         node = self._child.get((parent, token))
         if node is not None:
             return node

@@ -1,4 +1,4 @@
-"""Serve requests from coroutines, and run the engine's steps in a thread."""
+"""Serve requests from coroutines; a separate thread runs the engine's steps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _LoopState:
     """State shared by the callers in one event loop.
 
     Attributes:
-        steps: Task that runs steps as long as a caller waits.
-        waiting: One future per request, set when the request has new outcomes or has ended. Only
-            that request's callers wake up, because thousands may be waiting.
-        streams: Outcomes of streamed requests that the callers have not yet read.
+        steps: Task that runs steps while at least one caller waits.
+        waiting: One future per request, set when the request has new outcomes or has ended. It
+            wakes only the callers of that request, because thousands of callers may be waiting.
+        streams: For each streamed request, the outcomes that its caller has not collected yet.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class AsyncEngine:
     async def submit(
         self, requests: Sequence[Request], keep_outcomes: bool = False
     ) -> list[RequestHandle]:
-        """Queue requests like `Engine.submit`; create any new drafters in a thread."""
+        """Queue requests as `Engine.submit` does; a thread creates any new drafters."""
         if self._engine.has_drafters(requests):
             return self._engine.submit(requests, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ class AsyncEngine:
 
     @asynccontextmanager
     async def holding(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[None, None]:
-        """Withdraw the requests when the context ends, even after an error."""
+        """Return a context that withdraws the requests at its end, even after an error."""
         loop = asyncio.get_running_loop()
         state = self._loops.setdefault(loop, _LoopState())
         state.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})
@@ -117,7 +117,7 @@ class AsyncEngine:
             raise_errors(handles)
 
     async def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Wait for outcomes of a streamed request, and return them like `Engine.collect`."""
+        """Wait for a streamed request's outcomes; return the same as `Engine.collect`."""
         collected = self._loops[asyncio.get_running_loop()].streams[handle]
         while not collected:
             if not handle.outcomes:
@@ -126,7 +126,7 @@ class AsyncEngine:
         return collected.popleft()
 
     async def _wait_for_news(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until a request has outcomes or is done; start the steps if necessary."""
+        """Wait until a request has outcomes or is done; ensure that steps are running."""
         loop = asyncio.get_running_loop()
         state = self._loops[loop]
         news = loop.create_future()
@@ -153,7 +153,7 @@ class AsyncEngine:
             state.steps = None
 
     def _advance(self, state: _LoopState) -> None:
-        """Run a step, and collect its outcomes before the next step can start."""
+        """Run one step, and collect its outcomes before the next step starts."""
         self._engine.step()
         for handle, collected in state.streams.copy().items():
             if handle.outcomes:

@@ -35,14 +35,14 @@ class BatchResult:
 def distribute_outcomes(
     outcomes: Sequence[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
 ) -> list[BatchResult]:
-    """Return outcomes by drafter, with the values that drafters and requests need.
+    """Group outcomes by drafter; add the values that drafters and requests need.
 
-    These values are log-probabilities, top tokens and the trees of draft heads. A single transfer
-    copies them from the device.
+    These values are log-probabilities, top tokens and the draft trees of draft heads. All of them
+    are copied from the device in a single transfer.
 
     Args:
         outcomes: Outcomes of the step.
-        drafts: Drafts of each drafter.
+        drafts: The step's drafts, one entry per drafter.
         logits: Logits, with rows in the order of `outcomes`.
     """
     rows = {outcome.request: row for row, outcome in enumerate(outcomes)}
@@ -77,7 +77,7 @@ def _completed(
     logprobs: list[dict[int, float]] | None,
     head_draft: DraftTree | None,
 ) -> Outcome:
-    """Return an outcome with the values that the drafter and the request need."""
+    """Return an outcome, extended by the values that its drafter and request need."""
     top = outcome.target_top
     if top is not None and top.token_ids.shape[1] != top_k:
         top = top.first(top_k) if top_k else None

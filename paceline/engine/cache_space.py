@@ -28,10 +28,11 @@ class CacheSpace(ABC):
 
     Args:
         model: The target.
-        max_slots: Maximum number of slots that requests use; None means no limit.
+        max_slots: Maximum number of slots; None means no limit.
         max_bytes: Maximum size of keys, values and states in bytes; None means no limit.
-        kept: Finished requests that stay cached.
-        forget_oldest: Function that evicts a kept request; it returns False if there is none.
+        kept: Finished requests that are still in the cache.
+        forget_oldest: Function that evicts the oldest of these requests; it returns False if there
+            is none.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class CacheSpace(ABC):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request, or return False if there is none.
+        """Make room for another request; return False if memory is short.
 
         Args:
             request: Request to admit.
@@ -59,15 +60,15 @@ class CacheSpace(ABC):
 
     @abstractmethod
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for all requests' next tokens, or return False if there is none."""
+        """Make room for the next tokens of all requests; return False if memory is short."""
 
     @property
     @abstractmethod
     def num_positions(self) -> int:
-        """Return the number of cache positions that are allocated."""
+        """Return the number of allocated cache positions."""
 
     def max_positions(self, slots: int) -> int:
-        """Return the maximum number of cache positions over all slots."""
+        """Return the maximum number of cache positions, counted over all slots."""
         if self._max_bytes is None:
             return UNLIMITED_POSITIONS
         left = self._max_bytes - slots * self._model.state_bytes
@@ -86,7 +87,7 @@ class CacheSpace(ABC):
         return True
 
     def _preferred_slots(self, slots: int) -> int:
-        """Return the number of slots to allocate, leaving room to avoid repeated copies."""
+        """Return the number of slots to allocate, with spares so that copies are rare."""
         current = len(self._model.slots)
         if slots <= current or self._max_slots is None:
             return max(slots, current)
@@ -98,20 +99,20 @@ class EqualSlots(CacheSpace):
 
     @property
     def num_positions(self) -> int:
-        """Return the number of cache positions that are allocated."""
+        """Return the number of allocated cache positions."""
         return len(self._model.slots) * self._model.capacity
 
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request, or return False if there is none."""
+        """Make room for another request; return False if memory is short."""
         members = (*active, request)
         longest = max(map(_admission_length, members))
         final = max(member.max_length for member in members) + SPARE_NODE_POSITIONS
         return self._ensure(len(members), longest, min(longest + CACHE_GROWTH_POSITIONS, final))
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for all requests' next tokens, or return False if there is none."""
+        """Make room for the next tokens of all requests; return False if memory is short."""
         longest = max((len(request) for request in active), default=0) + SPARE_NODE_POSITIONS
         if longest <= self._model.capacity:
             return True
@@ -120,12 +121,12 @@ class EqualSlots(CacheSpace):
         return self._ensure(len(active), longest, min(ideal, final))
 
     def _ensure(self, num_active: int, positions: int, ideal: int) -> bool:
-        """Allocate slots of a given length; drop kept requests if memory is short.
+        """Allocate slots of a given length; evict kept requests if memory is short.
 
         Args:
             num_active: Number of active requests.
-            positions: Number of cache positions that each slot must have.
-            ideal: Number of cache positions that each slot should have if the cache has to grow.
+            positions: Minimum number of cache positions per slot.
+            ideal: Preferred number of cache positions per slot, if the cache has to grow.
         """
         while True:
             slots = num_active + len(self._kept)
@@ -148,15 +149,15 @@ class SlotRegions(CacheSpace):
 
     @property
     def num_positions(self) -> int:
-        """Return the number of cache positions that are allocated."""
+        """Return the number of allocated cache positions."""
         return self._model.capacity
 
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request, or return False if there is none.
+        """Make room for another request; return False if memory is short.
 
-        `lengthen` gives the request its region once it has a slot.
+        Once the request has a slot, `lengthen` assigns its region.
         """
         length = self._model.slots.length
         running = sum(max(length(member), _admission_length(member)) for member in active)
@@ -173,7 +174,7 @@ class SlotRegions(CacheSpace):
                 return False
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for all requests' next tokens, or return False if there is none."""
+        """Make room for the next tokens of all requests; return False if memory is short."""
         slots = self._model.slots
         return all(
             slots.length(request) >= len(request) + SPARE_NODE_POSITIONS
@@ -182,7 +183,7 @@ class SlotRegions(CacheSpace):
         )
 
     def _lengthen(self, request: Request, num_active: int) -> bool:
-        """Lengthen the slot of a request; drop kept requests if memory is short."""
+        """Lengthen the slot of a request; evict kept requests if memory is short."""
         slots = self._model.slots
         needed = len(request) + SPARE_NODE_POSITIONS
         while True:
@@ -195,12 +196,12 @@ class SlotRegions(CacheSpace):
                 return False
 
     def _provide(self, slots: int, positions: int, wish: int, num_active: int) -> bool:
-        """Allocate slots and positions, or return False if memory is short.
+        """Allocate slots and positions; return False if memory is short.
 
         Args:
             slots: Minimum number of slots.
-            positions: Minimum number of positions of all slots together.
-            wish: Number of positions that are likely to be needed soon.
+            positions: Minimum number of positions, counted over all slots.
+            wish: Number of additional positions that will probably be needed soon.
             num_active: Number of active requests.
         """
         current, step = self._model.capacity, self._model.growth_step

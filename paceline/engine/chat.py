@@ -57,7 +57,7 @@ class ChatPlan:
         """Add the parsed messages to all completions for a prompt.
 
         Args:
-            completion: Completion for the prompt.
+            completion: First answer to the prompt, which contains the others.
             params: The caller's parameters; `skip_special_tokens` also applies to the messages.
         """
         given = params or SamplingParams()
@@ -76,7 +76,7 @@ class ChatPlan:
     def _written(
         self, completion: Completion, params: SamplingParams, skip_special_tokens: bool
     ) -> list[AnswerToken]:
-        """Return the texts of an answer's tokens."""
+        """Return each token of an answer together with its text."""
         arguments = (self.tokenizer, self.prompt_ids, skip_special_tokens)
         stop = StopStrings(params.stop, *arguments) if params.stop else None
         writer = StreamWriter(self.tokenizer, self.prompt_ids, stop, skip_special_tokens)
@@ -88,7 +88,7 @@ class ChatPlan:
 
 
 def planned_params(params: SamplingParams, plan: AnswerPlan) -> SamplingParams:
-    """Add a plan's logits processors, and keep the special tokens that it needs."""
+    """Add a plan's logits processors; do not skip special tokens that it parses."""
     skips = params.skip_special_tokens and plan.new_reader is None
     processors = (*params.logits_processors, *plan.processors)
     return replace(params, logits_processors=processors, skip_special_tokens=skips)

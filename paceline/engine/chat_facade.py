@@ -49,9 +49,9 @@ class ChatFacade(EngineFacade):
         errors are those of `chat_prompt` and `generate`.
 
         Args:
-            tool_choice: "auto": the model decides whether to call a tool. "required", or {"type":
-                "function", "function": {"name": NAME}}: the answer is a call with valid arguments.
-                "none": the model does not see the tools.
+            tool_choice: With "auto", the model decides whether to call a tool. With "required" or
+                {"type": "function", "function": {"name": NAME}}, the answer is a call with valid
+                arguments. With "none", the model does not see the tools.
         """
         from paceline.engine.chat import ChatPlan
 

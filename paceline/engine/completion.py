@@ -16,19 +16,19 @@ class Completion:
     """An answer to one prompt.
 
     Attributes:
-        text: Text of the answer, cut before a stop string; "" without a tokenizer. The text of the
-            prompt and this text join without any separator. An incomplete character at the end
+        text: Text of the answer, cut before a stop string; "" without a tokenizer. It continues the
+            text of the prompt directly, without a separator. An incomplete character at the end
             becomes U+FFFD.
         token_ids: Tokens of the answer, including an end-of-sequence token.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
         stats: Counts for the request.
-        logprobs: For each token, if `SamplingParams.logprobs` is set: token id -> log-probability,
-            computed from the model's own logits before any option changes them. The most likely
-            tokens come first, in descending order, followed by the chosen token.
+        logprobs: For each token, if `SamplingParams.logprobs` is set: token id -> log-probability.
+            The values are computed from the model's own logits, before any option changes them. The
+            most likely tokens come first, in descending order, followed by the chosen token.
         prompt_logprobs: For each token of the prompt, if `SamplingParams.prompt_logprobs` is set:
-            entries as in `logprobs`. None for the first token, because no token precedes it.
-        message: For a chat, the answer split into content, reasoning and tool calls; otherwise
-            None.
+            the same mapping as in `logprobs`. The first token has None, because no token precedes
+            it.
+        message: In a chat, the answer split into content, reasoning and tool calls; otherwise None.
         others: The additional answers, if `SamplingParams.n` is above 1.
     """
 
@@ -55,19 +55,19 @@ class Chunk:
         text: Text that became final in this step. The texts of all chunks, joined together, are
             the completion's text.
         token_ids: Tokens from this step.
-        accepted: For each token, whether it came from the draft tree.
-        pieces: (text, accepted) for each token with text, for display. The texts, joined together,
-            are `text`.
+        accepted: For each token, whether it is an accepted draft token.
+        pieces: (text, accepted) for each token that has text, for display. These texts, joined
+            together, are `text`.
         completion: The finished answer, in the last chunk.
         logprobs: Log-probabilities of the tokens from this step, in the format of
             `Completion.logprobs`.
         origins: Source of each token, as a lower-case name from `paceline.core.origin.Origin`:
             "target" (the bonus token or a plainly decoded token), "prompt", "output", "datastore",
             ...
-        marks: Token of each entry of `pieces`. Text that may turn into a stop string is held back,
-            possibly for several steps.
+        marks: For each entry of `pieces`, the token it comes from. That token may be from an
+            earlier step, because text that may become part of a stop string is held back.
         outcome: Outcome of this step, with the verified draft tree, or None.
-        step: Number of steps for the answer so far, including prefill.
+        step: Number of steps so far for this answer, including prefill.
         forwards: Number of target forward passes so far, including prefill. Forward passes
             repeated after a preemption do not count.
         prompt_logprobs: Log-probabilities of the prompt, in the first chunk only, in the format of

@@ -74,7 +74,7 @@ def writer_of(request: Request, tokenizer: Any) -> StreamWriter:
 
 
 def completion_of(handle: RequestHandle, tokenizer: Any) -> Completion:
-    """Return the completion for a request, which may still be running."""
+    """Return the completion for a request, even if the request is still running."""
     ids, writer = handle.request.output_ids, writer_of(handle.request, tokenizer)
     writer.write(ids, [Origin.TARGET] * len(ids), last=True)
     return _completion(handle, writer.text)
@@ -95,8 +95,8 @@ def completions_of(
     """Return one completion per prompt, including any additional answers.
 
     Args:
-        groups: Requests for each prompt.
-        handles: Handles of all requests, in the same order.
+        groups: For each prompt, the requests for its answers.
+        handles: Handles of all these requests, in the same order.
         tokenizer: Tokenizer of the model, or None.
     """
     completions = iter([completion_of(handle, tokenizer) for handle in handles])

@@ -1,4 +1,4 @@
-"""Hold an engine's drafters: the default one, and any that requests name."""
+"""Hold an engine's drafters: the default one, and those that requests name."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def refuse_others(spec: str) -> Drafter:
 
 
 class DrafterPool:
-    """Creates one drafter for each spec named in requests, and keeps its statistics.
+    """Creates one drafter for each spec that requests name, and holds its statistics.
 
     Args:
         make: Function that creates a drafter from its spec.
         check: Function that raises an error if a drafter does not fit the engine.
-        new_stats: Function that returns empty statistics, or None if no draft budget cuts trees.
+        new_stats: Function that returns empty statistics for a drafter, or None if there is no
+            draft budget.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class DrafterPool:
 
     @property
     def locks(self) -> list[Lock]:
-        """Return all locks that protect changes to the pool."""
+        """Return all locks that a thread must hold while it changes the pool."""
         return [self._lock, self._making]
 
     @property
@@ -101,7 +102,7 @@ class DrafterPool:
 
         Args:
             spec: Drafter spec; None means the engine's default.
-            in_use: Function that returns the drafters of open requests. Other drafters may be
+            in_use: Function that returns the drafters of open requests. Only other drafters may be
                 evicted.
         Raises:
             ConfigError: The drafter cannot be created or does not fit.

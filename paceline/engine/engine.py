@@ -1,4 +1,4 @@
-"""Run one continuous batch for all callers (continuous batching)."""
+"""Run the requests of all callers in one batch (continuous batching)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Engine(SharedSteps):
         drafter: Drafter for requests that do not name one.
         spec: Spec from which `drafter` was created, if known.
         make: Function that creates a drafter from a spec named in a request.
-        tokenizer: Tokenizer of the prompts, for drafters that depend on a particular tokenizer.
+        tokenizer: Tokenizer of the prompts, for drafters that work with only one tokenizer.
         max_batch: Maximum number of requests per forward pass; None means no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
         prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
@@ -180,7 +180,7 @@ class Engine(SharedSteps):
         Args:
             requests: The requests to queue.
             keep_outcomes: Collect the outcome of every step in `RequestHandle.outcomes`.
-            keep_slots: Keep the requests' cache slots after they end, until `withdraw`.
+            keep_slots: Keep the cache slots of ended requests until `withdraw` is called.
         Raises:
             CapacityError: A request does not fit into the cache even on its own. Nothing is
                 queued.
@@ -209,7 +209,7 @@ class Engine(SharedSteps):
         return handles
 
     def has_drafters(self, requests: Sequence[Request]) -> bool:
-        """Return whether all drafters named in the requests already exist."""
+        """Return whether all drafters that the requests name already exist."""
         return all(self._drafters.knows(request.params.speculation) for request in requests)
 
     def step(self) -> list[Outcome]:
@@ -242,7 +242,7 @@ class Engine(SharedSteps):
                 self._lifecycle.admit()
 
     def withdraw(self, handles: Iterable[RequestHandle]) -> None:
-        """Drop requests in any state, and free everything they hold."""
+        """Drop requests, whatever their state, and free everything they hold."""
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:

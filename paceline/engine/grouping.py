@@ -1,4 +1,4 @@
-"""Choose the requests for a step, and group them by drafter."""
+"""Choose the requests that share a step, and group them by drafter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StepGroup:
 
 
 def num_pending(handle: RequestHandle, prefill_chunk: int) -> int:
-    """Return how many pending tokens of a request the next forward pass computes."""
+    """Return the number of a request's pending tokens that the step computes."""
     return min(handle.request.pending, prefill_chunk)
 
 
@@ -49,9 +49,10 @@ def select_prompts(
     max_rows: int | None = None,
     packed: bool = False,
 ) -> list[RequestHandle]:
-    """Return the first prompt, and any prompts in the next slots that fit in its pass.
+    """Choose the prompts that the next forward pass processes together.
 
-    A prompt fits if it adds little padding.
+    The result starts with the prompt that comes first by priority and age. Prompts in the slots
+    after it are added as long as they need little padding and the rows stay within the limit.
 
     Args:
         prompts: Requests in prefill; at least one.

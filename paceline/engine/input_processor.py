@@ -34,7 +34,7 @@ class InputProcessor:
 
     Attributes:
         tokenizer: The model's tokenizer, or None.
-        source: The caller's `model` argument, used in messages about a missing tokenizer.
+        source: The caller's `model` argument, which error messages about a missing tokenizer name.
         vocab_size: Size of the model's vocabulary.
         eos_token_ids: Tokens that end an answer.
         max_length: Maximum number of tokens in the prompt and answer together.
@@ -53,10 +53,10 @@ class InputProcessor:
 
         Args:
             prompts: A string or a list of strings; a list of token-id sequences (lists, tuples,
-                arrays or tensors) or a two-dimensional array; or prompts with images, videos or
-                audio.
-            params: One `SamplingParams` for all prompts, or one per prompt; None means the
-                default.
+                arrays or tensors); a two-dimensional array of token ids; or prompts with images,
+                videos or audio.
+            params: One `SamplingParams` for all prompts, or a list with one per prompt; None means
+                the defaults.
         Raises:
             ConfigError, CapacityError: A prompt or parameter cannot be used.
         """
@@ -94,7 +94,7 @@ class InputProcessor:
         return request
 
     def request_groups(self, prompts: Any, params: Any) -> list[list[Request]]:
-        """Return the requests for each prompt: one per answer, with seed, seed + 1, ...
+        """Return each prompt's requests, one per answer, with seed, seed + 1, ...
 
         Arguments and errors are the same as for `requests`.
         """
@@ -122,7 +122,7 @@ class InputProcessor:
         return request
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
-        """Validate the token ids in the parameters, and encode bad words."""
+        """Validate the token ids in the parameters, and convert bad words to token ids."""
         words = [entry for entry in params.bad_words if isinstance(entry, str)]
         if words:
             if self.tokenizer is None:
@@ -151,7 +151,7 @@ class InputProcessor:
         return params
 
     def _predicted_ids(self, text: str) -> list[int]:
-        """Return the tokens of a predicted text; requires a tokenizer."""
+        """Return the token ids of a predicted text; this requires a tokenizer."""
         if self.tokenizer is None:
             raise ConfigError(
                 "prediction: got text and no tokenizer; expected both, or token ids. Pass"

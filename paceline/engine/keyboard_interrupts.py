@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held(hold: bool = True) -> Iterator[None]:
-    """Delay SIGINT while the context is open, then run its handler.
+    """Delay SIGINT while the context is open, and run its handler at the end.
 
     Args:
-        hold: False delays nothing. Outside the main thread, SIGINT is never delayed.
+        hold: Whether to delay SIGINT. Outside the main thread, it is never delayed.
     """
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""Assign cache slots, and reuse finished requests' slots (prefix caching)."""
+"""Assign cache slots, and reuse the slots of finished requests (prefix caching)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class KVCacheManager:
-    """Assigns KV-cache slots, and retains finished requests for later prompts.
+    """Assigns KV-cache slots, and keeps finished requests cached for later prompts.
 
     Args:
         model: Target model.
@@ -89,7 +89,7 @@ class KVCacheManager:
     def open(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request] = ()
     ) -> bool:
-        """Give a request a slot, filled with the longest known prefix of its prompt.
+        """Assign a slot, and fill it with the longest cached prefix of the prompt.
 
         Args:
             request: The request to admit.
@@ -133,11 +133,11 @@ class KVCacheManager:
         return True
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for all requests' next tokens, or return False if this is impossible."""
+        """Make room for the next tokens of all requests; return False if memory is short."""
         return self._space.grow(active)
 
     def close(self, request: Request, reusable: bool = True) -> None:
-        """Free a request's slot; if `reusable`, keep its contents for later prompts."""
+        """End a request; if `reusable`, keep its slot for later prompts, else free it."""
         # Accepted tokens are pending if recurrent states could not advance by them.
         checked = self._model.keeps_states and len(request) > request.prompt_length
         if request.pending > 1 and not checked:
@@ -157,7 +157,7 @@ class KVCacheManager:
             pass
 
     def _keep(self, request: Request) -> None:
-        """Cache a finished request's tokens, and drop cached requests that it extends."""
+        """Keep a finished request, and drop kept requests that are prefixes of it."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
         prefix.prompt_length = min(request.prompt_length, request.cached)

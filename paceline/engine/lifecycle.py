@@ -27,7 +27,8 @@ class Lifecycle:
     Args:
         schedule: Waiting and active requests.
         kv_cache: Manager of the cache slots.
-        survives_drafter_errors: Whether a request continues without drafts if its drafter fails.
+        survives_drafter_errors: Whether a request continues, without drafts, after its drafter has
+            failed.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Lifecycle:
                 handle.error = error
 
     def drafter_failed(self, handles: list[RequestHandle], error: Exception) -> bool:
-        """Detach requests from a failed drafter, and return whether they continue."""
+        """Detach requests from a failed drafter; return whether they continue."""
         if not self._survives_drafter_errors:
             self.fail(handles, error)
             return False
@@ -133,7 +134,7 @@ class Lifecycle:
                     self._retire(handle)
 
     def disown(self) -> None:
-        """End all open requests in a forked child process; the parent completes them."""
+        """End all open requests in a forked child; the parent process completes them."""
         for handle in (*self._schedule.waiting, *self._schedule.active):
             handle.error = PacelineError(
                 "this process was forked while the request was open; the parent answers it. Send"
@@ -143,7 +144,7 @@ class Lifecycle:
                 self._retire(handle)
 
     def drop(self, handle: RequestHandle) -> None:
-        """End a request whose caller no longer waits, and free everything it holds."""
+        """End a request whose caller has stopped waiting, and free everything it holds."""
         if handle in self._schedule.active or handle in self._schedule.waiting:
             self._retire(handle)
         if handle.keep_slot:

@@ -20,7 +20,7 @@ class RequestHandle:
     Attributes:
         request: The request.
         drafter_state: The request's drafter, with statistics on its draft trees.
-        outcomes: Outcomes not yet collected by the caller; None if the caller does not collect
+        outcomes: Outcomes that the caller has not collected yet; None if it does not collect
             outcomes.
         keep_slot: Whether the request keeps its cache slot after it ends, until it is withdrawn.
         batch_invariant: Whether the engine computes the request batch-invariantly.
@@ -50,7 +50,7 @@ class RequestHandle:
         return self.request.params.priority, self.request.id
 
     def stats(self) -> Stats:
-        """Return the counts so far, with the time since admission (or until the end)."""
+        """Return the counts so far, with the time from admission to the end or to now."""
         return Stats.of(
             self.request, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant
         )

@@ -63,7 +63,7 @@ class Scheduler:
         Returns:
             False if no slot is free and no active request has a lower priority.
         Raises:
-            CapacityError, MemoryError, RuntimeError: No slot will ever be large enough. The
+            CapacityError, MemoryError, RuntimeError: The cache can never hold the request. The
                 request then counts as active.
         """
         self.waiting.leave(handle)
@@ -83,12 +83,12 @@ class Scheduler:
             self.preempt(last)
 
     def _waiting_soon(self, free: int | None) -> list[Request]:
-        """Return the waiting requests that could take all free slots but one."""
+        """Return the first waiting requests, one fewer than there are free slots."""
         number = None if free is None else max(0, free - 1)
         return [handle.request for handle in islice(self.waiting, number)]
 
     def preempt(self, handle: RequestHandle) -> None:
-        """Take the slot from an active request, which continues later."""
+        """Take an active request's slot; the request will continue later."""
         self.active.remove(handle)
         self._kv_cache.close(handle.request)
         handle.request.cached = 0
@@ -101,7 +101,7 @@ class Scheduler:
             self.active.remove(handle)
 
     def grow_cache(self) -> None:
-        """Grow the cache as answers grow, or preempt the newest requests if it cannot."""
+        """Grow the cache for longer answers; if it cannot grow, preempt new requests."""
         while (
             not self._kv_cache.grow([handle.request for handle in self.active])
             and len(self.active) > 1
@@ -134,7 +134,7 @@ class Scheduler:
         return StepGroup(sorted(decoding, key=attrgetter("request.slot")), chunk)
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record the duration of the most recent group's step.
+        """Record how long the step of the most recently chosen group took.
 
         Args:
             tokens: Number of pending tokens that the step computed.

@@ -1,4 +1,4 @@
-"""Define constants for the engine; they affect speed and memory, not answers."""
+"""Define the engine's constants; they affect speed and memory, not answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Run steps in the threads of callers that wait for answers.
 
-The engine has no thread. A caller that waits for an answer runs steps for all callers (`advance`),
-taking turns with other threads. In this way, several threads share forward passes.
+The engine starts no thread. A caller that waits for an answer runs steps for all callers
+(`advance`), and takes turns with other waiting threads. In this way, their requests share forward
+passes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SharedSteps(ABC):
-    """Steps run by a waiting caller for all callers; `Engine` sets the attributes."""
+    """Lets a waiting caller run steps for all callers; `Engine` sets the attributes."""
 
     _parallel: ParallelLM | None
     _runner: StepRunner

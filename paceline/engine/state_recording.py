@@ -14,7 +14,7 @@ from paceline.core.request import Request
 
 
 def recorded_layers(requests: Sequence[Request]) -> tuple[int, ...]:
-    """Return the layers whose hidden states any request records, in ascending order."""
+    """Return the layers whose states at least one request records, ascending."""
     return tuple(
         sorted(
             {
@@ -33,7 +33,7 @@ def record_states(
     layers: tuple[int, ...],
     accepted: Sequence[Sequence[int]],
 ) -> None:
-    """Before the commit, record the hidden states of tokens that stay in the cache.
+    """Record the hidden states of tokens that the following commit will keep.
 
     Args:
         requests: Requests in the forward pass.

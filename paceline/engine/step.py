@@ -150,7 +150,7 @@ def _in_slot_order(drafts: Sequence[Drafts]) -> list[Request]:
 
 
 def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
-    """Return the number of rows without trees, including padding."""
+    """Return the forward pass's number of rows without trees, including padding."""
     pending = [min(request.pending, chunk) for request in requests]
     return sum(pending) if model.packs else len(requests) * max(pending)
 
@@ -158,7 +158,7 @@ def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
 def _trees_of(
     drafts: Sequence[Drafts], requests: Sequence[Request]
 ) -> tuple[list[DraftTree], list[int]]:
-    """Return one tree per request (empty in prefill), and the rows of ready requests."""
+    """Return one tree per request, and the indices of the ready requests."""
     if len(drafts) == 1 and len(drafts[0].ready) == len(requests):  # in the order of `requests`
         return list(drafts[0].trees), list(range(len(requests)))
     by_request = {
@@ -243,18 +243,18 @@ def _verify_drafts(
 
 
 def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
-    """Return the drafts, excluding requests that run again."""
+    """Return the drafts without the requests that must run again."""
     for request in retries:
         request.without_draft = True
     return [each.without(retries) for each in drafts]
 
 
 def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
-    """Drop this step's tokens from the cache of each request that runs again.
+    """Drop this step's tokens from the cache of the requests that must run again.
 
     Args:
         model: Target model.
-        retries: For each request, its number of cached tokens before the step.
+        retries: These requests, each with its number of cached tokens before the step.
     """
     for request, cached in retries.items():
         model.undo(request, cached)
@@ -273,7 +273,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Pass a drafter its outcomes, and return the result with any error that occurs."""
+    """Pass outcomes to their drafter; return the result, including any error."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter

@@ -28,8 +28,8 @@ class StepRunner:
         schedule: Scheduler that chooses the requests for a step.
         lifecycle: Receiver of outcomes and errors.
         max_nodes: Maximum draft nodes verified per request and step.
-        verify: Verification rule; None means the default. With ranks, the parallel model's rule
-            replaces it.
+        verify: Verification rule; None means the default. With ranks, the rule of `ParallelLM` is
+            used instead.
     Attributes:
         steps: Number of steps so far.
     """
@@ -106,12 +106,13 @@ class StepRunner:
     def _with_draft_heads(
         self, batches: list[DrafterBatch]
     ) -> tuple[list[DrafterBatch], list[BatchResult]]:
-        """Add the draft heads that drafters use to their batches.
+        """Add to each batch the draft head that its drafter uses, if any.
 
-        The first use of a head may take seconds, because the head may need fitting.
+        The first use of a head may take seconds, because it may have to be fitted first.
 
         Returns:
-            The batches that can step, and a result for each batch whose drafter raised an error.
+            The batches that can take part in the step, and a result for each batch whose drafter
+            raised an error.
         """
         if self._draft_heads is None:
             return batches, []

@@ -36,8 +36,8 @@ def load_target(
     Args:
         model: Directory, hub id, GGUF file, built-in name or loaded model.
         engine: "transformers" or "llama.cpp".
-        dtype, device, unpack, weights: As in `load_model`. llama.cpp computes in the file's
-            formats.
+        dtype, device, unpack, weights: As in `load_model`. llama.cpp always computes in the formats
+            of the file, so it accepts no `dtype` or `weights`.
     Raises:
         ConfigError: As in `load_model`; or the engine is unknown, or cannot run the model.
     """
@@ -75,7 +75,7 @@ def context_length(model: LoadedModel) -> int:
 
 
 def next_logits(model: LoadedModel, token_ids: list[int]) -> torch.Tensor:
-    """Return the logits after a text, [vocab]."""
+    """Return the logits for the token that follows a text, [vocab]."""
     if isinstance(model, PreTrainedModel):
         with mode_of(model)():
             logits = model(torch.tensor([token_ids], device=model.device)).logits

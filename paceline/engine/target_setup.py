@@ -1,7 +1,7 @@
 """Set up a transformers model as the target of an engine.
 
-The engine imports this module, and with it the model code, only when it is constructed. After
-that, it works with the protocol `paceline.core.target.Target`.
+The engine imports this module, and with it the model code, only when an engine is constructed.
+Afterwards, the engine uses the model only through the protocol `paceline.core.target.Target`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class TargetSetup:
     Attributes:
         model: The model with its KV cache.
         invariance: State of batch invariance: on or off, and the reason.
-        costs: Measured cost of the model's forward passes; None with ranks, because their measured
-            times differ.
+        costs: Measured cost of the model's forward passes; None with ranks, because each rank would
+            measure different times.
         draft_budget: Draft budget that cuts draft trees; None with ranks.
         chunking: Controller that limits prefill chunks while streams are open; None with ranks.
         draft_heads: Hidden-state draft heads of the model; None with ranks.

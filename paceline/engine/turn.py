@@ -12,7 +12,7 @@ from paceline.util.threads import follow_forks
 
 
 class Lock(Protocol):
-    """Methods shared by the two lock types of `threading`."""
+    """The methods that both lock types of `threading` have."""
 
     def acquire(self, blocking: bool = ...) -> bool:
         """Acquire the lock, or return False if it is not free."""
@@ -24,15 +24,15 @@ class Lock(Protocol):
 class Turn:
     """A re-entrant lock that lets one thread at a time change the engine.
 
-    If a process forks while another thread holds the lock, the child process gets an inconsistent
-    engine. Every call in such a child raises an error.
+    If a process forks while another thread holds the lock, the engine is inconsistent in the child
+    process. Every call to the engine then raises an error there.
 
     Args:
         others: Function that returns additional locks that protect the engine's state.
     Attributes:
         torn: Whether this process is a forked child with an inconsistent engine.
-        inherited: Whether the engine still holds requests that were open at the fork; the parent
-            completes them.
+        inherited: Whether the engine still holds requests that were open when the process forked;
+            the parent process completes them.
     """
 
     def __init__(self, others: Callable[[], list[Lock]]) -> None:
@@ -68,7 +68,7 @@ class Turn:
             )
 
     def become_child(self) -> None:
-        """Check whether the engine can be used in this child process."""
+        """Determine whether the engine can be used in this new child process."""
         self.torn = self.torn or not all(map(_is_free, (self._lock, *self._others())))
         self.inherited = True
 

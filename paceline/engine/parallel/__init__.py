@@ -1,1 +1,1 @@
-"""Compute a step's draft tree in several processes (lookahead parallelism)."""
+"""Split the computation of draft trees among processes (lookahead parallelism)."""

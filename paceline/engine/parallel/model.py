@@ -2,10 +2,10 @@
 
 After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding",
 section 3.4 (lookahead parallelism). Every rank runs the same loop, proposes the same trees and
-computes its share of the nodes. The ranks then exchange integers once, so that all of them have
-the target's token and argmax after every node. Random numbers depend only on seed and position, so
-they are the same on every rank. If a rank has not computed an accepted node, it computes that
-node's token in the next step.
+computes its share of the nodes. In a single exchange of integers, all ranks then get the target's
+token and argmax after every node. Random numbers depend only on seed and position, so they are the
+same on every rank. If a rank has not computed an accepted node, it computes that node's token in
+the next step.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from paceline.verification.verify import TargetTokens, target_tokens
 class ParallelLM(CachedLM):
     """A model whose draft trees are computed jointly by all ranks.
 
-    `forward_nodes` returns the logits for this rank's share, which `verify` merges with the
-    others. `Request.cached` and `Stats.query_tokens` count what this rank has computed.
+    `forward_nodes` returns the logits for this rank's share of the nodes; `verify` combines the
+    results of all ranks. `Request.cached` and `Stats.query_tokens` count only the tokens that this
+    rank has computed.
 
     Args:
         model: This rank's copy, on its own device.
@@ -96,8 +97,8 @@ class ParallelLM(CachedLM):
         """Run `CachedLM.forward_nodes` over this rank's share of every tree.
 
         Raises:
-            DrafterError: A tree has sampled nodes; their verification needs full distributions,
-                which ranks do not exchange.
+            DrafterError: A tree has sampled nodes. To verify them, the ranks would have to exchange
+                full distributions, but they exchange only tokens.
         """
         if any(tree.probs is not None for tree in trees):
             raise DrafterError(
@@ -119,7 +120,7 @@ class ParallelLM(CachedLM):
         return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Commit the accepted nodes that this rank has computed.
+        """Commit those accepted nodes that this rank has computed.
 
         Args:
             accepted: Accepted nodes for each request, as indices into the whole trees.
@@ -137,7 +138,7 @@ class ParallelLM(CachedLM):
         Args:
             requests: Requests in the last `forward_nodes` call that are ready to decode.
             trees: Their draft trees.
-            logits: Their rows in the result of `forward_nodes`.
+            logits: Logits of these requests, from the last `forward_nodes` call.
         Raises:
             DrafterError: The ranks have different trees.
             ParallelError: A process was lost.
@@ -172,11 +173,11 @@ class ParallelLM(CachedLM):
         trees: Sequence[DraftTree],
         target: TargetTokens,
     ) -> IntArray:
-        """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 means unknown.
+        """Return what this rank knows, [batch, 2, 2 + max_nodes]; -1 is unknown.
 
-        Column 0 contains a checksum of the tree. The other columns contain the tokens (row 0) and
-        argmaxes (row 1) after the root and the nodes. The shape does not depend on the trees, so
-        that the ranks can detect and report differing trees.
+        Column 0 contains a checksum of the tree. The other columns contain the target's tokens (row
+        0) and argmaxes (row 1) after the root and the nodes. The shape is the same for all trees,
+        so ranks with different trees can still exchange tables, and detect the difference.
         """
         table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
@@ -205,7 +206,8 @@ class ParallelLM(CachedLM):
             requests: Requests on this rank.
             max_batch: Maximum number of requests per forward pass; None means no limit.
         Raises:
-            ConfigError: The requests differ, or have options that need all logits in one process.
+            ConfigError: The ranks have different requests, or an option needs all logits in one
+                process.
         """
         for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
             if any(getattr(request.params, name) not in ((), None) for request in requests):
@@ -228,10 +230,11 @@ class ParallelLM(CachedLM):
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Return the name, dtype, shape and checksum of every parameter and buffer.
 
-    Equal models have equal checksums on all devices. A checksum is the sum, modulo 2**64, of the
-    elements' bit patterns as integers, each multiplied by an odd number that depends on its index.
-    The result does not depend on the order of summation, but changes if an element changes or two
-    elements are swapped. Quantised weights that are not plain tensors have checksum 0.
+    Equal models have equal checksums on all devices. For the checksum, each element's bit pattern
+    is read as an integer and multiplied by an odd number that depends on its index. The products
+    are added modulo 2**64. The order of summation does not affect the result, but changing an
+    element or swapping two elements does. Quantised weights that are not plain tensors have
+    checksum 0.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [

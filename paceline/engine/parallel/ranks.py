@@ -1,6 +1,7 @@
 """Connect the processes in a lookahead-parallel run.
 
-The processes connect through torch.distributed, exchange small integer tensors, and exit together.
+The processes connect through torch.distributed and exchange small integer tensors. If one of them
+ends, all of them end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
-    """The processes in a run, which must make the same calls in the same order.
+    """The processes in a run; all must make the same calls in the same order.
 
     Args:
         timeout: Number of seconds after which an unresponsive process is considered lost; None
@@ -124,14 +125,14 @@ class Ranks:
         return merged[1:].view(table.shape)
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """Return the values from every rank, which must all have the same length."""
+        """Return the values from all ranks; they must have the same length everywhere."""
         table = torch.full((self.size, len(values)), _MINIMUM, dtype=torch.int64)
         table[self.rank] = torch.tensor(values, dtype=torch.int64)
         rows: list[list[int]] = self.merge(table).tolist()
         return rows
 
     def first(self, value: int) -> int:
-        """Return the value from rank 0, once every rank has made this call."""
+        """Return rank 0's value as soon as every rank has made this call."""
         return self.gather([value])[0][0]
 
     def agree(self, what: str, value: object, advice: str) -> None:
@@ -154,7 +155,7 @@ class Ranks:
             )
 
     def hold_interrupts(self) -> None:
-        """Make Ctrl-C end all ranks together, at their next exchange.
+        """Make Ctrl-C end all ranks together, when they next exchange data.
 
         A second Ctrl-C ends this process immediately.
         """
@@ -185,7 +186,8 @@ def join_ranks(ranks: object, device: str) -> Ranks:
         ranks: True to join the processes, or `Ranks` that have already joined.
         device: Device of the model, as in `LLM`.
     Raises:
-        ConfigError: `ranks` is neither, or the processes cannot be joined.
+        ConfigError: `ranks` is neither True nor a `Ranks` object, or the processes cannot be
+            joined.
     """
     if ranks is True:
         return Ranks.join(device)
@@ -227,7 +229,7 @@ def check_columns(drafter: Drafter, size: int) -> None:
 
 
 def local_device(device: str) -> str:
-    """Return this process's device, choosing a GPU by local rank.
+    """Return this process's device; a GPU is chosen by the local rank.
 
     Args:
         device: The `device` argument of `LLM`.

@@ -1,8 +1,8 @@
 """Divide the nodes of a draft tree among ranks.
 
-A rank must compute its nodes and all their ancestors. For a run of nodes that are consecutive in
-depth-first order, only the ancestors of the first node must be added. The runs are chosen so that
-the largest share is as small as possible.
+Each rank owns a run of nodes that are consecutive in depth-first order. It must also compute the
+ancestors of its nodes. In depth-first order, only the ancestors of the first node can lie outside
+the run. The runs are chosen so that the largest share is as small as possible.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from paceline.core.tree import DraftTree, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The subset of a draft tree that a rank computes, in tree order.
+    """The nodes of a draft tree that one rank computes, in tree order.
 
     Attributes:
         nodes: Nodes that the rank computes, in ascending order: the nodes it owns and all their
             ancestors.
         parents: Parent of each of these nodes, as an index into `nodes`; -1 means the root.
-        owned: Indices into `nodes` of the nodes that the rank owns, in ascending order. Every node
-            has one owner.
+        owned: Indices into `nodes` of the nodes that the rank owns, in ascending order. Exactly one
+            rank owns each node.
     """
 
     nodes: IntArray
@@ -42,7 +42,7 @@ class Share:
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 
     def path_indices(self, path: Sequence[int]) -> list[int]:
-        """Convert a path to indices into `nodes`, up to the first missing node.
+        """Convert a path to indices into `nodes`; stop at a node that is not in `nodes`.
 
         Args:
             path: Nodes in the whole tree, from a child of the root downwards.
@@ -96,10 +96,10 @@ def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 
 def _cut(num_ancestors: list[int], ranks: int) -> list[int]:
-    """Return the end of each run, such that the largest share is minimal.
+    """Return the end of each run, chosen to make the largest share minimal.
 
     Args:
-        num_ancestors: Number of ancestors of each node, in depth-first order.
+        num_ancestors: Number of ancestors of each node; the nodes are in depth-first order.
         ranks: Number of runs.
     """
     count = len(num_ancestors)
