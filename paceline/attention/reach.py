@@ -123,7 +123,7 @@ def _first_seen(position: int, window: int, chunk: int) -> int:
 
 @compiled
 def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -> int:
-    """Append a run to a query's runs; return the new number of runs."""
+    """Append a run of keys to a query's runs; return the new number of runs."""
     runs[count].start = start
     runs[count].stop = stop
     runs[count].rank = (

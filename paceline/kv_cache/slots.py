@@ -57,7 +57,7 @@ class Slots:
             self._cache.lengthen(request.slot, positions)
 
     def shorten(self, request: Request) -> None:
-        """Free the positions after a request's tokens, if slots differ in length."""
+        """Free the positions that follow a request's tokens, if slots differ in length."""
         if isinstance(self._cache, RegionCache):
             self._cache.shorten(request.slot, request.cached)
 

@@ -112,7 +112,7 @@ class Library:
         return int(function(context))
 
     def __getattr__(self, name: str) -> Any:
-        """Return the function `llama_NAME`."""
+        """Return the library's function `llama_NAME`, given NAME."""
         return getattr(self._library, f"llama_{name}")
 
 

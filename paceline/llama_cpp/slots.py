@@ -59,7 +59,7 @@ class SequenceSlots:
         self._sizes[request.slot] = max(positions, self._sizes[request.slot])
 
     def shorten(self, request: Request) -> None:
-        """Free a request's cache positions after its tokens."""
+        """Free the cache positions that follow a request's tokens."""
         self._sizes[request.slot] = request.cached
 
     @property

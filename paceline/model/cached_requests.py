@@ -248,7 +248,7 @@ class CachedRequests(TargetBase):
         Args:
             request: Request to process.
             layer: Index of the layer.
-            states: States by name, [1, ...] each.
+            states: States by name, each [1, ...].
         """
         device = next(iter(states.values())).device
         slot = torch.tensor([request.slot], device=device)

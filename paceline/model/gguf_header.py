@@ -101,7 +101,7 @@ def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int
 
 
 def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
-    """Write `described`'s files to `folder`, and return the cache entry's metadata."""
+    """Write the files for `described`, and return the cache entry's metadata."""
     path = files[0]
     gguf.require_packages(path)
     metadata = gguf.read_metadata(path)

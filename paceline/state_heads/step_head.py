@@ -31,7 +31,7 @@ class StepHead(StateHead):
 
     @abstractmethod
     def fuse(self, states: Tensor) -> Tensor:
-        """Return the states that the head reads, [n, hidden], from the target's."""
+        """Convert the target's states to the head's input states, [n, hidden]."""
 
     @abstractmethod
     def run(self, batch: HeadBatch) -> Tensor:

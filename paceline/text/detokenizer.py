@@ -98,7 +98,7 @@ class Detokenizer:
 
 
 def text_of(tokenizer: Decoder, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-    """Return the text of tokens at the start of a text."""
+    """Return the text that tokens have at the start of a text."""
     detokenizer = Detokenizer(tokenizer, (), skip_special_tokens)
     return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
 

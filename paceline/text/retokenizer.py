@@ -112,7 +112,7 @@ class RetokenizedText:
 
 
 def _encode_after_anchor(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids of a text after another text."""
+    """Return the token ids of a text that follows another text."""
     if not text:
         return []
     encoded = tokenizer(_ANCHOR + text, add_special_tokens=False, return_offsets_mapping=True)

@@ -49,7 +49,7 @@ class DeltaDecoder:
         return TextDelta(shown, shown if self._full is None else self._full.push(token))
 
     def rest(self) -> TextDelta:
-        """Return the remaining text if the answer ends here."""
+        """Return the text that remains if the answer ends here."""
         shown = self._shown.rest().text
         return TextDelta(shown, shown if self._full is None else self._full.rest().text)
 

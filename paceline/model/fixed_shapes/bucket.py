@@ -56,7 +56,7 @@ class BucketArguments(NamedTuple):
 
 
 class Bucket(ABC):
-    """Forward passes with one shape.
+    """Forward passes in one fixed shape.
 
     Args:
         owner: Model to run.

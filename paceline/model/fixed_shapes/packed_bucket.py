@@ -1,4 +1,4 @@
-"""Run packed batches with one shape, using attention by position."""
+"""Run packed batches in one fixed shape, with attention by position."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INT_BYTES, _TABLE_BYTES = 8, 4
 
 
 class PackedBucket(Bucket):
-    """Forward passes over packed batches with one shape, on CUDA with Triton.
+    """Forward passes over packed batches in one fixed shape, on CUDA with Triton.
 
     Args:
         owner: Model to run.

@@ -1,4 +1,4 @@
-"""Run padded batches with one shape."""
+"""Run padded batches in one fixed shape."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.model.padded_batch import PaddedBatch
 
 
 class PaddedBucket(Bucket):
-    """Forward passes over padded batches with one shape.
+    """Forward passes over padded batches in one fixed shape.
 
     Args:
         owner: Model to run.
