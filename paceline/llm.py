@@ -63,9 +63,9 @@ class LLM(ChatFacade):
             Default: the model's context.
         max_batch: Maximum number of requests per forward pass; at least 1. Further prompts wait.
         max_nodes: Maximum number of draft nodes verified per request and step; at least 0.
-        lookahead_parallel: Share the work on every draft tree with the other processes in the run:
-            True, or `Ranks` that have joined. Each process has a copy of the model and makes the
-            same calls. Default: False.
+        lookahead_parallel: Whether to share the work on every draft tree with the other processes
+            in a parallel run: True, or `Ranks` that have joined. Each process has a copy of the
+            model and makes the same calls. Default: False.
         batch_invariant: If True, the logits for a given text are bit-for-bit identical in any
             batch and data type, with or without drafts. "auto" (default) turns this on if a check
             at load time shows a cost below 5 %. False turns it off.

@@ -66,7 +66,7 @@ class AttentionMetadata:
     Attributes:
         cached: Number of leading cache positions of each row that are in text order, [rows],
             contiguous.
-        tail: Cache positions of the keys after those, in text order, [rows, columns], contiguous.
+        tail: Cache positions of the remaining keys, in text order, [rows, columns], contiguous.
             If several keys share a text position, no query sees more than one of them.
         keys: Number of keys in the longest row.
         ranges_by_mask: Visible ranges, by the address of a placeholder mask (`stand_in_mask`). If

@@ -1,7 +1,7 @@
 """Describe the block formats of packed weights in GGUF files.
 
 A row of a weight is a sequence of blocks. A block stores a few numbers as small integers, together
-with the scales that convert these integers to the numbers. The layouts are those of ggml
+with the scales that convert these integers to the numbers. ggml defines the layouts
 (`ggml-common.h`).
 """
 

@@ -43,7 +43,7 @@ class LayerPass:
         mask: Attention mask of the pass, or None.
         metadata: Keys of each row, in the order of their text positions.
         columns: Number of columns.
-        written: Index of each row of the stores to which the pass writes, int64 [key heads *
+        written: Indices of the rows of the stores to which the pass writes, int64 [key heads *
             columns].
         seen: First slot and first cache position that attention sees.
         stores: Keys and values of each layer, [slots, key heads, positions, head dim].

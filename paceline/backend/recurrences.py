@@ -169,7 +169,9 @@ class Recurrences(Protocol):
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare a state-space model with one decay rate per head for `walk`.
+        """Prepare the inputs of a state-space model for `walk`.
+
+        The model has one decay rate per head.
 
         Args:
             states: Queries and keys [tokens, groups, rows], values [tokens, heads, lanes].

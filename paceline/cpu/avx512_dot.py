@@ -89,7 +89,7 @@ def available(kind: _Numbers = BFLOAT16) -> bool:
 
 
 def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16) -> Emit:
-    """Wrap `emit` to emit a trap on processors without the instructions.
+    """Wrap an emitter: it emits a trap if the processor lacks the instructions.
 
     Kernels that contain the operation compile on any processor. Before running it, they check
     `available()`.

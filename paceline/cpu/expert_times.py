@@ -47,7 +47,7 @@ class ExpertTimes:
     Attributes:
         ours: Times with paceline's products; empty if there are no experts.
         torchs: Times with transformers' own code.
-        spreads: Spread of the repeats of each timing.
+        spreads: For each timing, the spread of its repeats.
     """
 
     ours: tuple[float, ...]

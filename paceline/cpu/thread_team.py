@@ -74,8 +74,8 @@ class TeamJob:
         work: Compiled function that receives the address of a record with the arguments. It runs
             tasks until the record's counter shows that none is left, and returns the number it ran.
             It must not use Python objects.
-        record: Dtype of the record that `run` fills; its fields are int64 or float64. With None
-            (default), only `share` can be used, with a record owned by the caller.
+        record: Dtype of the record that `run` fills; its fields are int64 or float64. If None
+            (default), only `share` can be used, with a record that the caller owns.
     """
 
     def __init__(self, work: Callable[[int], int], record: np.dtype[np.void] | None = None) -> None:

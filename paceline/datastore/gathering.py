@@ -30,7 +30,7 @@ class Gathering:
         self.clear()
 
     def clear(self) -> None:
-        """Start the next shard, with empty text."""
+        """Start the next shard with an empty text."""
         self._text = np.empty(MIN_ROOM, dtype=np.uint32)
         self._size, self.documents, self.separator = 0, 0, 256**self._width - 1
 

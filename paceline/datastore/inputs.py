@@ -88,7 +88,7 @@ def _check_file(path: Path) -> None:
 
 
 def check_recorded(path: str | Path, tokenizer: Any) -> bool:
-    """Return whether `paceline record` wrote a file, checking its tokenizer.
+    """Return whether `paceline record` wrote a file, and check its tokenizer.
 
     Args:
         path: File to check.

@@ -5,7 +5,7 @@ five parts:
 
 - The header, one page of JSON.
 - The text: token ids with a separator after each document. The ids are uint16 if the vocabulary is
-small enough, otherwise uint32.
+  small enough, otherwise uint32.
 - The suffix array (int32).
 - The pivots (uint64): the first tokens of every 64th suffix.
 - The XXH64 checksum of each page in the parts above (uint64).

@@ -251,7 +251,7 @@ class Datastore:
         return 0.0
 
     def _sort(self) -> None:
-        """Sort the outputs into a shard in memory, and publish it."""
+        """Build a shard in memory from the outputs, and make it searchable."""
         with self._changed:
             documents = [*self._unwritten.outputs(), *self._running.documents()]
             num_writes = self._num_writes

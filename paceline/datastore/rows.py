@@ -90,7 +90,7 @@ def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tupl
     Args:
         row: Shard to search.
         low: First rank.
-        high: End of the ranks. All suffixes in the range share their first `depth` tokens.
+        high: Last rank plus one. All suffixes in the range share their first `depth` tokens.
         depth: Number of tokens to skip.
         query: Tokens to find.
     Returns:
@@ -162,8 +162,8 @@ def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
     """Find the pivots whose first tokens match the query.
 
     Returns:
-        The number of pivots less than the query, and the number not greater than the query; or
-        (DAMAGED, 0).
+        The number of pivots that are less than the query, and the number of pivots that are not
+        greater than the query. The result is (DAMAGED, 0) if a page is damaged.
     """
     bits = 8 * row.token_bytes
     min_key, max_key = np.uint64(0), np.uint64(0)

@@ -34,9 +34,10 @@ class Ranges(NamedTuple):
     """Ranks of the suffixes that begin with the last tokens of each query.
 
     Attributes:
-        low: First rank for the last m tokens of query b at [b, m - 1]; [batch, longest, shards].
-        high: End of the ranks, [batch, longest, shards]; 0 if there are none or they were not
-            searched.
+        low: First rank, [batch, longest, shards]. The entry at [b, m - 1] is for suffixes that
+            begin with the last m tokens of query b.
+        high: Last rank plus one, [batch, longest, shards]; 0 if there are no such suffixes or they
+            were not searched.
         lengths: For each query, the length of its longest suffix that occurs in any shard, and the
             length of the shortest suffix that was searched, [batch, 2]. Both are 0 if no suffix
             occurs.

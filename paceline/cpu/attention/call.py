@@ -92,8 +92,8 @@ class Tile(NamedTuple):
         begin: Index of the first run of each column in the row.
         cached: Number of leading keys, in text order, whose cache position equals their ordinal.
         tail: Cache positions of the other keys, in text order.
-        queries: Scaled queries, [at least tile, dim], or blocks of rows for `dotted`.
-        scores: Scores, later replaced by softmax weights, [tile, at least keys].
+        queries: Scaled queries, [tile or more, dim]; for `dotted`, blocks of rows.
+        scores: Scores, later replaced by softmax weights, [tile, keys or more].
         sums: Weighted sums of values, [tile, value dim].
         totals: Total weight of each query, [tile].
         cursors: Index of a run for each query: the run that overlaps the current block, or an
@@ -172,7 +172,7 @@ def row_queries(call: AttentionCall, starts: IntArray, row: int) -> int:
 
 @inlined
 def output_index(call: AttentionCall, column: int, head: int, member: int) -> int:
-    """Return the index of a query in the result, [columns of all rows, heads]."""
+    """Return a query's index in the result [columns of all rows, heads]."""
     return (column * call.key_heads + head) * call.groups + member
 
 

@@ -45,7 +45,7 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that multiplies rows by quads, and adds to the sums.
+    """Return an operation that adds the products of rows and quads to sums.
 
     The operation ends the process if the processor lacks the instructions.
 

@@ -34,10 +34,10 @@ _FOUR, _EIGHT = (ir.VectorType(WORD, count) for count in (4, _PARTS))
 
 
 def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
-    """Arrange vectors, each with the factors of one block, by factor.
+    """Emit code that regroups the factors of several blocks by factor.
 
-    Each vector has 16 lanes. Four blocks are transposed, so that four adjacent lanes hold the same
-    factor of all blocks.
+    Each block's factors are given as a vector of 16 lanes. Four blocks are transposed, so that four
+    adjacent lanes hold the same factor of all blocks.
     """
     if len(vectors) == 1:
         return [Factor(vectors[0], (lane,)) for lane in range(LANES)]

@@ -101,7 +101,10 @@ class CpuRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare a state-space model with one decay rate per head for `walk`."""
+        """Prepare the inputs of a state-space model for `walk`.
+
+        The model has one decay rate per head.
+        """
         query, key, value = states
         steps = step_sizes(*time)
         decay = exponentials(steps * rate.float())[..., None]
@@ -217,7 +220,7 @@ CPU_RECURRENCES = CpuRecurrences()
 
 
 def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
-    """Return the first four fields of a fold's call."""
+    """Return the first four fields of the argument record of a fold."""
     return states.slots.data_ptr(), *path.addresses, len(states.slots)
 
 
