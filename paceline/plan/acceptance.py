@@ -1,4 +1,4 @@
-"""Read measured tokens per forward pass for each number of draft nodes."""
+"""Read how many tokens per forward pass were measured for each draft tree size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Acceptance:
 
     @property
     def most(self) -> int:
-        """Return the largest number of draft nodes that was measured."""
+        """Return the largest number of draft nodes in the measurement."""
         return self.nodes[-1]
 
     def of(self, nodes: int) -> float:
@@ -51,7 +51,7 @@ def read_acceptance(name: str) -> Acceptance:
         name: One of `SHIPPED`, or a JSON file: the output of `paceline replay --json` with one
             drafter, or {"nodes": tokens, ...}.
     Raises:
-        ConfigError: The file does not exist or has different content.
+        ConfigError: The file does not exist, or it does not contain such a curve.
     """
     if name in SHIPPED:
         curve = json.loads(_SHIPPED.read_text(encoding="utf-8"))[name]

@@ -29,7 +29,7 @@ class ModelCard:
     """The properties of a model that a plan needs.
 
     Attributes:
-        name: Name passed by the caller.
+        name: Name of the model that the caller passed.
         model_type: Architecture, as in config.json.
         dtype: Data type of activations and KV cache.
         context_length: Maximum number of tokens; None if the config has no limit.
@@ -60,9 +60,9 @@ def read_card(model: str, dtype: str = "auto", weight_bits: int | None = None) -
 
     Args:
         model: Directory, config.json, GGUF file or built-in model name.
-        dtype: Data type of activations and KV cache; "auto" uses the config's.
-        weight_bits: Number of bits per weight in all layers, without the LM head: 4, 8 or 16.
-            Computations use `dtype`. None uses the config's value.
+        dtype: Data type of activations and KV cache; "auto" uses the value in the config.
+        weight_bits: Number of bits per weight in all layers except the LM head: 4, 8 or 16.
+            Computations use `dtype`. None uses the value in the config.
     Raises:
         ConfigError: The config does not exist, a field is missing, or the architecture is not
             supported.
@@ -220,7 +220,7 @@ def _experts(
 
 
 def _windows(model: str, config: Mapping[str, Any], kind: str, layers: int) -> tuple[int, int]:
-    """Return the window of sliding-attention layers, and the number of such layers."""
+    """Return the window size of sliding-attention layers, and their number."""
     kinds = config.get("layer_types") or []
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown:

@@ -1,8 +1,9 @@
 """Look up the peak rates of devices, taken from their vendors' data sheets.
 
-The figures are in devices.json, with their sources. NVIDIA's data sheets list tensor-core FLOP/s
-with sparsity; the file contains half of these values. 16-bit products accumulate in float32, as in
-torch. The float32 figure is for the plain cores, because torch does not use TF32 by default.
+devices.json contains the figures and their sources. NVIDIA's data sheets list tensor-core FLOP/s
+with sparsity, so the file contains half of these values. The 16-bit figures are for accumulation
+in float32, as in torch. The float32 figure is for the plain cores, because torch does not use TF32
+by default.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _NOTES = (
 def plan_measured(
     model: CachedLM, name: str, acceptance: Acceptance, batch: int = 1, context: int = 512
 ) -> Plan:
-    """Plan from a model's cost curve, which is measured if necessary.
+    """Plan from a model's cost curve; measure the curve if necessary.
 
     Args:
         model: Model to plan for.

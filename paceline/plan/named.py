@@ -49,10 +49,10 @@ def plan_named(
         acceptance: Tokens per forward pass for each number of draft nodes.
         batch: Number of requests; at least 1.
         context: Number of cached tokens per request; at least 0.
-        devices: Number of devices among which every matrix is split (tensor parallelism).
+        devices: Number of devices over which every matrix is split (tensor parallelism).
     Raises:
-        ConfigError: A value is out of range, the heads cannot be shared equally, or the device has
-            no figure for the dtype.
+        ConfigError: A value is out of range, the attention heads cannot be split equally among the
+            devices, or the device has no figure for the dtype.
     """
     check_sizes(batch, context)
     _check_devices(card, devices)

@@ -1,4 +1,4 @@
-"""Find the tree size with the best ratio of tokens per forward pass to cost.
+"""Find the tree size with the most tokens per forward pass relative to its cost.
 
 The method follows Marzollo et al. 2024, figures 2 and 3.
 """
@@ -17,7 +17,7 @@ from paceline.plan.roofline import Operation, Peak, free_budget
 
 
 class ForwardTime(NamedTuple):
-    """The duration of a forward pass in seconds; None for an unknown share.
+    """The duration of a forward pass in seconds. Unknown parts are None.
 
     Attributes:
         seconds: Duration of the forward pass.
@@ -89,7 +89,7 @@ class Plan:
         context: Number of cached tokens per request.
         peak: Peak rates of the machine; None for a measured plan.
         budget: Number of query tokens, b s_q, up to which a forward pass is memory-bound. None for
-            a measured plan, or if there is no limit.
+            a measured plan, or if a forward pass is always memory-bound.
         steps: Forward passes at `batch`, by size.
         best: Best step at `batch`.
         batches: Best step for each batch size.
@@ -141,9 +141,10 @@ def best_of(steps: list[Step]) -> Step:
 
 
 def sizes_within(acceptance: Acceptance, context: int, context_length: int | None) -> int:
-    """Return the maximum query tokens per request.
+    """Return the maximum number of query tokens per request.
 
-    The limits are the largest measured tree and the room left in the model's context.
+    The maximum is limited by the largest measured tree and by the room left in the model's
+    context.
 
     Raises:
         ConfigError: `context` leaves no room for new tokens in the model's context.
@@ -192,7 +193,7 @@ def plan_of(
 
 
 def budget_of(card: ModelCard, peak: Peak) -> float | None:
-    """Return the free budget for [hidden, hidden] products; None if there is no limit."""
+    """Return `free_budget` for the model's hidden size; None if there is no limit."""
     return free_budget(card.shapes.hidden, peak, card.shapes.width)
 
 

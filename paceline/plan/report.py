@@ -28,7 +28,7 @@ _SIZE_AXIS = "s_q, nodes of the tree and its root"
 
 
 def tables(plan: Plan) -> list[Table]:
-    """Return tables of costs by size, best size by batch, and operations."""
+    """Return three tables: costs by size, best size by batch, and operations."""
     sections = [_by_size(plan), _by_batch(plan)]
     if plan.peak is not None:
         sections.append(_operations(plan, plan.peak))
@@ -57,7 +57,7 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Plot speed-up and cost by size, shares of time, and the best size by batch.
+    """Plot speed-up and cost by tree size, shares of time, and the best size by batch.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

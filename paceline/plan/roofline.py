@@ -57,7 +57,7 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation in a forward pass: its FLOPs, bytes read and written, and count."""
+    """An operation in a forward pass: FLOPs, bytes read and written, number of runs."""
 
     name: str
     flops: float
@@ -71,7 +71,7 @@ class Operation:
         return self.flops / (self.read + self.written)
 
     def seconds(self, peak: Peak) -> float:
-        """Return the total duration of all occurrences, limited by compute or memory."""
+        """Return the total duration of all runs, limited by compute or by memory."""
         return self.count * max(
             self.flops / peak.flops, (self.read + self.written) / peak.bandwidth
         )
@@ -182,8 +182,9 @@ class Shapes:
 def free_budget(hidden: int, peak: Peak, width: int = 2) -> float | None:
     """Return the number of query tokens up to which matrix products are memory-bound.
 
-    The matrices are [hidden, hidden]. The number is b s_q, the number of requests times the query
-    tokens per request. It solves 1 / (width (1 / hidden + 1 / (2 b s_q))) = (FLOP/s) / (bytes/s).
+    The matrices have the size [hidden, hidden]. The number is b s_q, where b is the number of
+    requests and s_q the number of query tokens per request. It solves 1 / (width (1 / hidden + 1 /
+    (2 b s_q))) = (FLOP/s) / (bytes/s).
 
     Args:
         hidden: Size of the residual stream.

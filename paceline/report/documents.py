@@ -25,7 +25,7 @@ class DocumentKind(Generic[T]):
     """A kind of document.
 
     Attributes:
-        name: Name of the kind, with which the document begins.
+        name: Name of the kind. Every document of this kind begins with it.
         schema: Version of the fields.
         content: Dataclass whose fields the document contains.
     """
@@ -45,7 +45,7 @@ def saved_as(key: str) -> Any:
 
 
 def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derived: Any) -> None:
-    """Write the fields of `content`, preceded by `derived` figures for other programs.
+    """Write `derived` figures for other programs, followed by the fields of `content`.
 
     Args:
         path: File to write.
@@ -125,7 +125,7 @@ class _WrongTypeError(TypeError):
 
 
 def _exactly(value: Any, expected: type) -> Any:
-    """Return a value of exactly this type; a string of digits is not a number."""
+    """Return the value if it has exactly this type; a string of digits is no number."""
     allowed = (int, float) if expected is float else expected
     if not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool):
         raise _WrongTypeError(f"got {value!r}; expected {expected.__name__}")
@@ -143,7 +143,7 @@ def _describe(error: BaseException, expected: type | None) -> str:
 
 
 def _overrides(kind: Any) -> dict[str, Any]:
-    """Return overrides that omit per-request options and rename keys."""
+    """Return cattrs overrides that omit per-request options and rename keys."""
     overrides = {}
     for entry in fields(kind):
         if entry.metadata.get("per_request"):

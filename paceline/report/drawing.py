@@ -45,7 +45,7 @@ def save(
     Args:
         figure: The matplotlib figure.
         path: File to write.
-        setting: Phrases that describe the run. Lines break only between phrases.
+        setting: Phrases that describe the run. Line breaks occur only between phrases.
         columns: Maximum number of characters per line.
         size: Font size.
     Raises:
@@ -126,14 +126,14 @@ def bars(
 
 
 def compared(axes: Any, table: Table, measured: str, published: str, setting: str) -> None:
-    """Draw two columns of a table as bars: measured ratios, and the paper's.
+    """Draw two columns of a table as bars: measured ratios and the paper's ratios.
 
     Args:
         axes: matplotlib axes.
         table: Table with the ratios.
         measured: Heading of the column with the measured ratios.
         published: Heading of the column with the paper's ratios.
-        setting: Setup of the paper's ratios.
+        setting: Setup in which the paper measured its ratios.
     """
     series = [
         ("here", OURS, table.column(measured)),
@@ -191,7 +191,7 @@ def marked_line(axes: Any, position: float, text: str) -> None:
 
 
 def _legend_below(axes: Any, columns: int) -> None:
-    """Draw a legend below the axis label, unless no series has a label."""
+    """Draw a legend below the axis label, if any series has a label."""
     if not axes.get_legend_handles_labels()[0]:
         return
     from matplotlib.transforms import ScaledTranslation  # a caller with axes has matplotlib

@@ -43,7 +43,7 @@ def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 
     Args:
         paths: Files to read. Default: the built-in prompts.
         limit: Maximum number of prompts per file; 0 reads all.
-        every: Interval between the lines that are read (every n-th line), applied before `limit`.
+        every: Read only every n-th line. This selection is applied before `limit`.
     Raises:
         ConfigError: A file is missing, a line is not a prompt (the message names file and line),
             or there are no prompts.
@@ -65,7 +65,7 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Return the token ids of a prompt, using the chat template if there is one.
 
     Raises:
-        ConfigError: The prompt has no tokens, or tokenizer or chat template reject it.
+        ConfigError: The prompt has no tokens, or the tokenizer or the chat template rejects it.
     """
     where = f"prompt {prompt.id!r}"
     if getattr(tokenizer, "chat_template", None):
@@ -80,12 +80,12 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
 
 
 def shortened(ids: list[int], limit: int) -> list[int]:
-    """Return at most `limit` ids: the first 4, and as many of the last as fit."""
+    """Return at most `limit` ids: the first 4 ids and the last `limit` - 4 ids."""
     return ids if len(ids) <= limit else ids[:HEAD_TOKENS] + ids[len(ids) - (limit - HEAD_TOKENS) :]
 
 
 def cut_note(count: int) -> str:
-    """Return a sentence about the prompts that `shortened` has cut."""
+    """Return a note that says how many prompts were shortened."""
     longer, keeps = (
         ("1 prompt was", "It keeps its")
         if count == 1

@@ -20,7 +20,7 @@ class Column:
     """A column of a table, with its format.
 
     Attributes:
-        heading: Heading, which consoles may break at "/ " and "- ".
+        heading: Heading. On consoles, it may be broken after "/ " and "- ".
         form: Format of numbers, as for `format`. For cells with several values, a template such as
             "{:.2f} ({:.1f})".
         left: Whether to align text on the left.
@@ -60,8 +60,7 @@ class Table:
 
         Args:
             title: Title of the table.
-            columns: Columns. Any object that is not a `Column` is a heading, with the format
-                `form`.
+            columns: Columns. Any other object is the heading of a column with the format `form`.
             rows: Cells of each row.
             notes: Sentences below the table.
             form: Default format of numbers.
@@ -129,7 +128,7 @@ class Table:
         return [*above, _line(self._headings), rule, *map(_line, rows), "", *notes]
 
     def data(self) -> dict[str, Any]:
-        """Return the title, headings, rows with unrounded numbers, and notes, for JSON."""
+        """Return title, headings, rows with unrounded numbers, and notes, for JSON."""
         return {
             "title": self.title,
             "columns": self._headings,

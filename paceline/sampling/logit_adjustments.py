@@ -1,8 +1,9 @@
 """Adjust logits for biases, penalties, bad words and minimum length.
 
 The order is logit_bias, repetition penalty, frequency and presence penalty, bad_words, min_tokens.
-This is the order in vLLM and, for the options that it has, in transformers. The prefix of a node
-consists of the request's text and the path to the node, so drafts do not change the result.
+vLLM uses the same order, and so does transformers, which lacks some of the options. At each node,
+the adjustments depend on the request's text and the path to the node, so drafts do not change the
+result.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paceline.util.device_copies import upload
 def adjust_scores(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
 ) -> Tensor:
-    """Return the scores with the adjustments of every request.
+    """Return the scores after applying the adjustments of every request.
 
     Args:
         scores: Logits, float32 [batch, 1 + width, vocab]. Row 0 belongs to the root, row 1 + i to
@@ -66,7 +67,7 @@ def _ban(scores: Tensor, banned: Tensor) -> None:
 
 
 def contains_forbidden_token(request: Request, run: list[int]) -> bool:
-    """Return whether the new tokens include a token that was forbidden.
+    """Return whether any of the new tokens was forbidden at its position.
 
     Args:
         request: Request that emits the tokens.

@@ -28,7 +28,7 @@ def penalise(
         scores: Scores [rows, vocab].
         counts: Counts of the requests' tokens, from `counts_of`.
         indices: Indices of the scores' rows.
-        on_device: Owners, penalties and paths of `indices`, on the device.
+        on_device: `owner`, `penalties` and `paths` of `indices`, on the device.
         requests: Requests with penalties.
     """
     owner, penalties, paths = on_device

@@ -2,10 +2,11 @@
 
 `target_scores` applies adjustments that depend on earlier tokens (`logit_adjustments`),
 temperature, top_k, top_p and min_p, in transformers' order. Tokens are drawn with the Gumbel-max
-trick: `argmax(log target_probs + noise)`. The noise is keyed by an integer hash of (request seed,
-position in the answer, stream). A single call can therefore draw all rows of all requests, with
-the same result on any device. A token does not depend on the tree, the drafter or the batch.
-Gumbel noise is -log of exponential noise E, so the draw is computed as `argmax(target_probs / E)`.
+trick: `argmax(log target_probs + noise)`. An integer hash of (request seed, position in the
+answer, stream) is the key of the noise. A single call can therefore draw all rows of all requests,
+with the same result on any device. The drawn token does not depend on the tree, the drafter or the
+batch. Gumbel noise is -log E, where E is exponential noise, so the draw is computed as
+`argmax(target_probs / E)`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def draw_tokens(
 ) -> Drawn:
     """Sample the token after the root and every node, waiting for the device once.
 
-    A second wait is needed only if truncation has sorted too few tokens.
+    A second wait is needed only if too few tokens were sorted for top_k, top_p or min_p.
 
     Args:
         logits: Logits, as in `target_scores`.
@@ -163,14 +164,14 @@ class LazyDraws:
 def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
     """Sample a token with probability proportional to `weights`, [vocab].
 
-    The position is that of the token in the answer, starting from 0. Returns NO_TOKEN if the
-    weights are NaN or infinite.
+    `position` is the position of the token in the answer, starting from 0. If the weights are NaN
+    or infinite, the result is NO_TOKEN.
     """
     return int(draw_row(weights, seed, position, stream))
 
 
 def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
-    """Return the same token as `draw_one`, as a device tensor, int64 []."""
+    """Return the token from `draw_one` as a tensor on the device, int64 []."""
     noise = exponential_noise(
         [noise_key(seed, position, stream)], weights.shape[-1], weights.device
     )[0]
@@ -178,7 +179,7 @@ def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
-    """Return two 32-bit words that select a row of noise."""
+    """Return the key of a row of noise: two 32-bit words."""
     word = _splitmix(_splitmix(seed & _MASK64) ^ (position * 4 + stream))
     return word >> 32, word & _MASK32
 
@@ -212,7 +213,7 @@ def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch
 
 
 def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-    """Return noise keys as the words read by `noise_from`, [n, 2]."""
+    """Return the words [n, 2] of noise keys, which are the input of `noise_from`."""
     return np.array(keys, dtype=np.uint32).view(np.int32)
 
 
@@ -229,7 +230,8 @@ def noise_from(words: Tensor, vocab: int) -> Tensor:
 def _token_words(vocab: int, device: torch.device) -> Tensor:
     """Return a fixed random word per token id.
 
-    Without this word, rows with different keys would be permutations of each other.
+    Without these words, rows with different keys would contain the same noise in a different
+    order.
     """
     with torch.inference_mode(False):
         return _mix(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
@@ -238,7 +240,7 @@ def _token_words(vocab: int, device: torch.device) -> Tensor:
 def _mix(words: Tensor) -> Tensor:
     """Apply a bijective 32-bit hash in place.
 
-    Products wrap around, and masks make the shifts logical.
+    Products overflow by wrapping around. Masks turn arithmetic shifts into logical shifts.
     """
     words ^= (words >> 16).bitwise_and_(0xFFFF)
     words *= 0x21F0AAAD

@@ -1,4 +1,4 @@
-"""Find the scores that the requests' options change, as arrays for the device.
+"""Find the scores that the requests' options change; return arrays for the device.
 
 Indices point into scores [rows, vocab], flattened row by row. Every request has one row for its
 root and one for each node of its tree.
@@ -42,7 +42,7 @@ class ScoreIndices(NamedTuple):
 
 
 def clamp_divisor(value: float) -> float:
-    """Limit `value` to a range by which float32 logits can be divided."""
+    """Limit `value` to the range of divisors that are safe for float32 logits."""
     return min(max(value, MIN_DIVISOR), MAX_DIVISOR)
 
 
@@ -89,7 +89,7 @@ def _penalties(request: Request) -> tuple[float, float, float]:
 
 
 def bans_tokens(request: Request) -> bool:
-    """Return whether some tokens may be forbidden at the next position."""
+    """Return whether the options may forbid tokens at the next position."""
     return bool(request.params.bad_words) or _missing(request) > 0
 
 
@@ -127,7 +127,7 @@ def _banned(request: Request, tree: DraftTree, vocab: int) -> IntArray:
 
 
 def _missing(request: Request) -> int:
-    """Return how many tokens must still follow before the text may end."""
+    """Return how many more tokens are required before the text may end."""
     return request.params.min_tokens - (len(request) - request.prompt_length)
 
 

@@ -30,7 +30,7 @@ class StreamWriter:
     Args:
         tokenizer: The model's tokenizer; without one, the stream has no text.
         prompt_ids: Token ids of the prompt.
-        stop: Stop strings; the text is cut before the first of them.
+        stop: Stop strings. The text ends before the first stop string that occurs.
         skip_special_tokens: Whether to omit special tokens from the text.
     Attributes:
         step: Number of steps written.
@@ -63,7 +63,7 @@ class StreamWriter:
     def write(
         self, token_ids: list[int], origins: list[Origin], last: bool
     ) -> list[tuple[str, TokenMark]]:
-        """Add a step's tokens, and return the text that is now final, with its tokens.
+        """Add the tokens of a step; return the text that is now final, with its tokens.
 
         Args:
             token_ids: New tokens of the step.

@@ -1,6 +1,6 @@
 """Count the tokens of requests on the device, for penalties.
 
-The counts stay on the device between steps; each step adds only its new tokens.
+Between steps, the counts stay on the device. Each step only adds its new tokens.
 """
 
 from __future__ import annotations

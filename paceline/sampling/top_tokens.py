@@ -1,4 +1,4 @@
-"""Add each row's most likely tokens to the logits of a forward pass."""
+"""Find the most likely tokens in each row of a forward pass's logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.core.tree import IntArray
 def find_top_tokens(
     logits: NodeLogits, count: int, vocabulary_ids: IntArray | None = None
 ) -> NodeLogits:
-    """Return the logits, with the `count` most likely tokens of each row added.
+    """Return the logits together with the `count` most likely tokens of each row.
 
     Args:
         logits: Logits of a forward pass.

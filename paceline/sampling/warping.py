@@ -21,13 +21,13 @@ from paceline.util.device_copies import upload
 
 
 class Warped(NamedTuple):
-    """Warped scores, which may be based on too few sorted tokens.
+    """Warped scores. They are wrong if too few tokens were sorted.
 
     Attributes:
         scores: Scores, with excluded tokens at -inf.
         num_sorted: Number of most likely tokens that were sorted.
-        is_short: Whether a nucleus may contain more tokens than were sorted, which makes the
-            scores wrong; bool [] on the device. None if that is impossible.
+        is_short: Whether a nucleus may contain more tokens than were sorted; bool [] on the
+            device. If so, the scores are wrong. None if this is impossible.
     """
 
     scores: Tensor
@@ -70,7 +70,8 @@ def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0)
     Args:
         scores: Scores [batch, rows, vocab].
         params: Sampling parameters of each request.
-        too_few: Number of sorted tokens that proved too small; 0 in the first attempt.
+        too_few: Number of tokens that were sorted in the previous attempt, which were too few; 0
+            in the first attempt.
     """
     if all(p.greedy for p in params):
         return Warped(scores)
@@ -108,7 +109,7 @@ def _top_k(params: SamplingParams, unlimited: int) -> int:
 
 
 def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
-    """Return divisors, flags for tiny divisors, and limits, each [batch, 1, 1]."""
+    """Copy divisors, flags for tiny divisors, and limits to the device: [batch, 1, 1]."""
     vocab = scores.shape[-1]
     floats = np.array(
         [
@@ -146,8 +147,9 @@ class _Nucleus(NamedTuple):
 def _find_nucleus(scores: Tensor, limits: _SamplingLimits, num_sorted: int) -> _Nucleus:
     """Return the tokens that pass top_k, top_p and min_p, applied in this order.
 
-    Tokens with the same score as the last token to pass also pass. The nucleus nearly always
-    consists of a few very likely tokens, so only the most likely tokens are sorted.
+    If several tokens have the same score as the last token that passes, all of them pass. The
+    nucleus nearly always consists of a few very likely tokens, so only the most likely tokens are
+    sorted.
 
     Args:
         scores: Scores [batch, rows, vocab].

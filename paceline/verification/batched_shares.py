@@ -1,8 +1,9 @@
 """Prepare the verification of sampled drafts on a device, without waiting for it.
 
-The share of every node depends on the tree and the logits, not on random numbers (`rules`). The
-acceptance probability of every node and the token after every node can therefore be computed
-before the walk. In rejection sampling, every accepted node has a share of 1.
+The share of a node, which `rules` defines, depends on the tree and the logits, but not on random
+numbers. The acceptance probability of every node can therefore be computed before the walk through
+the tree, and so can the token after every node. In rejection sampling, every accepted node has a
+share of 1.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ class NodeShares(NamedTuple):
     """Precomputed values for the walk through one tree.
 
     Attributes:
-        reaches: Acceptance probability of each node, ignoring its descendants.
-        chances: Acceptance probability of each node if its descendants are rejected; not used in
-            rejection sampling.
+        reaches: Acceptance probability of each node if no token may follow it. In rejection
+            sampling, the acceptance probability of every node.
+        chances: Acceptance probability of each node after its descendants were rejected; not used
+            in rejection sampling.
         tokens: Token that follows the root and every node if all descendants are rejected.
     """
 
@@ -38,7 +40,7 @@ class NodeShares(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """Nodes from all trees that are computed together.
+    """Nodes from all trees whose shares are computed together.
 
     Attributes:
         rows: Row of each node's parent, [n].
@@ -57,7 +59,7 @@ class _Round(NamedTuple):
 def prepare_shares(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], rows: Sequence[int]
 ) -> Pending:
-    """Return the pending `NodeShares` of requests, by row.
+    """Start computing the `NodeShares` of requests; return the pending result, by row.
 
     Args:
         scores: Scores from `target_scores`, [batch, 1 + width, vocab].
@@ -120,7 +122,7 @@ def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
-    """Return the nodes of all trees, each after its parent and earlier siblings.
+    """Split all nodes into rounds, each node after its parent and earlier siblings.
 
     Row i + 1 of a tree belongs to its node i; row 0 belongs to the root.
     """
@@ -146,7 +148,7 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split the parents' shares between the parents and their children.
+    """Return the children's shares, and what their parents keep if they are rejected.
 
     Args:
         shares: Share of each parent, [n].

@@ -20,7 +20,7 @@ Scored = list[dict[int, float]]
 
 
 class _Tokens(NamedTuple):
-    """Tokens of one request to score, with their logits rows."""
+    """Tokens of one request to score, and the rows of the logits that score them."""
 
     rows: Sequence[int]
     token_ids: Sequence[int]
@@ -28,15 +28,15 @@ class _Tokens(NamedTuple):
 
 
 def score_outcomes(outcomes: Sequence[Outcome], logits: NodeLogits) -> Pending:
-    """Return the pending log-probabilities of new tokens.
+    """Start computing the log-probabilities of new tokens; return the pending result.
 
     Args:
         outcomes: Outcomes of a step.
         logits: Logits with rows in the order of `outcomes`.
     Returns:
-        Pending list with one entry per outcome. It holds, for each new token, the
-        log-probabilities of the most likely tokens and of the new token, or is None if the request
-        has not requested them.
+        Pending list with one entry per outcome. For each new token, the entry holds the
+        log-probabilities of the most likely tokens and of the new token. The entry is None if the
+        request needs no log-probabilities.
     """
     texts: list[_Tokens | None] = []
     for start, outcome in zip(logits.starts, outcomes, strict=True):
@@ -59,7 +59,7 @@ def score_outcomes(outcomes: Sequence[Outcome], logits: NodeLogits) -> Pending:
 
 
 def _score(flat: Tensor, texts: Sequence[_Tokens]) -> Pending:
-    """Return the pending log-probabilities of several requests' tokens.
+    """Start scoring the tokens of several requests; return the pending result.
 
     Args:
         flat: Logits [rows, vocab].
@@ -129,11 +129,11 @@ def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -
 def _processed(request: Request, start: int, num_processed: int) -> _Tokens:
     """Return the prompt tokens that a forward pass scores.
 
-    After a preemption, the first tokens are computed again, but not scored again.
+    After a preemption, the first tokens are processed again, but not scored again.
 
     Args:
         request: Request with `prompt_logprobs`.
-        start: Row of the logits at its newest processed token.
+        start: Row of the logits for the request's newest processed token.
         num_processed: Number of tokens in the forward pass.
     """
     known, count = request.prompt_logprobs, request.params.prompt_logprobs

@@ -4,17 +4,18 @@ Sample matching (for deterministic drafts) samples the target's token at each no
 with the child that has this token, and stops if there is no such child.
 
 Traversal verification (for sampled drafts) follows Weng et al. 2025 (arXiv 2505.12398). It tests
-the nodes from the leaves to the root, and the first accepted node ends the path. A node's share is
-the probability of accepting the node or a descendant: min(1, parent's share * target/draft). If
-the node and its descendants are rejected, the distribution after the parent becomes max(parent's
-share * target - draft, 0), normalised.
+the nodes from the leaves to the root, and the first accepted node ends the path. Every node has a
+share: the probability that the path ends at this node or at one of its descendants. The share is
+min(1, parent's share * target probability / draft probability). If the node and its descendants
+are rejected, the target distribution after the parent changes. It becomes max(parent's share *
+target probability - draft probability, 0) for every token, normalised.
 
 For a chain, this is block verification (Sun et al. 2024, arXiv 2403.10444). For a tree of depth 1,
 it is rejection sampling.
 
 Rejection sampling (Leviathan et al. 2023, Chen et al. 2023; Miao et al. 2024 for several children)
-tests the children of each accepted node in order. It accepts fewer tokens, but reads the target's
-distributions only along the accepted path, as stateful logits processors require.
+tests the children of each accepted node in order. It accepts fewer tokens, but needs the target's
+distributions only along the accepted path. Stateful logits processors require this.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def follow(
         ended: Function that returns whether the request ends with the last of the given tokens. It
             is called for every token.
     Returns:
-        Accepted nodes and emitted tokens. There is one token more than there are nodes, or the
-        same number if the request ended. Both are empty if there is no token after the root.
+        Accepted nodes and emitted tokens. There is one more token than nodes, or the same number
+        if the request ended. Both lists are empty if there is no token after the root.
     """
     accepted: list[int] = []
     run: list[int] = []
@@ -138,7 +139,7 @@ def reject(
 
 
 def leaves_first(tree: DraftTree) -> Iterator[int]:
-    """Yield the nodes, with descendants before ancestors and the root (-1) last."""
+    """Yield the nodes, each after all its descendants; the root (-1) comes last."""
     children = tree.children()
     stack = [(-1, False)]
     while stack:
@@ -182,7 +183,7 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Return a child's share, and its parent's share and weights if rejected."""
+    """Return a child's share, and its parent's share and weights if it is rejected."""
     token, joint = tree.token_ids[node], share * weights
     drawn_from = None if tree.probs is None else tree.probs[node]
     if drawn_from is None:

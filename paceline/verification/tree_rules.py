@@ -80,7 +80,7 @@ def _broken_type(tree: DraftTree) -> str | None:
 
 
 def _short(value: object) -> str:
-    """Return a short form of a value for error messages, without braces.
+    """Return a value as short text without braces, for error messages.
 
     Braces are removed because `str.format` would treat them as fields.
     """

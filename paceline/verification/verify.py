@@ -54,7 +54,7 @@ def target_tokens(
 ) -> TargetTokens:
     """Return the target's chosen tokens and most likely tokens for a batch.
 
-    Waits for the device once, or twice if truncation has sorted too few tokens.
+    Waits for the device once, or twice if top_k, top_p or min_p needs more sorted tokens.
 
     Args:
         requests: Requests of the batch.
@@ -87,7 +87,7 @@ def target_tokens(
 
 
 def _is_sampled(request: Request, tree: DraftTree) -> bool:
-    """Return whether a tree has sampled nodes, which are verified by probability."""
+    """Return whether a tree has sampled nodes, which are verified by probabilities."""
     params = request.params
     return not (tree.probs is None or params.greedy or params.logits_processors)
 
@@ -139,7 +139,7 @@ def verify(
 def _target_tokens(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> TargetTokens:
-    """Return the target's tokens, which are sampled on access if that saves time."""
+    """Return the target's tokens; sample them only on access if that saves time."""
     if not _can_draw_lazily(requests, trees, logits.flat):
         return target_tokens(requests, trees, logits)
     argmax, top = best_tokens(logits)
@@ -172,8 +172,8 @@ def _can_draw_lazily(
 ) -> bool:
     """Return whether to sample only the tokens that the verification rule reads.
 
-    This requires a CPU, where reading a token needs no synchronisation, and scores that are not
-    used for anything else.
+    Both conditions must hold: the device is a CPU, where reading a token needs no synchronisation,
+    and the scores are not used for anything else.
     """
     if (
         logits.device.type != "cpu"

@@ -31,7 +31,7 @@ def walk_sampled(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Verify a request with sampled drafts, using random numbers from its seed.
+    """Verify a request's sampled drafts, with random numbers from the request's seed.
 
     Requests with logits processors always use rejection sampling, because processors run once per
     token, in order. A node whose draft probabilities are NaN is never accepted.
@@ -61,7 +61,7 @@ def walk_sampled(
 
 
 def _is_last(request: Request, tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
-    """Return whether no token may follow a node: the request ends, or logits are NaN."""
+    """Return whether no token may follow a node, due to an end token or NaN logits."""
     # Logits processors may refuse a text that has ended.
     ends = node >= 0 and tree.token_ids[node] in request.eos_token_ids
     return ends or draft_may_cause_nan(tree, argmax, node)
@@ -132,9 +132,9 @@ def _last_from_root(
 def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
     """Return a function that compares a node's random number with a probability.
 
-    From the root, each position is tested in only one step, so the position selects the random
-    numbers. From the leaves, several steps test the same position, so the step's first position
-    selects them.
+    Rejection sampling tests each position of the answer in only one step, so the position of the
+    node selects the random number. Traversal verification may test a position in several steps, so
+    the first position of the step selects the random numbers.
     """
     seed, start = request.params.seed, len(request) - request.prompt_length
     depths = node_depths(tree.parents)
@@ -186,7 +186,7 @@ def walk_processed(
 
 
 class _ProcessedScores:
-    """Scores at a request's nodes after its logits processors, computed on demand.
+    """Runs a request's logits processors on the scores after a node, on demand.
 
     Args:
         request: Request with logits processors.
@@ -204,7 +204,7 @@ class _ProcessedScores:
         self._processed = request.processed
 
     def __call__(self, node: int) -> tuple[Tensor, Tensor]:
-        """Return the scores [vocab] after a node, and the largest score for `check`."""
+        """Return the processed scores [vocab] after a node, and the largest of them."""
         request, tree, processed = self._request, self._tree, self._processed
         num_seen = len(processed)
         path = [tree.token_ids[ancestor] for ancestor in tree.path(node)]

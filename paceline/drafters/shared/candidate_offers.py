@@ -1,7 +1,7 @@
 """Offer the candidates that follow a node of the merged tree.
 
-The candidates come from the cached distributions, the paired source, and the weighed sources (in
-the order of `SOURCES`), in this order.
+The candidates come first from the cached distributions, then from the paired source (retrieval),
+and then from the weighed sources in the order of `SOURCES`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def offer(
         node: Node whose children are offered.
         parent: Index of the node in the tree; -1 means the root.
         frontier: Candidates, of which the first `waiting` are in use.
-        waiting: Number of candidates so far.
+        waiting: Number of candidates on the frontier so far.
         scratch: Buffer for the cached probabilities, [TOP].
     """
     first = waiting
@@ -69,7 +69,7 @@ def _offer_cached(
     waiting: int,
     scratch: Any,
 ) -> tuple[int, int]:
-    """Offer the tokens that followed the longest cached context.
+    """Offer the cached tokens for the longest context that is cached.
 
     Returns:
         Number of waiting candidates, and length of the cached context (0 if none is cached).
@@ -97,7 +97,9 @@ def _pair(
     cached: tuple[int, int, int],
     scratch: Any,
 ) -> int:
-    """Pair the cached tokens after a node with its children in the paired source.
+    """Merge the cached tokens after a node with the node's children in retrieval.
+
+    Retrieval is the paired source. A token in both sources becomes one candidate.
 
     Args:
         inputs: Sources, calibration and request.
@@ -141,15 +143,16 @@ def _weigh(
     first: int,
     waiting: int,
 ) -> int:
-    """Weigh the candidates after a node against its children in another source.
+    """Adjust the confidences of a node's candidates by its children in another source.
 
-    If the source has no children for the node, the confidences do not change.
+    Tokens that only this source has become new candidates. If the node has no children in the
+    source, nothing changes.
 
     Args:
         inputs: Sources, calibration and request.
         source: Index of the source.
         base: Node in the source's tree.
-        frontier: Candidates, of which `first` to `waiting` - 1 belong to the node.
+        frontier: Candidates; those from `first` to `waiting` - 1 belong to the node.
         first: First candidate of the node.
         waiting: Number of waiting candidates so far.
     Returns:
@@ -185,7 +188,7 @@ def _weigh(
 def _calibrate(
     inputs: TreeInputs, source: int, frontier: Records[TreeCandidate], first: int, last: int
 ) -> None:
-    """Set the confidence of candidates from their cells for a weighed source."""
+    """Set each candidate's confidence to the acceptance rate of its calibration cell."""
     sources, sampled = inputs.sources, inputs.query.temperature > 0
     begin = sources.bounds[source, 0, inputs.row]
     for index in range(first, last):
@@ -210,7 +213,7 @@ def _index_of(frontier: Records[TreeCandidate], first: int, last: int, token: in
 def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> None:
     """Rescale probabilities from temperature 1 to another temperature.
 
-    For greedy requests, the probabilities stay those of temperature 1.
+    For greedy requests, the probabilities do not change.
     """
     total = 0.0
     for index in range(count):

@@ -11,7 +11,7 @@ from paceline.core.request import Request
 
 
 class DrawnToken(NamedTuple):
-    """The statistics of a draft token at the time it was drawn.
+    """Statistics of a draft token, recorded when it was drawn.
 
     A rule may evaluate the token one forward pass later.
 
@@ -33,7 +33,7 @@ class DrawnToken(NamedTuple):
 
 @dataclass(slots=True)
 class Chain:
-    """The tokens that have been drafted for one request in this step.
+    """The tokens drafted so far for one request in this step.
 
     Attributes:
         request: The draft model's copy of the request, which ends with `tokens`.
@@ -65,7 +65,7 @@ class Chain:
         return self.limit - len(self.tokens)
 
     def extend(self, run: list[int], stop_after: int | None, probs: Tensor | None) -> list[int]:
-        """Add new tokens; close the chain at the rule's stop, an end token or the limit.
+        """Add new tokens; close the chain if the rule, an end token or the limit ends it.
 
         Args:
             run: New tokens; at least one.

@@ -1,16 +1,16 @@
 """Draft chains with a small model (Leviathan et al. 2023, Chen et al. 2023).
 
-The draft model continues all requests of a batch in each of its forward passes, and the target
-verifies the chains at once. Greedy requests get deterministic drafts. With
+Each forward pass of the draft model continues all requests of a batch. The target then verifies
+all chains in one forward pass. Greedy requests get deterministic drafts. With
 `verification="reject"`, sampled requests get sampled drafts with their distributions (rejection
-sampling). With `verification="traverse"`, the target verifies such drafts from the last token to
-the first. With `verification="follow"`, they get deterministic drafts, drawn with the target's
-keyed noise. Such drafts often agree with the target, and a seed yields the same text with and
-without drafts.
+sampling). With `verification="traverse"`, they get the same drafts, which are verified from the
+last token to the first. With `verification="follow"`, sampled requests get deterministic drafts,
+drawn with the target's keyed noise. These drafts often agree with the target, and a seed yields
+the same text with and without drafts.
 
-Two features are not in the papers. A rule determines the length of a chain (`length_rules.py`),
-and prompt lookup may predict the draft model's tokens, so that one forward pass adds several
-tokens.
+Two features are not in the papers. First, a rule determines the length of a chain
+(`length_rules.py`). Second, prompt lookup may predict the draft model's tokens, so that one draft
+forward pass adds several tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ChainDrafter(Drafter):
         looks_up: Whether to speed up the draft model with prompt lookup.
         spare: Number of cache positions reserved for draft tokens.
     Attributes:
-        other_tokenizer: Whether the draft model may have a different tokenizer from the target's.
+        other_tokenizer: Whether the draft model and the target may have different tokenizers.
     """
 
     other_tokenizer = False
@@ -224,7 +224,7 @@ class ChainDrafter(Drafter):
             new: New tokens of the open chains.
             probs: Distribution of each of these tokens, [n, vocab]; None if no chain is sampled.
         Returns:
-            The nodes to commit; the newest token of each run stays pending.
+            The nodes to commit to the KV cache; the newest token of each run stays pending.
         """
         stops = iter(self._rule.stop_after(new))
         runs, first = [step.run for step in steps], 0
@@ -247,7 +247,7 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Return up to `room` tokens that followed the text and `path` earlier."""
+        """Return up to `room` tokens that followed the end of the text and `path` before."""
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(

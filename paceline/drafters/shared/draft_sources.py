@@ -1,7 +1,7 @@
 """List the sources whose draft trees form the merged tree.
 
-An additional source needs a `DraftSource` in `SOURCES`, with the next unused `calibration_table`.
-Its trees must be passed to `Recycler.draft`. The merged tree and its calibration handle all listed
+To add a source, add a `DraftSource` with the next unused `calibration_table` to `SOURCES`, and
+pass the source's trees to `Recycler.draft`. The merged tree and its calibration handle all listed
 sources in the same way. docs/development/architecture.md lists all steps.
 """
 
@@ -32,10 +32,10 @@ class DraftSource:
     """A source of draft trees for the merged tree.
 
     Attributes:
-        name: Name in messages and reports.
+        name: Name that messages and reports show.
         calibration_table: Index of the source's table in the pool file, or PAIRED.
-        prior: Assumed acceptance probability before any outcomes are counted; None for the paired
-            source.
+        prior: Acceptance probability that is assumed before outcomes are counted; None for the
+            paired source.
     """
 
     name: str
@@ -66,7 +66,8 @@ class SourceTrees(NamedTuple):
     Attributes:
         paired: Nodes of the paired source, [n].
         weighed: Nodes of all other sources, [n].
-        bounds: First node of each tree, and the index after its last node, [sources, 2, batch].
+        bounds: Index of each tree's first node, and index after its last node, [sources, 2,
+            batch].
         tables: `DraftSource.calibration_table` of each source, [sources].
     """
 

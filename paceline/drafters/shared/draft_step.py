@@ -38,7 +38,7 @@ def chain_tree(
 
 
 def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
-    """Accept looked-up tokens as long as the draft model agrees.
+    """Accept looked-up tokens up to the first one that the draft model does not draw.
 
     Args:
         guess: Looked-up text.

@@ -19,8 +19,8 @@ from paceline.util.device_copies import Arrays
 class DrawnRows:
     """Drawn tokens on the device, with the inputs for length rules.
 
-    Each chain has a row after its newest token and a row after each looked-up token. Which of the
-    looked-up tokens the draft model agrees with is not yet known on the host.
+    Each chain has one row after its newest token, and one row after each looked-up token. The host
+    does not know yet which looked-up tokens the draft model has confirmed.
 
     Attributes:
         chains: Open chains.
@@ -28,7 +28,7 @@ class DrawnRows:
             each token.
         columns: Column of each drawn token in `scores`, [chains, 1 + width].
         hidden: Last hidden state of each preceding token, [chains, 1 + width, hidden]; None unless
-            the rule reads it.
+            the rule uses it.
     """
 
     chains: list[Chain]
@@ -81,7 +81,7 @@ class NewTokens:
     def seconds(
         self, likely: NDArray[Any], probs: NDArray[np.float32]
     ) -> tuple[list[int], list[float]]:
-        """Return the most likely other token for each new token, and its probability.
+        """Return the most likely alternative to each new token, and its probability.
 
         Args:
             likely: Columns of the two most likely tokens, [n, 2].

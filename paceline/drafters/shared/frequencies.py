@@ -23,7 +23,7 @@ class _TokenRank:
 class Frequencies:
     """Counts the tokens of one text, and keeps them in order of frequency.
 
-    Among equally frequent tokens, the first to reach that count comes first.
+    Among equally frequent tokens, the one that reached its count first comes first.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Length rules: decide how many tokens to draft before verification.
 
-A longer draft wastes more tokens after a rejection, and a shorter draft needs more target forward
+Longer drafts waste more tokens after a rejection, and shorter drafts require more target forward
 passes (Huang et al. 2024, "SpecDec++", equation 2.3). A rule runs after every forward pass of the
 draft model, once for all chains in the batch. It may use all information about the tokens drafted
-so far. The newest token is always verified: if the decision to verify a sampled token depended on
+so far. The newest token is always verified. If the decision to verify a sampled token depended on
 the token itself, the output distribution would change.
 """
 
@@ -88,8 +88,8 @@ class ThresholdRule(LengthRule):
         stop_below: Threshold for the confidence.
         min_tokens: Minimum number of tokens.
     Attributes:
-        multiplies: Whether the draft's confidence is the product of its tokens' values. Otherwise,
-            it is the newest value.
+        multiplies: Whether the confidence in the draft is the product of the tokens' confidences.
+            Otherwise, it is the confidence in the newest token.
     """
 
     checks_tokens = True
@@ -133,7 +133,7 @@ class ThresholdRule(LengthRule):
         return None
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return a first confidence, for rules that evaluate a token one pass later."""
+        """Return a first estimate, for rules that evaluate tokens one forward pass later."""
         return 1.0
 
 

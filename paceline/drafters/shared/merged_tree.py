@@ -5,9 +5,9 @@ the order of `SOURCES`).
 
     drafted: 7 - 4      cached: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
 
-    The frontier starts with 7 (both): 0.7 and 9 (cached): 0.25.
-    The tree takes 7; the frontier is 7-5 (cached): 0.5, 9: 0.25 and 7-4 (drafted): 0.2.
-    The tree takes 7-5, and so on until it is full, or no candidate is likely enough.
+    The frontier starts with 7 (both): 0.7 and 9 (cached): 0.25. The tree takes 7; the frontier is
+    7-5 (cached): 0.5, 9: 0.25 and 7-4 (drafted): 0.2. The tree takes 7-5, and so on, until it is
+    full or no candidate is likely enough.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class _MergeWorkspace(NamedTuple):
     Attributes:
         root: Candidate for the root, [1].
         frontier: Candidates, [room].
-        paths: Path probabilities of the candidates, [room], which are compared most often.
+        paths: Path probabilities of the candidates, [room], stored separately because they are
+            compared most often.
         scratch: Cached probabilities, [TOP].
     """
 
@@ -153,7 +154,7 @@ def count_tree(
 ) -> None:
     """Count accepted and rejected candidates after a tree has been verified.
 
-    All children of the root and of accepted nodes count, even if they were not verified.
+    All candidates after the root and after accepted nodes count, even if they were not verified.
 
     Args:
         calibration: Acceptance rates by source.

@@ -1,7 +1,8 @@
 """Define the n-gram pool of Lookahead Decoding (Fu et al. 2024, section 3.2).
 
 A key is a tuple of the one or more tokens before a continuation. Each key has at most `size`
-continuations. Inserting a continuation again makes it the newest; the oldest one is evicted.
+continuations. If a continuation is inserted again, it becomes the newest one. If a key has too
+many continuations, the oldest one is evicted.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ class NgramPool:
 
     Args:
         size: Maximum number of continuations per key.
-        keys: Maximum number of keys, for a pool that several requests share. The least recently
-            used key is evicted.
+        keys: Maximum number of keys, for a pool that several requests share. Above this number,
+            the least recently used key is evicted.
         longest_key: Maximum number of tokens in a key: 1 or 2.
     """
 
@@ -82,7 +83,7 @@ class NgramPool:
         return reversed(self._entries.get(key, {}))
 
     def items(self) -> Iterator[tuple[Ngram, list[Ngram]]]:
-        """Return the keys in order of use, with their continuations, oldest first."""
+        """Return keys in order of last use, each with its continuations, oldest first."""
         return ((key, list(entries)) for key, entries in self._entries.items())
 
     def __len__(self) -> int:

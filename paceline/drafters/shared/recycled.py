@@ -2,8 +2,8 @@
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
 Token Recycling" (section 3). Every verification computes the target's distribution after every
-node, including rejected nodes. The paper caches the best 8 tokens after each single token. Here,
-contexts have 1 to `LONGEST_KEY` tokens, and the longest cached context is used.
+node, including rejected nodes. The paper caches the 8 most likely tokens after each single token.
+Here, contexts have 1 to `LONGEST_KEY` tokens, and the longest context that is cached is used.
 
 The table has a fixed size. A bucket holds `_WAYS` entries, and a new context replaces the oldest
 entry in its bucket. Contexts are stored as 64-bit hashes; a collision leads to a wrong draft
@@ -48,7 +48,7 @@ SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 class SuccessorTable(NamedTuple):
     """The cached distributions.
 
-    A bucket of slots and an entry each fill one cache line, because most of the time is spent
+    A bucket of slots fills one cache line, and so does an entry, because most of the time is spent
     waiting for memory.
 
     Attributes:

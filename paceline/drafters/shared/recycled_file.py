@@ -41,8 +41,8 @@ _TYPES = {
 class SuccessorTableFile(StateFile):
     """Loads and saves a table of distributions and its calibration.
 
-    An engine sets the vocabulary and the tokenizer through the `check_...` methods. Nothing is
-    written before that.
+    The engine sets the vocabulary and the tokenizer with the `check_...` methods. Before that,
+    nothing is written.
 
     Args:
         path: File to load and save.

@@ -13,15 +13,15 @@ MAX_FREQUENT_TOKENS = 16
 class SourcePrior:
     """The prior acceptance probability of a source.
 
-    The source is weighed against the sources before it. The odds of a token are a * before ** b *
-    own ** c. Here, `before` are the odds from earlier sources, and `own` are the odds from this
-    source.
+    The prior combines the source with the sources before it. The prior odds of a token are a *
+    before ** b * own ** c. Here, `before` stands for the odds from the earlier sources, and `own`
+    for the odds from this source.
 
     Attributes:
         both: (a, b, c) if an earlier source and this source have the token.
         before: (a, b) if only earlier sources have the token.
         own: (a, c) if only this source has the token.
-        trials: Weight of a cell's prior, in trials.
+        trials: Number of trials that have the same weight as a cell's prior.
     """
 
     both: tuple[float, float, float]
@@ -44,10 +44,10 @@ class SourceCalibrationSettings:
     """Settings of `SourceCalibration`, counted on 110 prompts with SmolLM2-135M.
 
     Attributes:
-        edges: Edges between the buckets of a probability.
-        pair_trials: Weight of a cell's prior, in trials, if the cached distributions and retrieval
-            are paired.
-        trust: Factor applied to a cached probability, by the length of its context in tokens.
+        edges: Limits between the buckets into which probabilities are sorted.
+        pair_trials: Number of trials that have the same weight as the prior of a cell for cached
+            distributions and retrieval.
+        trust: Factor for cached probabilities, by the length of their context in tokens.
         memory: Number of trials in a cell after which older trials count half as much.
     """
 
@@ -59,7 +59,7 @@ class SourceCalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecyclingSettings:
-    """Limits on the trees of Token Recycling and `auto` without the draft budget.
+    """Limits on trees without the draft budget, for Token Recycling and `auto`.
 
     Chosen on SmolLM2-135M, on CPUs with two cores.
 
@@ -104,11 +104,11 @@ class ChainSettings:
 
 @dataclass(frozen=True, slots=True)
 class StateFileSettings:
-    """Settings for how often the state of a drafter is saved.
+    """Limits on how often the state of a drafter is saved.
 
     Attributes:
         min_pause_s: Minimum number of seconds between two saves.
-        pauses_per_save: Minimum pause between two saves, in multiples of the duration of a save.
+        pauses_per_save: Minimum pause between two saves, as a multiple of the duration of a save.
     """
 
     min_pause_s: float = 10.0

@@ -1,18 +1,19 @@
 """Calibrate the acceptance probability of a draft token, given its sources.
 
-One table counts trials and hits for all requests of an engine. Two sources may offer a token: the
-cached distributions (with a context length and a probability) and another drafter's tree (with a
-confidence). Each pair of their values has a cell, which starts from a prior. A token counts as
-tried once the target has predicted a token after its parent, even if the draft token was not
-verified.
+One table counts trials and hits for all requests of an engine. The first two sources are paired:
+the cached distributions give a context length and a probability, and the tree from retrieval gives
+a confidence. There is a cell for each combination of these values, which starts with a prior. A
+token counts as tried once the target has predicted a token after its parent, even if the draft
+token was not verified.
 
                        | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...
 
-Every further source (in the order of `SOURCES`) is weighed against that probability. It has
-separate cells, indexed by the probability from the earlier sources and by its confidence.
+Every further source, in the order of `SOURCES`, adjusts the probability from the sources before
+it. The source has separate cells, one for each combination of that probability and the source's
+confidence.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class SourceCalibration(NamedTuple):
 def new_source_calibration() -> SourceCalibration:
     """Return a table with the prior counts.
 
-    The prior of a pair is the larger of the two values. The priors of weighed sources were fitted
-    to counts.
+    For cached distributions and retrieval, the prior is the larger of the two probabilities. For
+    weighed sources, the priors were fitted to counts.
     """
     edges = np.array((0.002, *_EDGES, 1.0))
     middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
@@ -109,7 +110,7 @@ def weighed_cell(table: int, sampled: bool, before: float, confidence: float) ->
     Args:
         table: Index of the source's calibration table.
         sampled: Whether the request samples.
-        before: Probability from the earlier sources; 0 if none of them has the token.
+        before: Probability from the sources before this one; 0 if none of them has the token.
         confidence: Confidence of the source; negative if it does not have the token.
     """
     column = 0 if before <= 0 else 1 + bucket_of(_EDGES, before)

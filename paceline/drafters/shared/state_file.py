@@ -90,7 +90,7 @@ class StateFile:
         self._due = now + max(_SETTINGS.min_pause_s, _SETTINGS.pauses_per_save * (now - start))
 
     def save_changes(self, wait: bool = False) -> None:
-        """Write the file if the state may have changed; on failure, only warn.
+        """Write the file if the state may have changed; a failure causes only a warning.
 
         Args:
             wait: Whether to skip the save if the last save was very recent.
@@ -112,7 +112,7 @@ class FileKind:
         name: Name of the kind, as in the header.
         version: Version of the layout.
         arrays: Names of the arrays.
-        help: Advice for errors.
+        help: Advice to the user, for error messages.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Define the sizes of the table of cached next-token distributions.
 
-Importing this module does not import the compiler.
+This module can be imported without importing the compiler.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class TreeQueries(NamedTuple):
     Attributes:
         newest: Newest tokens of each request, ending with the root, [batch, LONGEST_KEY]; shorter
             texts are aligned at the end.
-        limits: Number of newest tokens, maximum number of nodes, and maximum depth, [batch, 3].
+        limits: Number of tokens in `newest`, maximum number of nodes, and maximum depth, [batch,
+            3].
         temperatures: Temperature of each request, [batch]; 0 means greedy.
         max_context: Maximum number of tokens in a context of the cached distributions.
         min_path_probability: Minimum path probability of a candidate.

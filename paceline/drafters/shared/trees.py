@@ -35,7 +35,7 @@ def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
 
 
 def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
-    """Return the outcome for a tree other than the one that the target verified.
+    """Return the outcome for a tree that differs from the tree that was verified.
 
     The new tokens determine which nodes of `tree` count as accepted. The target's predictions
     remain those of the verified tree.
@@ -50,7 +50,7 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 
 
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
-    """Yield each node whose parent has a prediction, and whether the node was correct."""
+    """Yield each node with a target prediction after its parent, and if the two agree."""
     reached = {-1, *outcome.accepted}
     # The target's token after the last one is not known.
     predicted_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}

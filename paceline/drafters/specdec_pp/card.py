@@ -26,7 +26,7 @@ _NAME = 8  # number of digits in a prompt's name
 
 
 class RuleCost(Protocol):
-    """The costs of a length rule per new token (Huang et al. 2024, section 2)."""
+    """The cost of a length rule for each new token (Huang et al. 2024, section 2)."""
 
     @property
     def verification_rate(self) -> float:
@@ -50,7 +50,7 @@ def latency(draft: float, target: float, rates: RuleCost) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """The measured costs of one stopping threshold."""
+    """The costs that were measured for one stopping threshold."""
 
     threshold: float
     verification_rate: float
@@ -64,8 +64,8 @@ class HeadCard:
     Attributes:
         target: Human-readable name of the target on which the head was trained.
         draft: Human-readable name of the draft model.
-        draft_fingerprint: Fingerprint of the draft model (`model_identity`), which recordings must
-            match.
+        draft_fingerprint: Fingerprint of the draft model (`model_identity`). Recordings must have
+            the same fingerprint.
         draft_sketch: Sketch of the draft model (`Sketch.encode`), for recognising copies of it.
         hidden_size: Hidden size of the draft model.
         vocab_size: Vocabulary size of the draft model.
@@ -74,13 +74,13 @@ class HeadCard:
             state.
         scale: Calibration; the acceptance probability is sigmoid(scale * logit + shift).
         shift: Calibration; see `scale`.
-        prior: Weights of `SCALARS` and a constant, for the logit of a token whose hidden state is
-            not yet known. If empty, the draft model's probability is used.
+        prior: Weights of `SCALARS` and a constant. They give the logit of a token whose hidden
+            state is not yet known. If empty, the draft model's probability is used.
         recipe: How the head was recorded and trained.
         metrics: Accuracy on held-out prompts.
         curve: Measured costs of thresholds. If empty, `threshold=auto` is not available.
-        train_prompts: Concatenated names of the training prompts, eight digits each.
-        dev_prompts: Concatenated names of the calibration prompts, eight digits each.
+        train_prompts: Names of the training prompts, of eight digits each, as one string.
+        dev_prompts: Names of the calibration prompts, of eight digits each, as one string.
         weights_sha256: Checksum of the weights file; "" before saving.
     """
 
@@ -104,7 +104,7 @@ class HeadCard:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All of the card's numbers that are used in computations and must be finite."""
+        """All numbers of the card that computations use, and that must be finite."""
         points = (number for point in self.curve for number in dataclasses.astuple(point))
         return (self.scale, self.shift, *self.prior, *points)
 

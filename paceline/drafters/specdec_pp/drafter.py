@@ -2,8 +2,8 @@
 
 Drafting stops when the predicted probability of a rejection among the draft tokens exceeds a
 threshold (algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest
-latency, based on measured times and the head's card (equation 2.3). Second choices next to the
-draft tokens are not in the paper.
+latency, based on measured times and the head's card (equation 2.3). The paper does not verify
+second choices; here, they may be added next to the draft tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["SpecDecPP", "SpecDecPPOptions"]
 
 
 class CostClock:
-    """Measures the duration of forward passes, as running medians over recent steps."""
+    """Measures the median duration of forward passes over the most recent steps."""
 
     def __init__(self) -> None:
         self._draft: deque[float] = deque(maxlen=MEASURED_STEPS)  # seconds per forward
@@ -75,9 +75,10 @@ class CostClock:
 class SpecDecPP(ChainDrafter):
     """Drafts chains as long as an acceptance head expects them to be accepted.
 
-    With `threshold="auto"`, draft lengths depend on measured times. This affects neither the
-    distribution of the text, nor greedy text, nor text with verification "follow". Sampled text
-    with "reject" differs between runs unless the threshold is fixed.
+    With `threshold="auto"`, draft lengths depend on measured times. Greedy text and text with
+    verification "follow" do not depend on the draft lengths. With the other methods, the
+    distribution of sampled text does not change, but the text differs between runs unless the
+    threshold is fixed.
 
     Attributes:
         threshold: Current stopping threshold.
@@ -143,7 +144,7 @@ class SpecDecPP(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Draft chains, and record the time."""
+        """Draft chains, and record how long it takes."""
         # the budget may be switched off
         self._head_rule.keep_second_choices = self._second_choices and self.budget
         counters = self._shadows[requests[0].id].request.counters
@@ -180,6 +181,6 @@ class SpecDecPP(ChainDrafter):
 
 
 def _second_probability(drawn: DrawnToken, confidence: float) -> float:
-    """Return the probability that the second choice is correct instead of the token."""
+    """Return the probability that the token is wrong and the second choice correct."""
     others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
     return (1.0 - confidence) * drawn.second_prob / others

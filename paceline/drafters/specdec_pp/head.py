@@ -3,8 +3,8 @@
 The head estimates the probability that the target accepts a draft token. It applies D residual
 blocks x + SiLU(Linear(x)) to the draft model's last hidden state, followed by a linear layer with
 two classes, rejected and accepted. Here, every block has separate weights; the published heads
-repeat one block. The last layer may also read scalars from the token's distribution
-(`scalars_of`), depending on the card's `inputs`.
+repeat one block. Depending on the card's `inputs`, the last layer also takes scalars computed from
+the token's distribution (`scalars_of`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AcceptanceHead:
         tensors: Weights in float32: "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
             "last.weight" [2, hidden + scalars], "last.bias" [2].
         width: Hidden size of the draft model in use. It exceeds the card's hidden size if the
-            draft model was enlarged by zero dimensions.
+            draft model was enlarged with dimensions that are always zero.
         device: Device of the draft model's hidden states.
     Raises:
         ConfigError: The tensors do not fit the card.
@@ -85,7 +85,7 @@ class AcceptanceHead:
         """Load a head from its folder, for its draft model or an enlarged copy.
 
         A folder in the format of the authors' code (config.json and model.safetensors) is also
-        accepted. It does not name its draft model, so only the hidden size is checked.
+        accepted. This format does not name the draft model, so only the hidden size is checked.
 
         Raises:
             ConfigError: The head is missing or damaged, or belongs to a different draft model.
@@ -156,8 +156,8 @@ class AcceptanceHead:
         """Return acceptance probabilities given the preceding tokens (equation 3.1).
 
         Args:
-            hidden: The draft model's last hidden state, computed from each token itself, [n,
-                hidden].
+            hidden: The draft model's last hidden state at each token, after it has processed the
+                token, [n, hidden].
             log_probs: Log-probability of the token in its distribution (for a greedy draft, in the
                 softmax at temperature 1), [n].
             entropies: Entropy of that distribution in nats, [n].
@@ -174,7 +174,7 @@ class AcceptanceHead:
             return logits.sigmoid_()
 
     def early_confidences(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
-        """Return acceptance probabilities for tokens whose hidden state is not yet known.
+        """Return acceptance probabilities of tokens whose hidden states are not known yet.
 
         The estimate uses only the token's distribution. It is not in the paper.
 

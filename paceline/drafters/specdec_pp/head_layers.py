@@ -18,7 +18,7 @@ REJECTED, ACCEPTED = 0, 1  # classes of the last layer, in the public code's ord
 def accept_logits(
     blocks: Sequence[tuple[Tensor, Tensor]], last: Tensor, bias: Tensor, hidden: Tensor
 ) -> Tensor:
-    """Return the logit of "accepted" relative to "rejected", from the hidden state.
+    """Return the logit of "accepted" minus that of "rejected", from the hidden state.
 
     The caller adds the contribution of the scalars.
 

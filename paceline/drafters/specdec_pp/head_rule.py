@@ -18,9 +18,9 @@ _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the dr
 class HeadRule(ThresholdRule):
     """Stops once the head expects a rejection in the draft (section 3.2, algorithm 2).
 
-    A token is evaluated one forward pass after it was sampled, when its hidden state is known.
-    `confidences` therefore refers to the token before each new token. The newest token has only an
-    early confidence.
+    A token's hidden state is known one forward pass after the token was sampled, so the head
+    evaluates the token then. `confidences` therefore refers to the token before each new token.
+    The newest token has only an early confidence.
 
     Args:
         head: Acceptance head.
@@ -52,7 +52,7 @@ class HeadRule(ThresholdRule):
         """Return statistics of the drawn tokens, and confidences in the preceding tokens.
 
         The statistics are log-probability, entropy and early confidence. If second choices are
-        recorded, the two most likely tokens and their probabilities follow.
+        recorded, the two most likely tokens and their probabilities are added.
         """
         assert rows.hidden is not None
         log_probs, entropies = rows.token_probs().log(), rows.entropies()

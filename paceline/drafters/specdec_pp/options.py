@@ -28,9 +28,9 @@ class SpecDecPPOptions:
         budget: Verify only the nodes that are expected to save time. The estimate uses the head's
             confidences. Sampled drafts are never shortened, because they affect the text.
             Defaults to true.
-        second_choices: Add the draft model's second choice next to each draft token. It is
-            accepted if it is correct and the token is not. Used only with the budget. Defaults
-            to true.
+        second_choices: Add the draft model's second choice next to each draft token. The second
+            choice is accepted if it is correct and the draft token is wrong. Used only with the
+            budget. Defaults to true.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the paper. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same noise as the target. Defaults to "reject".

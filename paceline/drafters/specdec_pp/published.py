@@ -1,9 +1,9 @@
 """Read heads in the format of the authors' SpecDec++ code.
 
 The format consists of config.json, with `hidden_size` and `num_layers`, and model.safetensors. In
-that code, all D blocks are one module (a list multiplied by D). A checkpoint stores its tensors
-under D keys, or only once if duplicates are omitted. In both cases, every block gets a separate
-copy here.
+the authors' code, all D blocks are the same module (a list multiplied by D). A checkpoint stores
+the module's tensors under D keys, or only once if duplicates are omitted. In both cases, every
+block gets a separate copy here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.j
 
 
 def is_published(folder: Path, card: str) -> bool:
-    """Return whether `folder` holds a published head, and no file named `card`."""
+    """Return whether `folder` contains a published head, but no file named `card`."""
     return not (folder / card).exists() and (folder / _CONFIG).exists()
 
 
