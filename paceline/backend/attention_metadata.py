@@ -157,7 +157,7 @@ class AttentionMetadata:
 
 
 def _even(rows: int, columns: int) -> tuple[IntArray, int]:
-    """Return the fields `starts` and `columns` of `VisibleRanges` for equal rows.
+    """Return the fields `starts` and `columns` of `VisibleRanges`.
 
     All rows have the same number of columns.
     """

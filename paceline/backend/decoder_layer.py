@@ -1,4 +1,4 @@
-"""Describe, for backends, decoder layers and forward passes through them."""
+"""Describe decoder layers, and forward passes through them, for backends."""
 
 from __future__ import annotations
 

@@ -68,7 +68,10 @@ class TorchBackend:
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Compute attention in text order with a dense mask: slow and memory-hungry."""
+        """Compute attention in text order with a dense mask.
+
+        This is slow and needs much memory.
+        """
         batch, heads, columns, dim = query.shape
         visible = metadata.visible(mask, columns)
         key, value = (_rows(states, metadata) for states in (key, value))

@@ -141,12 +141,12 @@ def zero(tile: int) -> Any:
 
 
 def load(tile: int) -> Any:
-    """Return the instruction (address, stride) that reads a tile."""
+    """Return the instruction that reads a tile, given its address and stride."""
     return _instruction("tileloadd64", tile, operands=2)
 
 
 def store(tile: int) -> Any:
-    """Return the instruction (address, stride) that writes a tile."""
+    """Return the instruction that writes a tile, given its address and stride."""
     return _instruction("tilestored64", tile, operands=2)
 
 

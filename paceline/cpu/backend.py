@@ -81,7 +81,7 @@ class CpuBackend(TorchBackend):
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Return batch-invariant attention by position."""
+        """Compute batch-invariant attention in text order."""
         return attention_by_position(query, key, value, mask, metadata, options)
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:

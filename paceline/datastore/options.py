@@ -73,8 +73,8 @@ class UpdateOptions:
 
     Attributes:
         max_tokens: Maximum number of appended tokens on disk; at least 4096; default 20 million.
-            Above this number, the oldest shards, about a quarter of all appended tokens, are
-            dropped at once.
+            Above this number, the oldest shards are dropped at once; they hold about a quarter of
+            all appended tokens.
         max_unwritten_tokens: Number of tokens in memory that triggers a write to disk; at least 1;
             default 65,536. If writing fails, up to four times as many stay in memory. The same
             limit applies to the tokens of unfinished outputs.

@@ -247,7 +247,7 @@ def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
 
 @kernel
 def _sound(row: ShardRow, address: int) -> bool:
-    """Return whether the page at an address is sound.
+    """Return whether the page at an address is undamaged.
 
     Each page is compared with its checksum only once.
     """

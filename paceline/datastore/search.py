@@ -171,7 +171,10 @@ def gather(
     out: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> int:
-    """Read the text after some matches, chosen at regular intervals of rank.
+    """Read the text that follows evenly spaced matches of each query.
+
+    The matches of a query are the suffixes in its ranges, from which this function selects some at
+    regular intervals.
 
     Args:
         table: Shards of a snapshot.

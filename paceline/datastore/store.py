@@ -80,7 +80,10 @@ class Snapshot:
         count: int,
         depth: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Read the text after some matches, chosen at regular intervals of rank.
+        """Read the text that follows evenly spaced matches of each query.
+
+        The matches of a query are the suffixes in its ranges, from which this method selects some
+        at regular intervals.
 
         Args:
             low: First rank of each range, [batch, shards]; one row of `Ranges.low` per query.

@@ -47,7 +47,7 @@ class Records(Protocol[R]):
 
 
 def record_dtype(fields: type) -> Any:
-    """Return the numpy dtype for records with a class's annotated fields.
+    """Return the numpy dtype of records that have a class's annotated fields.
 
     Args:
         fields: Class with annotations: `int` (int64), `float` (float64), `Annotated[kind, dtype]`
@@ -85,11 +85,11 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
 
 
 def kernel(function: F) -> F:
-    """Compile a function that allocates no arrays, and omit reference counting.
+    """Compile a function without reference counting.
 
-    Reference counting for arrays is atomic, and happens at every call and view. In short functions,
-    it takes longer than the actual work. The caller must keep the arrays alive; callers that were
-    compiled with `compiled` do so.
+    The function must not allocate arrays. Reference counting for arrays is atomic, and happens at
+    every call and view. In short functions, it takes longer than the actual work. The caller must
+    keep the arrays alive, as callers compiled with `compiled` do.
     """
     return _without_counting(function)
 
@@ -111,7 +111,7 @@ def _without_counting(function: F, **options: Any) -> F:
 
 
 def callback(function: Callable[[int], int]) -> CFunc:
-    """Compile and store a function of one int64.
+    """Compile and store a function that takes one int64.
 
     The result has an `address`, which other compiled code can call.
     """

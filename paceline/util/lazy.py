@@ -1,4 +1,4 @@
-"""Import the names of a package on first use."""
+"""Import the names of a package only when they are first used."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class ModelOptions:
             bit; auto enables this if it costs less than 5 %.
         unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache, instead of computing with
             its packed weights. Default: only if the processor lacks AVX512_BF16 and AMX.
-        weights: Pack the weights of a safetensors checkpoint, on a CPU: q8_0 or q4_k. This changes
-            the model. Default: the weights stay as they are.
+        weights: Pack the weights of a safetensors checkpoint as q8_0 or q4_k, on a CPU. This
+            changes the model. Default: the weights stay as they are.
         engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.
 
     Raises:

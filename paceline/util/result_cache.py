@@ -69,7 +69,7 @@ def load_or_compute_bytes(
     write: Callable[[T], bytes],
     read: Callable[[bytes], T],
 ) -> T:
-    """Return a result from the cache, or compute and store it, in any format.
+    """Return a result of any format from the cache, or compute and store it.
 
     Args:
         key: Key of the result.

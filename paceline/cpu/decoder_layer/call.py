@@ -74,7 +74,7 @@ _TAKEN_BY_ATTENTION = CALL.fields["taken"][1]
 
 @compiled
 def run_layer(address: int, states: int, out: int, mailbox: int, number: int) -> None:
-    """Compute a layer.
+    """Compute one decoder layer.
 
     Args:
         address: Address of a `LayerCall`.
@@ -172,7 +172,7 @@ def _activate(layer: LayerCall) -> None:
 
 @inlined
 def _add(first: int, second: int, out: int, count: int) -> None:
-    """Add `count` numbers."""
+    """Add the `count` numbers at `first` and at `second`; write the sums to `out`."""
     for offset in range(0, count * HALF_BYTES, _STEP):
         left, right = (
             simd_f32x8.load_bfloat16(first + offset),

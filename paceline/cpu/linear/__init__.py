@@ -1,1 +1,1 @@
-"""Multiply a few rows by weights on CPUs, batch-invariantly."""
+"""Multiply a few rows by weights on CPUs with batch-invariant kernels."""

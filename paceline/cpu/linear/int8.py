@@ -1,6 +1,6 @@
 """Multiply rows by an int8 weight with AVX512_VNNI, only for draft models.
 
-The weight is half the size of a bfloat16 weight, and the product takes half the instructions:
+The weight is half as large as a bfloat16 weight, and the product needs half as many instructions:
 
     out[row, output] = scale[row] * scale[output] * sum over k of rows[row, k] * weight[output, k]
         + bias[output]

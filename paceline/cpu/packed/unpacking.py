@@ -59,7 +59,7 @@ _READERS: dict[str, Reader | PlainReader] = {
 
 
 class _Blocks(NamedTuple):
-    """A block format, as described for a kernel that iterates over a row's blocks.
+    """A block format, with the sizes that kernels need to iterate over blocks.
 
     Attributes:
         reader: Reader of the format.

@@ -225,7 +225,10 @@ def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
 
 
 def _state_fields(states: FoldedStates) -> tuple[int, int]:
-    """Return the addresses of the stored states and of the start; 0 without a start."""
+    """Return the addresses of the stored states and of the states before the path.
+
+    The latter address is 0 if these are the stored states.
+    """
     return states.held.data_ptr(), 0 if states.start is None else states.start.data_ptr()
 
 

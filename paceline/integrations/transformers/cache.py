@@ -35,7 +35,7 @@ def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache,
 def fill_cache(
     model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int, total: int
 ) -> None:
-    """Append the columns `past` to `total - 1` of every row to a cache.
+    """Append to a cache the columns `past` to `total` - 1 of every row.
 
     Padding columns are zeros.
 

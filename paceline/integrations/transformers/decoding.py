@@ -69,7 +69,7 @@ def verify_rows(
 
 
 def _without_states(request: GenerateCall, model: CachedLM) -> GenerateCall:
-    """Return the call, changed to return no cache if the model has recurrent states.
+    """Return the call, but without its cache if the model has recurrent states.
 
     Raises:
         UnsupportedModelError: The caller passed a cache to such a model.

@@ -79,7 +79,7 @@ class GenerateCall:
 
     @property
     def plain(self) -> bool:
-        """Return whether a token is just the argmax of the raw logits.
+        """Return whether every token is the argmax of the raw logits.
 
         If so, the call returns no logits.
         """

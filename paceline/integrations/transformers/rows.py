@@ -28,7 +28,7 @@ from paceline.integrations.transformers.request import GenerateCall
 
 
 class SharedNoise:
-    """Reproduces samples of `torch.multinomial` for rows that reach steps separately.
+    """Reproduces the samples of `torch.multinomial`, one row at a time.
 
     `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise that is
     drawn for the whole batch. Noise is drawn once per step, in the order of the steps, when the

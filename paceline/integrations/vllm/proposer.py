@@ -116,7 +116,7 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _watch(self) -> None:
-        """Drop idle requests and measure the datastore; runs in a thread."""
+        """Drop idle requests and measure the datastore, in a separate thread."""
         store_at = 0.0
         while True:
             time.sleep(self._options.idle / 2)

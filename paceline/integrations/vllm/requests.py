@@ -46,7 +46,7 @@ class BatchRow:
 
     @property
     def known(self) -> int:
-        """Return the number of tokens before the new ones."""
+        """Return the number of tokens before the new tokens."""
         return len(self.text) - self.new
 
 

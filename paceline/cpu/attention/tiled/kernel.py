@@ -96,7 +96,9 @@ attend_tiled = TeamJob(_attend, CALL)
 def _attend_tile(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, common_steps: IntArray
 ) -> None:
-    """Compute the weights of all blocks, then the sums, common steps first.
+    """Compute the weights of all blocks, and then the weighted sums.
+
+    The common steps are summed first.
 
     Args:
         call: Attention call.

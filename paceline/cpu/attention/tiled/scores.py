@@ -32,7 +32,7 @@ _score1 = amx.add_product(_PRODUCT1, _KEYS1, _QUERIES)
 def weigh_block(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, block: int, i: int, count: int
 ) -> int:
-    """Compute the weights of a block of queries.
+    """Compute the softmax weights of a block of queries.
 
     Args:
         call: Attention call.

@@ -1,4 +1,4 @@
-"""Sum the weighted values: over common steps for a block, the rest per column."""
+"""Compute weighted sums: per block for common steps, then per column."""
 
 from __future__ import annotations
 
