@@ -1,7 +1,8 @@
-"""Calibrate a drafter's confidence from counts of accepted draft tokens.
+"""Calibrate a drafter's confidences with counts of accepted draft tokens.
 
-Confidences are grouped into buckets. A node counts as a trial once the target has predicted the
-token after its parent, whether or not the engine verified the node. Example for one drafter:
+Confidences are grouped into buckets. A node counts as tried once the target has chosen the token
+after the node's parent, whether or not the engine verified the node itself. Example for one
+drafter:
 
     bucket       0.25-0.4   0.4-0.55   0.55-0.7
     predicted       0.33       0.48       0.62
@@ -28,9 +29,9 @@ class AcceptanceCalibration(NamedTuple):
 
     Attributes:
         edges: Edges between the buckets, [buckets - 1], in ascending order.
-        predicted: Sum of the confidences of the nodes tried, [buckets].
-        trials: Number of nodes tried, [buckets].
-        hits: Number of nodes accepted, [buckets].
+        predicted: Sum of the confidences of the tried nodes, [buckets].
+        trials: Number of tried nodes, [buckets].
+        hits: Number of accepted nodes, [buckets].
         prior_trials: Weight of the drafter's own confidence, as a number of trials.
         memory: Number of trials in a bucket after which older trials count half as much.
     """
@@ -49,7 +50,8 @@ class FlatTrees(NamedTuple):
     Attributes:
         parents: Parent of each node within its tree, [nodes]; -1 is the root.
         token_ids: Token ids, [nodes].
-        confidence: Acceptance probability given the parent, according to the drafter, [nodes].
+        confidence: The drafter's estimate of the probability that the node is accepted, given that
+            its parent is, [nodes].
         starts: Index of each tree's first node, followed by the total, [1 + trees].
     """
 
@@ -100,7 +102,7 @@ def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> F
 
 @kernel
 def bucket_of(edges: Any, value: float) -> int:
-    """Return a value's bucket: the number of edges at or below the value."""
+    """Return the index of a value's bucket: the number of edges up to the value."""
     bucket = 0
     for edge in edges:
         bucket += value >= edge
@@ -112,8 +114,8 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
     """Count one trial in a table of hits and trials.
 
     Args:
-        hits: Number of accepted tokens, per entry.
-        trials: Number of tokens tried, per entry.
+        hits: Number of accepted tokens for each entry.
+        trials: Number of tried tokens for each entry.
         index: Entry to count in.
         accepted: Whether the target accepted the token.
         memory: Number of trials after which older trials count half as much.
@@ -151,12 +153,13 @@ def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> 
 def add_path_probabilities(
     calibration: AcceptanceCalibration, trees: FlatTrees, gains: Floats
 ) -> None:
-    """Sum the calibrated path probabilities of nodes with the same index.
+    """Add up the calibrated path probabilities of all nodes with the same index.
 
     Args:
         calibration: Counts of the drafter.
         trees: Trees of the drafter.
-        gains: Sums, [1 + nodes of the largest tree]; entry 1 + i belongs to node i of each tree.
+        gains: Sums to which the probabilities are added, [1 + nodes of the largest tree]; entry 1 +
+            i belongs to node i of each tree.
     """
     paths = np.empty(len(trees.parents))
     _fill_path_probabilities(calibration, trees, paths)
@@ -182,7 +185,7 @@ def _fill_path_probabilities(
 def count(
     calibration: AcceptanceCalibration, trees: FlatTrees, new_tokens: IntArray, ends: IntArray
 ) -> None:
-    """Count the nodes that the target decided: all children of the nodes on its path.
+    """Count trials and hits for all children of the nodes on the accepted path.
 
     Args:
         calibration: Counts to update.

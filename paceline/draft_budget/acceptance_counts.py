@@ -1,7 +1,8 @@
 """Count accepted draft tokens by source and probability, in plain Python.
 
-`AcceptanceCalibration` corrects a drafter's confidence by the ratio of hits to predictions. These
-counts instead combine the observed rate with a prior for each token, supplied by the drafter.
+`AcceptanceCalibration` corrects a drafter's confidence by the ratio of accepted to predicted
+tokens. The counts in this module instead combine the observed acceptance rate with a prior, which
+the drafter supplies for each token.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from math import inf
 
 
 class AcceptanceCounts:
-    """Counts trials and hits by group and probability bucket, over all requests.
+    """Counts tried and accepted tokens of all requests, by group and probability.
 
     Args:
-        num_groups: Number of sources to count separately.
+        num_groups: Number of groups, one for each source of tokens.
         num_buckets: Number of equally wide probability buckets.
         prior_trials: Weight of the prior, as a number of trials.
         memory: Number of trials in a bucket after which older trials count half as much; default:

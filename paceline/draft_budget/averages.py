@@ -1,4 +1,4 @@
-"""Average step measurements, giving newer ones more weight."""
+"""Average measured values, giving newer ones more weight."""
 
 from __future__ import annotations
 

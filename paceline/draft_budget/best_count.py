@@ -1,8 +1,8 @@
 """Find the number of draft nodes that maximises tokens per second.
 
-A step produces one token per request. Each draft node adds its gain, which is the probability that
-the target accepts the path to the node, but also makes the step longer. Nodes are sorted by
-decreasing gain.
+Without drafts, a step produces one token per request. Each draft node adds its gain to the expected
+number of tokens, but also makes the step longer. The gain is the probability that the target
+accepts the path to the node. Nodes are sorted by decreasing gain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def best_count(tokens: Floats, seconds: Floats) -> int:
     """Return the number of nodes that yields the most tokens per second.
 
     Args:
-        tokens: Expected number of tokens in a step with 0, 1, 2, ... nodes.
+        tokens: Expected number of tokens from a step with 0, 1, 2, ... nodes.
         seconds: Duration of a step with 0, 1, 2, ... nodes.
     """
     return int((tokens / seconds).argmax())

@@ -1,19 +1,20 @@
 """Decide how many of a step's draft nodes the target verifies.
 
-A step takes t(rows) seconds for a batch and yields Y expected tokens: one per request, plus the
-path probability of each draft node. Trees list their most likely paths first, so the first nodes
-of a tree are its best ones, and include their parents. In a ragged batch, the budget ranks the
-nodes of the whole batch by path probability, regardless of drafter, and takes the number that
+The duration of a step depends on its number of rows. Its expected number of tokens is one per
+request, plus the path probability of each draft node. Trees list their most likely paths first, so
+the first nodes of a tree are the best ones, and a parent precedes its children. In a ragged batch,
+the budget ranks all nodes of all drafters by path probability, and takes the number of nodes that
 maximises tokens per second. In a padded batch, it chooses one width for all trees. With 0 nodes,
 the step decodes plainly. The cost curve is measured at two text lengths. Measured steps correct it
 separately for each number of requests.
 
 Trees without confidences are verified whole or not at all. Their drafter is paused while it
 produces fewer tokens than plain decoding in the same time, and retried at growing intervals. The
-same applies to a drafter that requires a draft model, because the model has already run by the
-time there is a tree to cut. In a batch with several drafters, whole trees are added to the cut
-trees. In a padded batch, nodes up to the width of the whole trees are free. A whole tree is
-charged for the rows by which it exceeds the next narrower tree.
+same applies to a drafter that requires a draft model, because the model has already run before
+there is a tree to cut. A batch with several drafters may contain both whole trees and trees that
+can be cut. If it is padded, nodes up to the width of the widest whole tree cost nothing. Whole
+trees are charged from the narrowest to the widest: each drafter is charged only for the rows that
+its trees add to those before.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class DraftBudget:
     Args:
         curve: Function that returns the cost of forward passes; called when the cost is first
             needed.
-        renew: Function called between steps with the expected duration of the steps since the
-            previous call, in seconds. It returns whether the curve has changed. None if the user
-            supplied the curve; measured steps then do not correct it.
+        renew: Function that checks the curve between steps, and returns whether the curve has
+            changed. Its argument is the expected duration of the steps since the previous call, in
+            seconds. None if the user supplied the curve; measured steps then do not correct it.
         settings: Settings for the selection and the correction.
     Attributes:
         decisions: Decisions in the most recent steps, if `DraftBudgetSettings.recorded_steps` or
@@ -162,7 +163,7 @@ class DraftBudget:
 
         Args:
             cut: Result of `cut`.
-            outcomes: Outcomes of the ready requests, for each entry of `cut`.
+            outcomes: For each entry of `cut`, the outcomes of its ready requests.
             draft_seconds: Seconds spent in draft models and draft heads during the step.
             seconds: Duration of the whole step, including drafting.
         """
@@ -184,9 +185,9 @@ class DraftBudget:
         self._seconds_used = 0.0
 
     def _correction(self, num_requests: int) -> CostCorrection:
-        """Return the correction for a given number of requests.
+        """Return the correction of the cost curve for a given number of requests.
 
-        A new correction starts with the values of the most recently used one.
+        A new correction starts with the values of the correction that was used last.
         """
         if num_requests not in self._corrections:
             self._corrections[num_requests] = CostCorrection(self._settings, self._newest)
@@ -200,18 +201,18 @@ class DraftBudget:
         rows: int,
         selector: NodeSelector,
     ) -> Floats:
-        """Return the step's duration by number of units, at the current text length."""
+        """Return the step's duration with 0, 1, ... units, at the current text length."""
         self._set_context(drafts, num_requests)
         return self._seconds(rows, selector.rows_per_unit, selector.num_units)
 
     def _set_context(self, drafts: Sequence[Drafts], num_requests: int) -> None:
-        """Store the mean text length, rounded."""
+        """Store the rounded mean text length of the requests."""
         cached = sum(request.cached for each in drafts for request in each.batch.requests)
         step = self._settings.context_step
         self._context = round(cached / num_requests / step) * step
 
     def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
-        """Return the durations of steps with 0 to `num_units` units, from the curve."""
+        """Return the durations of steps with 0 to `num_units` units by the cost curve."""
         key = rows, rows_per_unit, self._context
         if len(self._costs.get(key, ())) <= num_units:
             self._curve = self._curve or self._make_curve()
@@ -226,14 +227,14 @@ class DraftBudget:
 def _charge_drafting(
     cut: Sequence[BudgetedDrafts], selector: NodeSelector, costs: Floats, plain_s: float
 ) -> None:
-    """Add the time spent in draft models to the cost of their drafts.
+    """Add the time that draft models took to the cost of their drafts.
 
     A paused drafter has not run its model, so the step does not affect its statistics.
 
     Args:
         cut: Drafts of the step, after the cut.
         selector: Selector that cut the trees.
-        costs: Cost of the step by its number of units, in multiples of a step without trees.
+        costs: Duration of the step with 0, 1, ... units, in multiples of a step without trees.
         plain_s: Duration of a step without trees, in seconds.
     """
     for drafts in cut:

@@ -26,8 +26,8 @@ class BudgetedDrafts:
         trees: Draft trees that the target verifies, one per ready request.
         flat: The proposed trees as arrays, if the budget may cut them; otherwise None.
         cost: Duration of the step with the trees, in multiples of a step without them; 0 if the
-            back-off does not need it. A drafter that requires a draft model has a cost even if its
-            trees are cut, because the model has already run.
+            back-off does not need it. A drafter that requires a draft model has a cost even if no
+            node is left, because the model has already run.
     """
 
     def __init__(self, proposed: Drafts) -> None:
@@ -70,7 +70,7 @@ class BudgetedDrafts:
 
         Args:
             outcomes: Outcomes of the ready requests.
-            all_tokens: Number of new tokens in the step, over all drafters.
+            all_tokens: Number of new tokens in the step, counted over all drafters.
         """
         stats = self.state.stats
         if stats is None or not outcomes:
@@ -90,11 +90,10 @@ class BudgetedDrafts:
 
 
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
-    """Return the tokens gained by drafting, as a harmonic mean over requests.
+    """Return the number of tokens that drafts gained, as a harmonic mean.
 
-    A step takes only slightly less time when some of its requests have ended. Drafts that speed up
-    a single request therefore save the batch little time, and the harmonic mean gives them little
-    weight.
+    If drafts speed up only one request, it ends earlier, but the steps of the other requests become
+    only slightly shorter. The harmonic mean over the requests gives such drafts little weight.
     """
     drafted = [outcome for outcome in outcomes if len(outcome.tree)]
     if not drafted:

@@ -8,11 +8,11 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class CostCorrection:
-    """Tracks how far measured steps differ from the cost curve.
+    """Tracks the ratio of measured step times to the cost curve.
 
-    One object serves one number of requests. It keeps two averages of log(measured / expected),
-    for steps with and without drafts. Unlike `MovingAverage`, they start as plain means, limit
-    outliers and decay together.
+    Each object belongs to one number of requests. It keeps two averages of log(measured /
+    expected), one for steps with drafts and one for steps without. Unlike `MovingAverage`, they
+    start as plain means, limit outliers and decay together.
 
     Args:
         settings: Rates and limits.

@@ -1,4 +1,4 @@
-"""Define forward-pass times by number of rows and text length."""
+"""Define the duration of forward passes by number of rows and text length."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.util.stopwatch import Conditions
 class CostCurve:
     """Seconds per forward pass for any number of rows.
 
-    The cost is interpolated linearly between the measured row counts, and extrapolated beyond them
-    along the last segment.
+    Between measured row counts, the duration is interpolated linearly. Above the largest, the last
+    segment is extended.
 
     Attributes:
         rows: Row counts, in ascending order, starting with 1.
         seconds: Seconds per forward pass for each row count; never decreasing.
-        further: Seconds added per token of text beyond the measured text length, for each row
-            count; empty if the cost does not grow.
+        further: For each row count, the seconds that each token beyond the measured text length
+            adds; empty if the duration does not grow.
     """
 
     rows: tuple[int, ...]
@@ -53,11 +53,11 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """A measured curve in its cached form.
+    """A measured curve in the form in which it is cached.
 
     Attributes:
         curve: The curve.
-        spreads: Relative interquartile range of the repeats, for each row count.
+        spreads: For each row count, the relative interquartile range of the repeated measurements.
         conditions: Conditions of the measurement.
     """
 

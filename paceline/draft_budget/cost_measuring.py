@@ -1,9 +1,9 @@
 """Measure the cost curve, and check an existing curve with a few forward passes.
 
 Each forward pass processes one token after a short text, plus a chain of draft nodes. Some row
-counts are also timed after a longer text, where each row attends to more positions. Passes with
-different row counts are interleaved, so that other programs affect all of them equally. Only the
-shortest repeat counts, because other programs can only slow a forward pass down.
+counts are also timed after a longer text, where each row attends to more positions. The timer
+cycles through the row counts, so that other programs affect all of them equally. For each row
+count, only the shortest time is used, because other programs can only slow a forward pass down.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Check:
     """Result of comparing a curve with a few forward passes.
 
     Attributes:
-        off: Largest relative difference between the cost of rows in the curve and the current
-            cost.
+        off: Largest relative difference between the curve and the new times. Both are first divided
+            by their time for the smallest row count.
         quiet: Whether the forward passes ran without noticeable load from other programs.
     """
 
@@ -75,10 +75,10 @@ class _Timer:
         return _timed(self.stopwatch, self.model, self._texts[text], rows)
 
     def repeat(self, repeats: _Repeats, end: float) -> None:
-        """Repeat interleaved forward passes until the shortest times agree.
+        """Repeat forward passes in rounds until the shortest times agree.
 
         Args:
-            repeats: Durations of the repeats so far, in seconds. This call appends to them.
+            repeats: Durations measured so far, in seconds; this call appends to them.
             end: Time after which no new round starts.
         """
         for _ in range(TIMING.max_rounds):
@@ -89,7 +89,7 @@ class _Timer:
                 break
 
     def open_long_text(self) -> None:
-        """Prepare forward passes after the long text."""
+        """Prepare the cache for forward passes after the long text."""
         self._texts.append(self._open(LONG_TEXT))
 
     def close_text(self) -> None:
@@ -119,8 +119,8 @@ def measure(
         max_rows: Maximum row count; default: all row counts in the settings.
         max_seconds: Number of seconds after which no new row count is started; default: from the
             settings.
-        known: Curve that already includes the cost of longer texts. None measures that cost as
-            well, which takes several more seconds.
+        known: Curve from which the cost of longer texts is copied. With None, that cost is
+            measured, too, which takes several seconds more.
         settings: Row counts and limits for the measurement.
     """
     limit = settings.max_measure_seconds if max_seconds is None else max_seconds
@@ -171,7 +171,7 @@ def check(model: TimedTarget, curve: CostCurve) -> Check | None:
 
 
 def check_seconds(curve: CostCurve) -> float:
-    """Return the expected duration of a check with its short text, in seconds."""
+    """Return the expected duration of a check, in seconds."""
     rows = check_rows(curve)
     if not rows:
         return 0.0
@@ -179,17 +179,17 @@ def check_seconds(curve: CostCurve) -> float:
 
 
 def measuring_seconds(curve: CostCurve, limit: float) -> float:
-    """Return the expected duration of a new measurement with a time limit, in seconds."""
+    """Return the expected duration of a measurement with a time limit, in seconds."""
     return min(limit, TIMING.min_rounds * sum(curve.seconds)) + _text_seconds(curve)
 
 
 def _text_seconds(curve: CostCurve) -> float:
-    """Return the time of the forward passes before the first repeat, in seconds."""
+    """Return the expected duration of preparing the short text, in seconds."""
     return float(curve.of(np.array([SHORT_TEXT]))[0] + TIMING.min_rounds * curve.seconds[0])
 
 
 def check_rows(curve: CostCurve) -> list[int]:
-    """Return the row counts of a check; empty if it would take too long."""
+    """Return the row counts to check; empty if the check would take too long."""
     rows = [rows for rows in TIMING.check_rows if rows <= curve.rows[-1]]
     expected = curve.of(np.array(rows))
     while (
@@ -200,10 +200,10 @@ def check_rows(curve: CostCurve) -> list[int]:
 
 
 def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
-    """Return the row counts that can be measured after a long text in the time left.
+    """Return the row counts for which there is time to measure with a long text.
 
-    The smallest and largest row counts are dropped last. The result is either empty or has at
-    least two entries.
+    If the time is short, row counts are dropped from the middle of the list. The result is either
+    empty or has at least two entries.
     """
     result = [rows for rows in sorted(settings.measured_rows_long) if rows in best]
     limit = settings.max_measure_seconds - settings.measure_seconds
@@ -217,9 +217,9 @@ def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> l
 
 
 def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -> list[float]:
-    """Return the seconds that each token of text adds per forward pass.
+    """Return, by row count, the seconds that each text token adds to a forward pass.
 
-    They never decrease as the row count grows.
+    The values never decrease as the row count grows.
     """
     timer.open_long_text()
     repeats: _Repeats = {(text, rows): [] for rows in long_rows for text in (0, 1)}
@@ -243,5 +243,5 @@ def _enough(forward_s: float, limit: float, settings: DraftBudgetSettings) -> fl
 
 
 def _tokens(model: TimedTarget, count: int) -> list[int]:
-    """Return different tokens, which are routed to different experts."""
+    """Return distinct tokens, so that the model routes them to different experts."""
     return [index * TOKEN_STRIDE % model.vocab_size for index in range(count)]

@@ -1,7 +1,7 @@
 """Load, measure, check and replace an engine's cost curve.
 
-A curve whose measurement was disturbed by other load is still used, but a check on an idle machine
-replaces it. Checks take a small share of the time in which the curve is used. The environment
+If other load disturbed a measurement, its curve is still used until a check on an idle machine
+replaces it. Checks take only a small share of the time for which the curve is used. The environment
 variable $PACELINE_COST_CURVE names a JSON file with a curve for every model (two lists, `rows` and
 `seconds`). If it is set, nothing is measured.
 """
@@ -32,8 +32,8 @@ class Costs:
     Args:
         model: Model with its cache.
         max_rows: Maximum number of rows in a forward pass; None means no limit.
-        given: Curve to use; None means the curve from $PACELINE_COST_CURVE if set, and otherwise a
-            measured curve.
+        given: Curve to use. With None, the curve comes from $PACELINE_COST_CURVE if that is set,
+            and is measured otherwise.
         settings: Row counts and limits for the measurement.
     Raises:
         ConfigError: $PACELINE_COST_CURVE does not name a valid file.
@@ -67,7 +67,7 @@ class Costs:
         return self._measured.curve
 
     def recall(self) -> MeasuredCurve | None:
-        """Return the curve in use or a cached one; None if there is neither."""
+        """Return the curve in use, or else a cached one; None if there is neither."""
         if self.given or self._measured is not None:
             return self._measured
         return result_cache.load(self._key(), MeasuredCurve.read)
@@ -123,7 +123,7 @@ class Costs:
             self._pause_s /= 2  # `renew` doubles the value after this additional check
 
     def _is_outdated(self, loaded: MeasuredCurve) -> bool:
-        """Return whether a disturbed curve of a model too slow for checks can be improved."""
+        """Return whether to measure a disturbed curve of a slow model again now."""
         conditions = loaded.conditions
         is_slow = not cost_measuring.check_rows(loaded.curve)
         return is_slow and not conditions.quiet and conditions.calmer_now
@@ -157,7 +157,7 @@ class Costs:
         self._schedule(max(spent, cost_measuring.check_seconds(measured.curve)))
 
     def _schedule(self, spent: float) -> None:
-        """Schedule the next check so that `spent` seconds are a small share of the pause."""
+        """Schedule the next check after a pause much longer than `spent` seconds."""
         self._due_s = self._used_s + max(self._pause_s, spent / TIMING.max_check_share)
 
     def _replace(self, measured: MeasuredCurve, spent: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Record why the draft budget included or dropped each draft node in a step."""
+"""Record why the draft budget kept or dropped each draft node in a step."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class NodeDecision(NamedTuple):
         token_id: Token of the node; -1 if there is no tree.
         probability: Calibrated acceptance probability given the parent; None if the tree cannot be
             cut.
-        path_probability: Calibrated probability of the path to the node, which is the expected
-            number of tokens that the node adds.
-        price_s: Seconds that the node's unit adds to the step. A unit is one node in a ragged
-            batch, and one node of every tree in a padded batch.
+        path_probability: Calibrated probability that the whole path to the node is accepted. It
+            equals the expected number of tokens that the node adds.
+        price_s: Seconds that the node's unit adds to the step. In a ragged batch, a unit is one
+            node; in a padded batch, it is one node of every tree.
         verified: Whether the target verifies the node.
         reason: Reason for the decision, as text.
     """
@@ -58,7 +58,7 @@ class StepDecision:
         num_requests: Number of requests in the forward pass.
         plain_s: Expected duration of the step without drafts, in seconds.
         step_s: Expected duration of the step as decided, in seconds.
-        nodes: Decisions about each proposed node and each request without a draft.
+        nodes: One decision for each proposed node, and one for each request without a draft.
     """
 
     num_requests: int
@@ -96,7 +96,7 @@ def decide_step(
     Args:
         selector: Selector that cut the trees.
         all_drafts: Drafts of the step, after the cut.
-        seconds: Expected duration of the step by number of units, in seconds.
+        seconds: Expected duration of the step with 0, 1, ... units, in seconds.
         num_units: Number of units in the step after the cut.
     """
     nodes: list[NodeDecision] = []

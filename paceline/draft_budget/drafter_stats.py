@@ -12,10 +12,10 @@ from paceline.draft_budget.settings import DraftBudgetSettings
 
 @dataclass(eq=False, slots=True)
 class DrafterStats:
-    """Statistics on how often a drafter's nodes are accepted, and on the time saved.
+    """Statistics on a drafter's accepted nodes, and on the time that it saves.
 
     Attributes:
-        acceptance_calibration: Acceptance rates by confidence.
+        acceptance_calibration: Acceptance rates by the drafter's confidence.
         gate: Gate that switches the drafter off while drafting is slower than plain decoding.
     """
 
@@ -28,6 +28,6 @@ class DrafterStats:
         return cls(new_calibration(settings), DraftingBackoff(settings))
 
     def top_k(self, drafter: Drafter) -> int:
-        """Return the number of top tokens that the drafter needs after a step."""
+        """Return the number of the target's top tokens that the drafter needs now."""
         dormant = self.gate.is_dormant and not drafter.learns_at_rest
         return 0 if dormant else drafter.top_k

@@ -1,8 +1,9 @@
 """Pause drafters that save no time, and retry them in bursts.
 
-A burst starts with a few of a batch's requests, if requests can draft separately. Once their
-drafts save time, all requests draft. A drafter whose trees the budget can cut drafts in most
-steps. The longer its trees have been cut to nothing, the more steps it skips between two attempts.
+A burst is a short trial. If the requests in a batch can draft separately, only a few of them draft
+at the start of the burst. Once their drafts save time, all requests draft. A drafter whose trees
+the budget can cut drafts in most steps. If the budget keeps cutting its trees to nothing, it skips
+more and more steps between two attempts.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftingBackoff:
-    """Admits a drafter as long as it yields at least as many tokens as plain decoding.
+    """Lets a drafter draft as long as it is at least as fast as plain decoding.
 
-    The back-off compares the tokens and the duration of whole steps. In contrast, `DraftModelGate`
-    evaluates one source of a tree by the nodes that the source adds.
+    To judge a drafter, the back-off compares whole steps: their number of tokens and their
+    duration. In contrast, `DraftModelGate` judges one source of a tree by the nodes that it adds.
 
     Args:
         settings: Limits for bursts and pauses.
@@ -37,7 +38,7 @@ class DraftingBackoff:
 
     @property
     def is_dormant(self) -> bool:
-        """Return whether the drafter need not learn from this step."""
+        """Return whether the pause is so long that the drafter need not learn yet."""
         return self._pause.left >= self._settings.learning_steps
 
     @property
@@ -50,8 +51,8 @@ class DraftingBackoff:
 
         Args:
             num_requests: Number of requests in the batch.
-            ragged: Whether the forward pass has no padding, so that each request adds only its own
-                draft tokens.
+            ragged: Whether the batch is ragged: the forward pass has no padding, so each request
+                adds only its own draft tokens.
         """
         if not self.opens():
             return 0
@@ -88,7 +89,7 @@ class DraftingBackoff:
         self._forget()
 
     def note_cut(self, nodes: int) -> None:
-        """Record a step whose trees were cut to at most `nodes` nodes."""
+        """Record a step with cut trees, the largest of which has `nodes` nodes."""
         self._tried = False
         self._num_empty_steps = 0 if nodes else self._num_empty_steps + 1
         self._pause.rest(
@@ -100,7 +101,7 @@ class DraftingBackoff:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Return whether the burst has a high cost and little gain."""
+        """Return whether the burst costs much and gains little, so that it should end."""
         tokens, cost = self._burst.sum, self._burst.weight
         return cost > self._settings.high_cost and tokens - 1 < self._settings.min_gain_share * (
             cost - 1

@@ -36,7 +36,7 @@ class DrafterBatch:
         drafter_state: The drafter and its statistics.
         requests: Requests that take part in the step.
         max_nodes: Maximum number of nodes in the draft tree, for each request.
-        draft_head: Hidden-state draft head whose drafts are added to the outcomes, or None.
+        draft_head: Hidden-state draft head whose draft trees are added to the outcomes, or None.
         num_head_tokens: Number of tokens that the draft head drafts per request.
     """
 
@@ -74,7 +74,7 @@ class Drafts:
 
     @property
     def top_k(self) -> int:
-        """Return the number of top tokens that the drafter needs after this step."""
+        """Return the number of the target's top tokens that the drafter needs now."""
         drafter, stats = self.state.drafter, self.state.stats
         return drafter.top_k if stats is None else stats.top_k(drafter)
 

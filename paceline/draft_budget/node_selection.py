@@ -1,8 +1,7 @@
 """Select the draft nodes in a step that yield the most tokens per second.
 
-The selection counts in units. In a ragged batch, where every node is one row, a unit is one node.
-In a padded batch, where all trees are padded to the widest tree, a unit is one node from every
-tree.
+Nodes are selected in units. In a ragged batch, where every node is one row, a unit is one node. In
+a padded batch, where all trees are padded to the widest tree, a unit is one node from every tree.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from paceline.util.compiled import compiled
 
 
 class NodeSelector(ABC):
-    """Selects nodes in a step's trees. Trees with `BudgetedDrafts.flat` can be cut.
+    """Selects nodes from a step's trees; it cuts those with `BudgetedDrafts.flat`.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
     Attributes:
         rows_per_unit: Number of rows per unit.
         num_units: Number of units.
-        num_free_units: Number of units that cost nothing, because trees that cannot be cut need
-            their rows anyway.
+        num_free_units: Number of units without a cost: trees that cannot be cut need their rows
+            anyway.
     """
 
     rows_per_unit: int
@@ -48,18 +47,18 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the number of budget units used by the current `trees` of drafts."""
+        """Return the number of units that the current `trees` of some drafts take up."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return the unit in which each node is included, for drafts that can be cut."""
+        """Return the index of each node's unit, for drafts that can be cut."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees that can be cut, and return the remaining number of units.
+        """Cut the trees that can be cut, and return the number of units that remain.
 
         Args:
-            seconds: Duration of the step by number of units, [1 + num_units].
+            seconds: Duration of the step with 0, 1, ... units, [1 + num_units].
         """
 
     @abstractmethod
@@ -68,13 +67,13 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
-        """Return the number of units in a step after whole trees have been added."""
+        """Return the number of units after the trees of `drafts` have been added."""
 
     def charge(self, seconds: Floats) -> None:
-        """Set the cost of whole trees for the back-off.
+        """Set the cost of the trees that cannot be cut, for the back-off.
 
         Args:
-            seconds: Duration of the step by number of units, [1 + num_units].
+            seconds: Duration of the step with 0, 1, ... units, [1 + num_units].
         """
         before = self._best_units(seconds) if self._whole else 0
         for drafts in sorted(self._whole, key=self.units):
@@ -163,7 +162,7 @@ class RaggedSelector(NodeSelector):
         return sum(map(len, drafts.trees))
 
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return each node's rank in the whole batch, counted after the whole trees."""
+        """Return each node's rank in the batch; nodes of whole trees rank first."""
         assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)
         ranks[self._order] = np.arange(len(ranks))
@@ -174,7 +173,7 @@ class RaggedSelector(NodeSelector):
         return best_count(self._tokens, seconds[: len(self._tokens)])
 
     def cut(self, seconds: Floats) -> int:
-        """Retain the most likely nodes in the batch, which come first in every tree."""
+        """Keep the most likely nodes of the batch; they come first in every tree."""
         count = best_count(self._tokens, seconds[self._whole_units :])
         lengths = iter(nodes_per_tree(self._trees, self._order[:count], self._num_cut_trees))
         for drafts in self._drafts:
@@ -188,10 +187,9 @@ class RaggedSelector(NodeSelector):
 
 @compiled
 def _path_bounds(calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
-    """Return each node's path probability, and its running minimum in the tree.
+    """Return each node's path probability, and the running minimum within its tree.
 
-    The running minimum never increases within a tree, so sorting by it preserves the order of the
-    nodes.
+    Within a tree, the running minimum never increases, so sorting by it does not reorder the nodes.
     """
     probabilities = path_probabilities(calibration, trees)
     bounds = np.empty(len(probabilities))

@@ -1,4 +1,4 @@
-"""Limit prefill chunks so that a long prompt does not stall other streams."""
+"""Limit prefill chunks, so that a long prompt does not stall open streams."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class PrefillChunkController:
-    """Chooses prefill chunk sizes from the measured speed of forward passes.
+    """Chooses the size of prefill chunks by the measured speed of forward passes.
 
     Args:
         max_tokens: Largest chunk, in tokens.
-        settings: Stall limit and chunk sizes.
+        settings: Limits on the stall and on the chunk size.
     """
 
     def __init__(self, max_tokens: int, settings: DraftBudgetSettings = DEFAULTS) -> None:

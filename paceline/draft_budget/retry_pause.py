@@ -1,4 +1,4 @@
-"""Pause between trials of a drafter, with exponential back-off."""
+"""Count the pause between two trials of a drafter, with exponential back-off."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class RetryPause:
 
     @property
     def left(self) -> int:
-        """Return the number of steps before the next trial."""
+        """Return the number of steps left before the next trial."""
         return self._left
 
     def waits(self) -> bool:
-        """Return whether the next step is part of the pause, and advance the countdown."""
+        """Return whether the next step belongs to the pause; count down by one step."""
         if self._left > 0:
             self._left -= 1
             return True
@@ -31,13 +31,13 @@ class RetryPause:
         """Start a pause; the next pause is twice as long.
 
         Args:
-            factor: Factor by which this pause is lengthened; at least 1.
+            factor: Factor by which the pause is longer than planned; at least 1.
         """
         self._left = min(factor * self._next, self._max_steps)
         self._next = min(2 * self._left, self._max_steps)
 
     def at_least(self, num_steps: int) -> None:
-        """Lengthen the current pause to `num_steps` steps."""
+        """Lengthen the current pause to at least `num_steps` steps."""
         self._left = max(self._left, num_steps)
 
     def rest(self, num_steps: int) -> None:
@@ -45,5 +45,5 @@ class RetryPause:
         self._left = num_steps
 
     def reset(self) -> None:
-        """Reset the next pause to its minimum length."""
+        """Let the next pause have the minimum length again."""
         self._next = self._min_steps

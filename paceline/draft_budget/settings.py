@@ -21,7 +21,7 @@ class DraftBudgetSettings:
     """Settings that decide how many draft nodes are verified, and when to draft.
 
     The defaults were chosen with SmolLM2-135M-Instruct (bfloat16, about 120 prompts) on CPUs with
-    two cores. They were not retuned for other models; measured costs and acceptance rates adapt
+    two cores. They have not been tuned for other models. Measured costs and acceptance rates adapt
     the budget to each model and machine.
 
     Attributes:
@@ -31,13 +31,13 @@ class DraftBudgetSettings:
             of trials per bucket; above 0.
         calibration_memory: Acceptance calibration: number of trials in a bucket after which older
             trials count half as much; at least 1.
-        gain_margin: Node selection: factor applied to the time of a step with drafts, because
-            smaller gains are within the error of the measured times. At least 1.
-        context_step: Node selection: granularity, in tokens, to which a text length is rounded
-            before its cost is looked up; at least 1.
+        gain_margin: Node selection: factor by which the time of a step with drafts is multiplied,
+            because smaller gains are within the error of the measured times; at least 1.
+        context_step: Node selection: the text length is rounded to a multiple of this number of
+            tokens before the cost is looked up; at least 1.
         max_cached_costs: Node selection: number of looked-up costs to keep in memory; at least 1.
-        correction_rate: Cost correction: weight of the newest step in the ratio of measured time
-            to the cost curve; in (0, 1]. The first steps have equal weights.
+        correction_rate: Cost correction: weight of the newest step in the average ratio of measured
+            time to the cost curve; in (0, 1]. The first steps have equal weights.
         correction_forgetting: Cost correction: after each plain step, the ratio for steps with
             drafts moves towards the ratio for plain steps by this share of the difference; from 0
             to 1.
@@ -45,48 +45,50 @@ class DraftBudgetSettings:
             least 1.
         outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.
         outlier_factor: Cost correction: maximum ratio of an outlier to the expected time; above 1.
-        burst_samples: Back-off: number of drafted requests after which a trial burst may end; at
-            least 1.
-        min_burst_steps: Back-off: minimum number of steps before a burst is evaluated by its mean;
+        burst_samples: Back-off: number of drafts after which a burst may end, counted over its
+            steps and requests; at least 1.
+        min_burst_steps: Back-off: minimum number of steps before the mean of a burst is evaluated;
             at least 1.
         min_pause_steps: Back-off: number of steps without drafts after the first failed burst; at
             least 1.
-        max_pause_steps: Back-off: maximum length of the doubling pause, in steps; at least
-            `min_pause_steps`.
+        max_pause_steps: Back-off: maximum length of a pause, which doubles after each failed burst,
+            in steps; at least `min_pause_steps`.
         empty_steps: Back-off: number of consecutive steps whose trees are cut to nothing before
             the drafter skips a step; 0 or more.
-        max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips after
-            such trees; 0 or more.
-        learning_steps: Back-off: number of steps before a trial in which the drafter learns from
-            the target's predictions again; at least 1.
-        burst_slack: Back-off: number of tokens per request that a burst may lose before it ends; 0
-            or more.
-        burst_memory: Back-off: factor applied to the weight of a burst's earlier steps at every
-            step; in (0, 1].
+        max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips when
+            all its trees are cut to nothing; 0 or more.
+        learning_steps: Back-off: at this number of steps before the next trial, the drafter starts
+            to learn from the target's predictions again; at least 1.
+        burst_slack: Back-off: number of tokens per request by which a burst may fall short of plain
+            decoding before it ends; 0 or more.
+        burst_memory: Back-off: factor by which each new step of a burst reduces the weight of the
+            earlier steps; in (0, 1].
         burst_requests: Back-off: number of requests that draft at the start of a burst; at least
             1.
-        high_cost: Back-off: cost of a burst, in plain decoding steps, above which it may end
+        high_cost: Back-off: a burst may end early if it takes longer than this number of plain
+            decoding steps; at least 1.
+        min_gain_share: Back-off: a burst above `high_cost` ends early if its gain is below this
+            share of the break-even gain; from 0 to 1.
+        early_pause_factor: Back-off: factor by which the pause is longer after a burst that ended
             early; at least 1.
-        min_gain_share: Back-off: share of the break-even gain below which such a burst ends; from
-            0 to 1.
-        early_pause_factor: Back-off: factor applied to the pause after such a burst; at least 1.
-        prefill_stall: Prefill chunks: maximum duration of a prefill forward pass between two
-            decode steps, in multiples of a decode step; above 0.
+        prefill_stall: Prefill chunks: maximum duration of a prefill forward pass between two decode
+            steps, as a multiple of a decode step; above 0.
         first_chunk_tokens: Prefill chunks: number of tokens in the first chunk; at least 1.
         min_chunk_tokens: Prefill chunks: smallest chunk, in tokens; at least 1.
-        prefill_rate: Prefill chunks: weight of the newest step in the measured speed; in (0, 1].
+        prefill_rate: Prefill chunks: weight of the newest step in the average speed; in (0, 1].
         measured_rows: Cost curve: row counts to time, in this order; the first is 1. CPU kernels
-            process 4 or 16 rows at a time, so the count after each full block is timed, too. For a
-            slow model, only the first counts are timed. These are far apart, because timings of a
-            few rows cannot predict the cost of a wide tree.
+            process 4 or 16 rows at a time, so the first count above a full block is timed, too. For
+            a slow model, only the first counts in this list are timed. These are far apart, because
+            the times of a few rows cannot predict the cost of a wide tree.
         measured_rows_long: Cost curve: row counts that are also timed after a long text.
-        planned_rounds: Cost curve: number of rounds for which to reserve time; at least 1.
+        planned_rounds: Cost curve: number of times that each row count should be measured within
+            the time limit; at least 1.
         measure_seconds: Cost curve: number of seconds after which no new row count is started.
-        max_measure_seconds: Cost curve: the same limit for a slow model; at least
-            `measure_seconds`.
+        max_measure_seconds: Cost curve: for a slow model, number of seconds after which no new row
+            count is started; at least `measure_seconds`.
         measure_forwards: Cost curve: a model is slow if this many forward passes of one row take
             longer than `measure_seconds`; at least 1.
-        recorded_steps: Debug view: number of steps whose decisions `LLM.draft_decisions` keeps; 0
+        recorded_steps: Debugging: number of steps whose decisions `LLM.draft_decisions` contains; 0
             (default) records none.
     Raises:
         ConfigError: A value is out of range.
@@ -191,14 +193,14 @@ class StepCostSettings:
         window: Number of recent steps that the fit uses.
         refit_interval: Number of steps between two fits.
         outlier_factor: Multiple of the median duration above which a step is ignored.
-        prior: Values of a, b, c and d before any measurement, in median steps. The prior assumes
-            inexpensive drafts, so that drafting is tried.
+        prior: Values of a, b, c and d before any measurement, as multiples of the median step. They
+            assume inexpensive drafts, so that drafting is tried.
         prior_weight: Weight of each prior value, as a number of steps.
-        margin: Factor applied to the time of a step with drafts, because smaller gains are within
-            the fit's error.
-        lead_tokens: Number of tokens by which a request must be ahead to be e times less likely to
-            finish last.
-        unknown_probability: Probability assigned to a draft token whose drafter reports none.
+        margin: Factor by which the time of a step with drafts is multiplied, because smaller gains
+            are within the error of the fit.
+        lead_tokens: Number of tokens by which a request must lead to become less likely to finish
+            last by a factor of e.
+        unknown_probability: Probability assumed for a draft token if the drafter reports none.
     """
 
     window: int = 256

@@ -5,9 +5,10 @@ Instead, a linear model is fitted to recent steps:
 
     seconds = a + b * requests + c * (1 if any draft) + d * draft tokens
 
-vLLM verifies drafts of different lengths in one forward pass, as in a ragged batch. The proposer
-sorts all draft tokens in the batch by gain and takes the number that maximises tokens per second.
-Path probabilities decrease along a chain, so the chosen tokens of each chain form a prefix.
+vLLM verifies drafts of different lengths in one forward pass, as in a ragged batch. All draft
+tokens in the batch are sorted by gain, and the number that maximises tokens per second is chosen.
+Path probabilities decrease along a chain, so the chosen tokens are always the first ones of each
+chain.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from paceline.draft_budget.settings import STEP_COST_DEFAULTS, StepCostSettings
 class StepCosts:
     """Predicts the duration of a step from recent steps (ridge regression).
 
-    In contrast, `CostCurve` holds the times of individually timed forward passes, and
-    `CostCorrection` adapts the curve to measured steps.
+    In contrast, `CostCurve` holds the durations of forward passes that were timed individually, and
+    `CostCorrection` adapts that curve to measured steps.
 
     Args:
         settings: Settings for the fit.
@@ -58,18 +59,18 @@ class StepCosts:
             self._fit = self._fitted(np.array(self._steps))
 
     def seconds(self, num_requests: int, max_tokens: int) -> Floats:
-        """Return step durations, in median steps, for 0 to `max_tokens` draft tokens."""
+        """Return step durations as multiples of the median, for 0, 1, ... draft tokens."""
         plain, drafting, per_token = self._parts(num_requests)
         result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
         result[1:] = (result[1:] + drafting) * self._settings.margin
         return result
 
     def token_values(self, num_tokens: Sequence[int]) -> Floats:
-        """Return the relative value of a token for each request; the mean is 1.
+        """Return the relative value of one token for each request; the mean is 1.
 
-        Each accepted token saves a row in a later step, but saves a whole step only if the last
-        running request finishes earlier. Tokens therefore count more for requests that are behind.
-        For requests that are ahead, they count for little more than their row.
+        Each accepted token saves a row in a later step. It saves a whole step only if the request
+        that finishes last finishes earlier. A token is therefore worth more for a request that is
+        behind. For a request that is ahead, it is worth little more than the saved row.
 
         Args:
             num_tokens: Number of tokens generated so far for each request.
@@ -86,7 +87,7 @@ class StepCosts:
         return result
 
     def _parts(self, num_requests: int) -> tuple[float, float, float]:
-        """Return the duration of a plain step, and the time drafting and each token add."""
+        """Return the times of a plain step, of drafting at all, and of each draft token."""
         a, b, c, d = self._fit
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
@@ -116,20 +117,21 @@ def flatten_chains(
 ) -> FlatTrees:
     """Convert chains into the arrays used by the acceptance calibration.
 
-    Confidences that are not probabilities are replaced; drafters from other packages may report
-    them.
+    Drafters from other packages may report confidences that are not probabilities. These are
+    replaced.
     """
     trees = flatten_trees(chains, settings.unknown_probability)
     return trees._replace(confidence=np.nan_to_num(trees.confidence).clip(0.0, 1.0))
 
 
 def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[int]:
-    """Return the number of tokens per chain that maximises tokens per second.
+    """Return the number of tokens of each chain that maximises tokens per second.
 
     Args:
-        gains: Expected gain per node: path probability times the token's value; [nodes].
+        gains: Expected gain of each node: its path probability times the value of its token;
+            [nodes].
         starts: Index of each chain's first node, followed by the total; [1 + chains].
-        seconds: Duration of the step by number of draft tokens; [1 + nodes].
+        seconds: Duration of the step with 0, 1, ... draft tokens; [1 + nodes].
     """
     num_requests = len(starts) - 1
     order = np.argsort(-gains, kind="stable")

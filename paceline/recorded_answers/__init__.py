@@ -1,7 +1,7 @@
 """Write and read files of recorded answers, with the target's top-k tokens.
 
-`writing.py` starts or continues a file, and `reading.py` reads it. `lines.py` handles the
-checksums of the lines, and `top_tokens.py` the file with the target's top-k tokens at each
+`writing.py` starts or continues a file, and `reading.py` reads it. `lines.py` computes and verifies
+the checksums of the lines. `top_tokens.py` handles the file with the target's top-k tokens at each
 position.
 """
 

@@ -1,9 +1,9 @@
-"""Add chained checksums to the lines of recorded answers, and verify them.
+"""Add checksums to the lines of a file of recorded answers, and verify them.
 
-A file consists of JSON Lines: the settings, followed by one answer per line. A line's checksum
-covers the line itself and the previous line's checksum, so that changed, lost, duplicated or moved
-lines are detected. The first line contains the total number of answers, so an unfinished file is
-recognised without an end mark.
+A file consists of JSON Lines: the settings, followed by one answer per line. The checksum of a line
+covers the line and the previous line's checksum, so changed, lost, duplicated and moved lines are
+detected. The first line contains the total number of answers, so an unfinished file is recognised
+without an end mark.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def first_line(path: Path) -> bytes:
 
 
 def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Yield the record, checksum and end offset of each complete line, settings first.
+    """Yield each complete line's record, checksum and end offset.
 
     Raises:
         ConfigError: A line does not match its checksum, or there are too many lines.
@@ -116,7 +116,7 @@ def open_line(
 
 
 def other_file(path: str | Path) -> ConfigError:
-    """Return the error for a path without a file of recorded answers."""
+    """Return the error for a path that is not a file of recorded answers."""
     content = "something else" if Path(path).exists() else "no such file"
     return ConfigError(
         f"answers {str(path)!r}: got {content}; expected one of `paceline record`. Name another"
@@ -128,7 +128,7 @@ def write_error(content: str, path: Path, error: OSError) -> ConfigError:
     """Return the error for a file that cannot be written.
 
     Args:
-        content: Description of the content, such as "answers".
+        content: What could not be written, such as "answers".
         path: Path of the file.
         error: Error from the operating system.
     """

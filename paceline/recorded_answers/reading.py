@@ -22,7 +22,7 @@ from paceline.util.files import parse_json
 
 
 def read_settings(path: str | Path) -> dict[str, Any] | None:
-    """Return the settings in the first line; None for a missing or unrelated file.
+    """Return the settings in the first line; None if there is no such file.
 
     Raises:
         ConfigError: The first line is damaged, or has a different version.
@@ -47,8 +47,8 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
 
     Args:
         path: File to read.
-        limit: Maximum number of answers. An unfinished file with at least this many answers is
-            accepted.
+        limit: Maximum number of answers. An unfinished file is accepted if it has at least this
+            number of answers.
     Raises:
         ConfigError: The file is of a different kind, is unfinished, or has a damaged line; the
             message names the line.

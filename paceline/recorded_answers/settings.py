@@ -1,4 +1,4 @@
-"""Hold the sizes in files of recorded answers."""
+"""Define sizes and limits for files of recorded answers."""
 
 from __future__ import annotations
 

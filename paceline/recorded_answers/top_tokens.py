@@ -2,10 +2,10 @@
 
 The file is named after the answers file, for example `answers.jsonl.top`. The first line is JSON:
 kind, version, tokens per position, bytes per id, and the checksum of the first line of the answers
-file. One block per answer follows: token ids [n, k] and log-probabilities float16 [n, k], both
-little-endian, and 8 bytes of SHA-256. The digest covers the previous block's digest, the checksum
-of the answer's line, and the block. Each block is written before its answer, so that blocks after
-the last complete answer can be dropped.
+file. Then each answer has one block: token ids [n, k] and log-probabilities float16 [n, k], both
+little-endian, and 8 bytes of a SHA-256 digest. The digest covers the previous block's digest, the
+checksum of the answer's line, and the block. Each block is written before its answer. After an
+interruption, blocks after the last complete answer are dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TopRows(NamedTuple):
     Attributes:
         token_ids: Token ids, [n, k].
         log_probs: Log-probabilities, float32 [n, k], at temperature 1 and without penalties. The
-            file stores them with three digits.
+            file stores them with a precision of three digits.
     """
 
     token_ids: NDArray[np.int64]
@@ -60,7 +60,7 @@ class TopFile:
         top: Number of top-k tokens per position.
         vocab_size: Size of the vocabulary.
         owner: Checksum of the first line of the answers file.
-        keys: Answers that the file must contain; later blocks are dropped.
+        keys: Answers that the file must contain; any blocks after them are dropped.
     Raises:
         ConfigError: The file is damaged, belongs to other answers, or cannot be written.
     """
@@ -112,10 +112,8 @@ def read_rows(answers: str | Path, keys: Iterable[AnswerKey], owner: str) -> Ite
 
     Args:
         answers: Answers file.
-        keys: Answers in the order of the file.
-        owner: Checksum of the first line of the answers file.
-    Raises:
-        ConfigError: The file is missing or belongs to other answers, or a block is damaged.
+        keys: Answers in the order of the file. x or belongs to other answers, or a block is
+            damaged.
     """
     for rows, _ in _blocks(Path(answers), keys, owner):
         yield rows
@@ -177,7 +175,7 @@ def _blocks(
 
 
 def _read_layout(path: Path, file: BufferedReader, owner: str) -> _Layout:
-    """Return the layout in the first line, checking that it belongs to `owner`."""
+    """Return the layout in the first line, after checking that it names `owner`."""
     line = file.readline(MAX_FIRST_TOP_LINE)
     try:
         values = parse_json(line)

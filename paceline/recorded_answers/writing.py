@@ -1,8 +1,8 @@
-"""Write recorded answers into a file that an interrupted run can continue.
+"""Write recorded answers to a file, so that an interrupted run can continue.
 
 The first line contains the settings, the total number of answers, and a digest of the prompts.
-Answers are appended in batches. After an interruption, the next run drops the unfinished batch,
-continues with the same batches as an uninterrupted run, and writes the same bytes.
+Answers are appended in batches. After an interruption, the next run drops the unfinished batch, and
+continues with the same batches as an uninterrupted run. The finished files have the same bytes.
 
 With the setting `top`, a second file stores the target's top-k tokens at each position
 (`paceline.recorded_answers.top_tokens`).
@@ -114,9 +114,9 @@ def writing(
     Args:
         path: File for the answers.
         settings: JSON values that distinguish these answers from others. If they contain "top" and
-            "vocab_size", a second file stores "top" tokens per position.
+            "vocab_size", a second file stores the "top" most likely tokens at each position.
         count: Number of answers in the finished file.
-        batch: Number of answers written together.
+        batch: Number of answers per batch; the answers of a batch are written together.
     Raises:
         ConfigError: The file contains something else, has other settings, is damaged, is being
             written by another process, or cannot be written.
@@ -140,7 +140,7 @@ def writing(
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by name, with groups such as "sampling" flattened."""
+    """Return the settings by name; groups such as "sampling" are flattened."""
     values: dict[str, Any] = {}
     for name, value in settings.items():
         values |= value if isinstance(value, dict) else {name: value}

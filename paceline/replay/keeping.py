@@ -1,4 +1,4 @@
-"""Record the target's top tokens along an answer with a drafter wrapper."""
+"""Wrap a drafter to record the target's top tokens along each answer."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class KeepsTop(DelegatingDrafter):
         self._recorded: dict[int, list[TopRows]] = {}
 
     def start(self, request: Request) -> None:
-        """Start the inner drafter and an empty record for the request."""
+        """Start the inner drafter for the request, with an empty record."""
         self._recorded[request.id] = []
         super().start(request)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the rows from which each new token was chosen."""
+        """Record the target's top tokens at the position of each new token."""
         for outcome in outcomes:
             assert outcome.target_top is not None, "a drafter with top_k receives the top tokens"
             rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]
@@ -47,7 +47,7 @@ class KeepsTop(DelegatingDrafter):
         super().observe(outcomes)
 
     def taken(self) -> list[TopRows]:
-        """Return and clear the rows of all requests started since the previous call."""
+        """Return and clear the records of all requests since the previous call."""
         recorded, self._recorded = self._recorded, {}
         return [
             TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()

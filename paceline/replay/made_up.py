@@ -1,7 +1,7 @@
 """Generate user prompts with a chat model (Magpie, Xu et al. 2024).
 
-The model gets its chat template up to the start of the user's turn, and generates the user's
-message itself. Use these prompts for recording answers if there are no prompts from real users.
+The model is given its chat template up to the start of the user's turn, and then generates the
+user's message. Such prompts are meant for recording answers if there are none from real users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MadeUp:
 
     Attributes:
         prompts: Prompts, without duplicates.
-        tries: Number of texts that the model has started.
+        tries: Number of texts that the model has generated, including rejected ones.
     """
 
     prompts: list[Prompt]
@@ -38,19 +38,19 @@ class MadeUp:
 def make_up(
     llm: LLM, count: int, params: SamplingParams, batch: int = 32, progress: bool = False
 ) -> Iterator[MadeUp]:
-    """Generate prompts with a model, and yield all prompts so far after every batch.
+    """Generate prompts with a model; yield all prompts so far after every batch.
 
-    The last result has `count` prompts, or fewer if four texts per prompt have been generated. A
-    text is skipped if it does not end within `params.max_new_tokens`, is empty, or repeats an
-    earlier one.
+    The last result has `count` prompts. It has fewer if `4 * count` generated texts did not yield
+    enough prompts. A text is rejected if it does not end within `params.max_new_tokens`, is empty,
+    or repeats an earlier one.
 
     Args:
         count: Number of prompts.
         params: Sampling parameters; text number n uses seed + n.
-        batch: Number of texts generated together.
+        batch: Number of texts that are generated at the same time.
     Raises:
-        ConfigError: `params` are greedy, so that all texts would be the same, the model has no
-            chat template, or no text can be used.
+        ConfigError: `params` are greedy, which would make all texts the same; the model has no chat
+            template; or every text was rejected.
     """
     require_range("prompts", "count", count, 1)
     require_range("prompts", "batch", batch, 1)
@@ -85,7 +85,7 @@ def make_up(
 
 
 def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-    """Return the ids before a user message, and `params` that stop at its end."""
+    """Return the token ids before a user message, and `params` that stop at its end."""
     if not getattr(llm.tokenizer, "chat_template", None):
         raise ConfigError("prompts: the model has no chat template. Use a chat model.")
     before, after = around_question(llm.tokenizer, "prompts")

@@ -1,8 +1,8 @@
 """Record a model's answers to prompts in a file (`paceline.recorded_answers`).
 
-An interrupted run can be continued. Drafts never change an answer, so any drafter may be used. The
-file still names the drafter, because in bfloat16, nearly equal logits can lead to a different
-token.
+An interrupted run can be continued. Any drafter may be used, because drafts do not change an
+answer. The file still names the drafter, because rounding in bfloat16 can swap two tokens with
+nearly equal logits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RecordingPrompt:
     """A prompt as token ids, with the id and category from its file.
 
     Attributes:
-        cut: Whether the prompt was too long and was truncated in the middle.
+        cut: Whether the prompt was truncated in the middle because it was too long.
     """
 
     id: str
@@ -60,8 +60,8 @@ class Recorded:
         count: Number of answers in the file.
         new: Number of answers from this run.
         tokens: Number of tokens in the new answers.
-        seconds: Time taken by the new answers, in seconds.
-        cut: Number of prompts that were too long and were truncated.
+        seconds: Seconds that the new answers took.
+        cut: Number of prompts that were truncated because they were too long.
     """
 
     count: int
@@ -77,8 +77,8 @@ class RecordOptions:
 
     Attributes:
         batch: Number of prompts answered and written together; at least 1.
-        model: Model name to store with the model's fingerprint.
-        drafter: Drafter spec to store. Default: the drafter's name.
+        model: Model name to store in the file, together with the model's fingerprint.
+        drafter: Drafter spec to store in the file. Default: the drafter's name.
         top: Number of the target's top-k tokens to record per position, for replays of drafters
             that learn from them; from 0 to 64. 0 records none.
 
@@ -175,7 +175,7 @@ def _columns() -> tuple[ProgressColumn, ...]:
 
 @contextmanager
 def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
-    """Record the target's top tokens in the `with` block; yield None if `top` is 0."""
+    """Record the target's top tokens inside a `with` block; yield None if `top` is 0."""
     if not top:
         yield None
         return
@@ -191,7 +191,7 @@ def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
 def answer(
     llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, first: int
 ) -> list[Completion]:
-    """Answer a recording's prompts, from index `first`; prompt n uses seed + n."""
+    """Answer prompts whose indices start at `first`; prompt number n uses seed + n."""
     numbers = range(first, first + len(prompts))
     return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in numbers])
 
@@ -199,14 +199,14 @@ def answer(
 def encode_prompts(
     prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None
 ) -> list[RecordingPrompt]:
-    """Return prompts as token ids, truncating over-long prompts in the middle.
+    """Return prompts as token ids; those that are too long are cut in the middle.
 
     Args:
-        max_new_tokens: Number of tokens for which to leave room after each prompt.
+        max_new_tokens: Number of tokens that must fit into the context after each prompt.
         context: Maximum number of tokens in the prompt and answer together. Default: the model's
             context length.
     Raises:
-        CapacityError: The context leaves almost no room for prompts.
+        CapacityError: The context is so short that almost no room is left for prompts.
         ConfigError: The model has no tokenizer, or a prompt has no tokens.
     """
     if llm.tokenizer is None:

@@ -25,7 +25,7 @@ _FIGURES = {  # column -> property of `ReplayResult`
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """The result of one replay, with its drafter and its file of answers."""
+    """The result of one replay, with the drafter and the replayed file."""
 
     drafter: str
     traces: str
@@ -58,7 +58,7 @@ def print_replays(rows: Sequence[ReplayRow], console: Console | None = None) -> 
 
 
 def write_replays(rows: Sequence[ReplayRow], path: Path) -> None:
-    """Write all counts and figures as JSON.
+    """Write all counts and the figures computed from them as JSON.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -78,7 +78,7 @@ def write_replays(rows: Sequence[ReplayRow], path: Path) -> None:
 def draw_replays(rows: Sequence[ReplayRow], path: Path) -> None:
     """Plot tokens per step against tree size.
 
-    Each trace file has a panel, and each drafter has a line.
+    The plot has a panel for each trace file, and each panel has a line for each drafter.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -112,7 +112,7 @@ def _figures(result: ReplayResult) -> dict[str, float]:
 
 
 def _short(spec: str) -> str:
-    """Return a spec without the folders in its paths."""
+    """Return a drafter spec in which paths are shortened to file names."""
     options = (
         part if "/" not in part else part[: part.find("=") + 1] + part.rsplit("/", 1)[-1]
         for part in spec.split(",")

@@ -1,9 +1,9 @@
 """Run recorded answers through a drafter without a model.
 
 A scripted target replays the recorded tokens. In each step, the drafter proposes a tree, and the
-target accepts the longest path that matches the record. The next recorded token is the bonus
-token. The drafter then observes the outcome. The first step drafts from the prompt alone, because
-there is no prefill step.
+target accepts the longest path that matches the recorded answer. The recorded token after that path
+is the bonus token. The drafter then observes the outcome. There is no prefill step, so the first
+step drafts from the prompt alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ class ReplayResult:
 
     Attributes:
         max_nodes: Maximum number of nodes in a draft tree.
-        batch_size: Number of answers replayed together.
-        tokens: Number of recorded tokens, including bonus tokens.
+        x: Number of recorded tokens, including bonus tokens.
         steps: Number of steps for all requests.
         drafted: Number of draft tokens.
         accepted: Number of draft tokens that the target accepted.
-        seconds: Time spent in the drafter.
+        seconds: Seconds spent in the drafter.
     """
 
     max_nodes: int
@@ -80,10 +79,10 @@ def replay(
 
     Args:
         drafter: Drafter that needs neither a model nor the target's predictions after rejected
-            drafts.
+            draft tokens.
         traces: (prompt ids, output ids) of each answer; answers without output are skipped.
         max_nodes: Maximum number of nodes in a draft tree.
-        batch_size: Number of answers replayed together. When one ends, the next one starts.
+        batch_size: Number of answers replayed at the same time. When one ends, the next one starts.
         top_tokens: The target's top tokens at every position of each answer, [n, k], as written by
             `paceline record --top`.
     Raises:
@@ -196,7 +195,7 @@ class _ReplayRun:
         return request
 
     def stop(self, request: Request) -> None:
-        """Stop a request whose answer is complete."""
+        """Stop a request whose answer has been replayed completely."""
         begin = time.perf_counter()
         self._drafter.stop(request)
         self.seconds += time.perf_counter() - begin
@@ -230,7 +229,8 @@ class _ReplayRun:
 def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -> Outcome:
     """Return the scripted target's outcome for a tree.
 
-    The prediction after a wrong draft token is the recorded token at that position.
+    After a wrong draft token, the scripted target predicts the token that was recorded for the next
+    position.
     """
     rest = output[len(request) - request.prompt_length :]
     edges, node = tree.edges(), -1
@@ -245,7 +245,7 @@ def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -
 
 
 def _with_top(outcome: Outcome, top_tokens: TopTokens | None) -> Outcome:
-    """Add the recorded top tokens for root and accepted nodes, and zeros for others."""
+    """Add top tokens: recorded ones at the root and accepted nodes, zeros elsewhere."""
     assert top_tokens is not None, "a drafter with top_k receives the top tokens"
     first = len(outcome.request) - outcome.request.prompt_length
     rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]

@@ -23,8 +23,9 @@ def read_traces(
     Args:
         path: File written by `paceline record`, or JSON Lines with `prompt` and `output`, each as
             text or token ids.
-        tokenizer: transformers tokenizer, or a callable with the same interface; None if all
-            records are ids. For a file written by `paceline record`, the fingerprint is enough.
+        tokenizer: transformers tokenizer, or a callable with the same interface. None is enough if
+            all records are token ids. For a file written by `paceline record`, the tokenizer's
+            fingerprint is enough.
         limit: Maximum number of records. Default: no limit.
     Raises:
         ConfigError: The file cannot be read, a line lacks these fields, or text requires a
@@ -70,7 +71,7 @@ def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | N
 
 
 def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
-    """Return the tokenizer fingerprint that all `paceline record` files share.
+    """Return the tokenizer fingerprint in files written by `paceline record`.
 
     Returns:
         The fingerprint; None if any of the files was not written by `paceline record`.
