@@ -1,4 +1,4 @@
-"""Compare drafters with each other and with transformers on one model object.
+"""Compare drafters with each other and with transformers, using one loaded model.
 
 result = run_bench(BenchConfig(ModelOptions("demo", threads=1), drafters=("none", "prompt_lookup")))
 print_table(result)

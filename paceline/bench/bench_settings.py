@@ -1,4 +1,4 @@
-"""Define benchmark settings that are not exposed as options."""
+"""Define the benchmark settings that have no command-line option."""
 
 from __future__ import annotations
 

@@ -18,9 +18,10 @@ class Comparison:
     """The timed calls of a run, and the result of comparing their answers.
 
     Attributes:
-        reference: Method whose tokens all other methods must match, or None.
-        calls: Timed calls, with their answers.
-        divergences: Answers that differ from the reference.
+        reference: Method whose tokens all other methods must match; None if there is no such
+            method.
+        calls: Timed calls, with the figures of their answers.
+        divergences: The first difference of each answer that differs from the reference.
     """
 
     reference: str | None
@@ -39,10 +40,10 @@ def compare(
 
     Args:
         config: Configuration for the run.
-        target: Target model, for the logits at divergences.
+        target: Target model, which computes the logits where an answer first differs.
         methods: Methods to compare.
-        units: Prompts or batches.
-        timed: Timed calls without answer rows, and the answers.
+        units: Prompts or batches that the methods answered.
+        timed: Every timed call, with empty `rows`, and the answers that it returned.
     """
     reference = _reference(config, tuple(method.name for method in methods))
     comparable = {

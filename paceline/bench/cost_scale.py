@@ -1,9 +1,10 @@
-"""Enlarge a small trained model so that it costs as much as a large one.
+"""Enlarge a small trained model so that it takes as long to run as a large one.
 
-A drafter's quality depends on the models' predictions, and its cost on their size. A small trained
-pair yields realistic answers at unrealistic costs. `enlarge` pads the residual stream with
-dimensions that stay zero, and adds heads, neurons and layers with zero output weights. The enlarged
-model computes every matrix product, but its answers do not change. Reports label such models.
+A drafter's quality depends on the models' predictions, and its cost on their size. The predictions
+of a small trained pair of models are realistic, but its costs are not. `enlarge` pads the residual
+stream with dimensions that stay zero, and adds heads, neurons and layers with zero output weights.
+The enlarged model computes all matrix products at the larger size, but its answers do not change.
+Reports label such models as cost-scaled.
 """
 
 from __future__ import annotations
@@ -55,15 +56,16 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
 
     Args:
         model: Model with the Llama architecture, which is not modified.
-        width: New hidden size. Heads, key-value heads and the feed-forward size grow in
-            proportion; the head size stays. If `width` is 4, 16, ... times the original hidden
-            size, the rescaled norm weights are exact in any dtype.
+        width: New hidden size. Heads, key-value heads and the feed-forward size grow in proportion;
+            the size of each head does not change. If `width` is the original hidden size times a
+            power of 4, the rescaled norm weights are exact in any dtype.
         layers: New number of layers. The added layers are spread among the original layers, and do
-            nothing.
-        seed: Random seed for the weights whose products are multiplied by zero.
+            not change the result.
+        seed: Random seed for the added weights. They take part in matrix products, but zero weights
+            cancel their effect.
     Raises:
         UnsupportedModelError: The model has a different architecture.
-        ConfigError: The sizes cannot be reached.
+        ConfigError: The model cannot be enlarged to these sizes.
     """
     _check_architecture(model)
     _check_sizes(model, width, layers)
@@ -143,7 +145,7 @@ def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
 
 
 def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Write all weights of `larger`: the model's own, then random values or zeros."""
+    """Copy the weights of `model`, and fill the others with random values or zeros."""
     old, new = model.config.num_hidden_layers, larger.config.num_hidden_layers
     source = {index * new // old: index for index in range(old)}  # new index -> own index
     scale = math.sqrt(model.config.hidden_size / larger.config.hidden_size)
@@ -183,7 +185,7 @@ def _fill_linear(
     writes: bool,
     normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Write random weights, with zeros where added parts write to the residual stream."""
+    """Copy or fill a module's weights; use zeros if it writes to the residual stream."""
     rows, columns = original.weight.shape
     if writes:
         linear.weight.zero_()
@@ -198,10 +200,10 @@ def _fill_linear(
 
 
 def _fill_norm(weight: Tensor, original: Tensor, scale: float) -> None:
-    """Write a norm's weight such that the norm's output does not change.
+    """Write the weights of a norm so that its output does not change.
 
-    The mean square is computed over more dimensions, so normalised values are larger by a factor
-    of 1 / scale.
+    The added dimensions are zero and lower the mean square. Normalised values therefore grow by a
+    factor of 1 / `scale`.
     """
     weight.fill_(scale)
     weight[: original.shape[0]] = original * scale

@@ -1,4 +1,4 @@
-"""Describe the machine, the versions and the load during a run."""
+"""Describe the machine, the software versions and the system load during a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.util.machine import processor, usable_cores
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The machine, the versions and the load during a run.
+    """The machine, the software versions and the system load during a run.
 
     Attributes:
         date: Start time in UTC, in ISO 8601 format.
@@ -33,7 +33,7 @@ class Environment:
         threads: Number of CPU threads that torch uses.
         load_start: Load averages over 1, 5 and 15 minutes at the start.
         load_end: Load averages at the end.
-        peak_memory: Maximum resident size of the process so far, in bytes.
+        peak_memory: Peak resident memory of the process so far, in bytes.
     """
 
     date: str
@@ -88,7 +88,7 @@ def load_average() -> list[float]:
 
 
 def peak_memory() -> int:
-    """Return the maximum resident size of this process in bytes; 0 if unknown."""
+    """Return the peak resident memory of this process in bytes; 0 if unknown."""
     try:
         import resource
     except ImportError:  # not a POSIX system

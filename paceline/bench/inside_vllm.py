@@ -1,7 +1,7 @@
 """Store and report the results of a run inside vLLM's engine.
 
-scripts/vllm_bench.py performs the run, which compares vLLM's own drafters with paceline's, on the
-same prompts and with the same K.
+The script scripts/vllm_bench.py compares vLLM's own drafters with paceline's. All drafters get the
+same prompts and the same maximum number of draft tokens, K.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class VllmRun:
         prompts_of: Name of the prompt file.
         prompts: Number of prompts.
         tokens: Number of tokens in all answers.
-        drafted, accepted: Number of verified and of accepted draft tokens, from vLLM's counters.
-        seconds: Wall-clock time.
-        processor: Processor time of the thread.
+        drafted, accepted: Numbers of verified and accepted draft tokens, from vLLM's counters.
+        seconds: Wall-clock time of the run.
+        processor: Processor time of the thread, in seconds.
         preemptions: Number of preemptions.
         equal: Number of answers that match plain decoding.
     """
@@ -46,7 +46,7 @@ class VllmRun:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps after prefill; each adds one token to the drafts."""
+        """Return the number of steps after prefill: one per token not from a draft."""
         return self.tokens - self.prompts - self.accepted
 
     @property
@@ -65,7 +65,7 @@ class VllmResult:
         most: Maximum number of draft tokens per step, K.
         max_tokens: Maximum number of tokens in an answer.
         environment: Description of the machine.
-        parts: Results by method and file; several results for each if the run was repeated.
+        parts: Results of every method on every prompt file, one per repetition.
     """
 
     model: str
@@ -148,7 +148,7 @@ def _accepted(parts: list[VllmRun]) -> float:
 
 
 def _speeds(by_file: dict[str, list[VllmRun]]) -> list[float]:
-    """Return the tokens per second of processor time of each repetition."""
+    """Return each repetition's number of tokens per second of processor time."""
     turns = zip(*by_file.values(), strict=True)
     return [
         sum(part.tokens for part in turn) / sum(part.processor for part in turn) for turn in turns
@@ -156,7 +156,7 @@ def _speeds(by_file: dict[str, list[VllmRun]]) -> list[float]:
 
 
 def _shown(ratios: list[float]) -> Cell:
-    """Return a single ratio, or the median and range of several ratios."""
+    """Format a single ratio, or the median and range of several ratios."""
     return (
         ratios[0]
         if len(ratios) == 1

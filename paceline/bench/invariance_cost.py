@@ -1,4 +1,4 @@
-"""Measure the cost of batch invariance at several context lengths.
+"""Measure how much batch invariance slows decoding at several context lengths.
 
 Steps with and without batch invariance alternate within one run.
 """
@@ -36,9 +36,9 @@ class ContextCost:
         dtype: Data type of the model.
         batch: Number of requests.
         context: Number of cached tokens per request.
-        drafts: Number of draft nodes per request, which form a chain.
-        seconds: Time of each batch-invariant step.
-        usual: Time of each step without batch invariance.
+        drafts: Number of draft nodes per request; the nodes form a chain.
+        seconds: Durations of the batch-invariant steps.
+        usual: Durations of the steps without batch invariance.
     """
 
     dtype: str
@@ -50,7 +50,7 @@ class ContextCost:
 
     @property
     def speed(self) -> float:
-        """Return the median speed without drafts, relative to ordinary steps."""
+        """Return the speed with batch invariance, relative to steps without it (medians)."""
         return statistics.median(self.usual) / statistics.median(self.seconds)
 
 
@@ -60,8 +60,9 @@ class InvarianceCost:
 
     Attributes:
         model: Name of the model.
-        clock: "processor" with one thread, which other processes barely affect; otherwise "wall".
-        reasons: Reason why batch invariance holds, by dtype.
+        clock: "processor" with one thread, because other processes barely affect processor time;
+            otherwise "wall".
+        reasons: For each dtype, the reason why batch invariance holds.
         costs: Step times of all combinations.
         environment: Description of the machine.
     """
@@ -89,7 +90,7 @@ def measure(
 
     Args:
         model: Name of the model.
-        dtypes, batches, contexts, drafts: Values to combine.
+        dtypes, batches, contexts, drafts: Values to test; every combination is measured.
         rounds: Number of steps of each kind per combination.
         finished: Function called after each combination.
     Raises:
@@ -142,7 +143,7 @@ class _TimedSteps:
             request.cached = context
 
     def seconds(self, nodes: int, clock: Callable[[], float]) -> float:
-        """Return the duration of one forward pass, without a commit."""
+        """Run one forward pass without committing its tokens, and return the duration."""
         trees = [DraftTree.chain([1] * nodes) if nodes else EMPTY_TREE for _ in self._requests]
         start = clock()
         self._lm.forward(self._requests, trees).argmax(-1).tolist()

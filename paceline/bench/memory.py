@@ -1,6 +1,6 @@
 """Measure the peak memory of each method in a separate process.
 
-On Linux, the high-water mark is reset after the models are loaded, so that it covers only decoding.
+On Linux, the recorded peak is reset after the models are loaded, so that it covers only decoding.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def memory_by_method(config: BenchConfig) -> dict[str, int]:
 
 
 def reset_peak() -> None:
-    """Reset the high-water mark to the current size, if the system supports this."""
+    """Reset the recorded peak to the current memory use, if the system supports this."""
     if _CLEAR.exists():
         _CLEAR.write_text("5", encoding="ascii")
 
 
 def peak_since_reset() -> int:
-    """Return the peak resident bytes since `reset_peak`, or of the process if unknown."""
+    """Return the peak memory since `reset_peak`, or the process's peak if unknown."""
     return _status("VmHWM:") or peak_memory()
 
 
 def resident() -> int:
-    """Return this process's resident memory in bytes, or the peak if it is unknown."""
+    """Return this process's resident memory in bytes; if unknown, its peak."""
     return _status("VmRSS:") or peak_memory()
 
 
@@ -72,7 +72,7 @@ def _main() -> None:
 
 
 def _status(name: str) -> int:
-    """Return one of this process's memory sizes on Linux, in bytes; 0 elsewhere."""
+    """Read one of this process's memory sizes on Linux, in bytes; return 0 elsewhere."""
     lines = _STATUS.read_text(encoding="ascii").splitlines() if _STATUS.exists() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
 

@@ -1,6 +1,6 @@
 """Define the methods that a benchmark compares: drafters and transformers.
 
-All methods share one model object.
+All methods use the same loaded model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Method(Protocol):
         """Prepare the input, and return the call to be timed."""
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """Return the answers, given the result of the call."""
+        """Extract the answers from the result of the call."""
 
     def timing(self) -> Timing | None:
         """Return the engine's times so far; None if unknown."""
@@ -85,7 +85,7 @@ class Paceline:
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
-        """Answer without timing, and record whether the trees have distributions."""
+        """Answer untimed; record whether the drafter gives distributions with its trees."""
         outcomes: list[Outcome] = []
         self._llm.change_drafter(ObservedDrafter(self._llm.drafter, outcomes.append))
         self.prepare(prompts, max_new_tokens)()
@@ -147,7 +147,7 @@ class Continuous(Transformers):
     """Calls `model.generate_batch` (continuous batching), with a new cache each time."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Size the cache, and return a call of `generate_batch`."""
+        """Choose the size of the cache, and return a call of `generate_batch`."""
         positions = sum(map(len, prompts)) + len(prompts) * max_new_tokens
         blocks = len(prompts) + -(-positions // PAGE_POSITIONS)
         sizes = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=MAX_BATCH_TOKENS)
@@ -182,7 +182,7 @@ class ObservedDrafter(DelegatingDrafter):
 
 @contextlib.contextmanager
 def same_rules(model: PreTrainedModel, params: SamplingParams, eos: list[int]) -> Iterator[None]:
-    """Make `model.generate` sample and stop like `LLM` in a `with` block.
+    """Make `model.generate` sample and stop as `LLM` does, inside a `with` block.
 
     Args:
         params: Sampling parameters that `LLM` would use.

@@ -1,4 +1,4 @@
-"""Load a benchmark's models, at their cost scales, and encode the prompts."""
+"""Load a benchmark's models, enlarge them if requested, and encode the prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.util.options import ENGINE
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The loaded models, with their names in reports; `draft` is None if not used."""
+    """The loaded models, and their names in reports; `draft` is None if unused."""
 
     target: LoadedModel
     draft: PreTrainedModel | None
@@ -43,7 +43,7 @@ class Unit:
     Attributes:
         prompts: Prompts of the batch.
         token_ids: Token ids of the prompts.
-        cut: Number of prompts that were too long for the context and were cut.
+        cut: Number of prompts that were shortened because they did not fit into the context.
     """
 
     prompts: tuple[Prompt, ...]
@@ -57,7 +57,7 @@ def load_models(
     draft: PreTrainedModel | None,
     tokenizer: Any,
 ) -> Models:
-    """Return a run's models at their cost scales, loading those that were not passed.
+    """Load the models that were not passed, and enlarge all models as configured.
 
     Raises:
         ConfigError: A method needs a draft model but there is none, or a model cannot be loaded.
@@ -105,10 +105,11 @@ def load_models(
 def make_units(
     config: BenchConfig, models: Models, prompts: Sequence[Prompt] | None = None
 ) -> list[Unit]:
-    """Return the prompts in batches, by default those named in `config`.
+    """Divide the prompts into batches; by default, use the prompts named in `config`.
 
     Raises:
-        CapacityError: With these answers, the models' context has no room for prompts.
+        CapacityError: The answers may fill the models' whole context, which leaves no room for
+            prompts.
         ConfigError: A prompt cannot be read or has no tokens.
     """
     if prompts is None:
@@ -136,7 +137,7 @@ def make_units(
 
 
 def feeding_all(make: Callable[[], Drafter]) -> Drafter:
-    """Return a drafter without a budget, so that the engine verifies all its drafts."""
+    """Turn off a drafter's budget, so that the engine verifies all its drafts."""
     drafter = make()
     drafter.budget = False
     return drafter

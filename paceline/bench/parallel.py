@@ -15,11 +15,11 @@ from paceline.util.config import parse_spec
 
 
 class Lockstep:
-    """The synchronised processes of a benchmark, or a single process.
+    """Synchronises the processes of a benchmark; a single process needs no waiting.
 
     Args:
         config: Configuration of the run, with the number of ranks.
-        ranks: Processes, if they have already joined.
+        ranks: The group of processes, if they have already joined it.
     Raises:
         ConfigError: The number of ranks differs from the configuration, or no drafter has trees
             that ranks can share.
@@ -48,15 +48,15 @@ class Lockstep:
             )
 
     def ranks(self, spec: str) -> Ranks | None:
-        """Return the ranks that share a drafter's trees; None if they are not shared."""
+        """Return the processes that share a drafter's trees; None if trees are not shared."""
         return self._ranks if spec in self._shared else None
 
     def wait_for_all(self, over: bool = False) -> bool:
-        """Wait for all processes, and return the value of `over` on rank 0."""
+        """Wait for all processes, and return the value of `over` that rank 0 passed."""
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
-        """Replace shared drafters' query-token counts with those of the busiest rank."""
+        """For drafters with shared trees, use the query-token counts of the busiest rank."""
         for spec in self._shared:
             stats = [
                 answer.stats for call, answers in calls if call.method == spec for answer in answers

@@ -56,7 +56,7 @@ _LEGEND = (
 
 
 def print_table(result: BenchResult, console: Console | None = None) -> None:
-    """Print the figures, speed-ups by category, and differences to a console.
+    """Print the figures, speed-ups by category and differing answers to a console.
 
     Args:
         result: Result of the run.
@@ -238,7 +238,7 @@ def _notes(result: BenchResult) -> list[str]:
 
 
 def _slower(figures: list[MethodFigures]) -> list[str]:
-    """Return a note that names slower drafters, and the drafter to choose."""
+    """Name the drafters that are slower than plain decoding, and the fastest choice."""
     drafters = [
         row for row in figures if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
     ]

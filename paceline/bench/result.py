@@ -14,31 +14,31 @@ from paceline.core.metrics import Timing
 
 @dataclass(frozen=True, slots=True)
 class MethodFigures:
-    """The figures of one method; None if unknown or undefined.
+    """The figures of one method; a figure is None if it is unknown or undefined.
 
     Attributes:
         method: Name of the method.
         answers: Number of answers.
         new_tokens: Number of tokens in the answers.
         seconds: Wall-clock time of the answers.
-        tokens_per_second: All new tokens / all seconds.
+        tokens_per_second: Total number of new tokens / total time in seconds.
         speedup: Ratio of `tokens_per_second` to that of the baseline.
-        speedup_median: Median of this ratio over prompts (batches).
+        speedup_median: Median of the speed-ups on the individual prompts or batches.
         cpu_speedup: Like `speedup`, but with processor time instead of wall-clock time.
-        tokens_per_forward: sum(new tokens - 1) / sum(forward passes after prefill). Plain decoding
-            scores exactly 1.
-        accepted_per_draft: Accepted tokens / non-empty trees.
-        acceptance_rate: Accepted / drafted tokens.
+        tokens_per_forward: sum(new tokens - 1) / sum(forward passes after prefill). For plain
+            decoding, this is exactly 1.
+        accepted_per_draft: Number of accepted tokens / number of non-empty draft trees.
+        acceptance_rate: Number of accepted tokens / number of draft tokens.
         fed_per_step: Mean number of query tokens in forward passes after prefill.
         target_share, draft_share, overhead_share: Shares of the time spent in target forward
             passes, in draft forward passes, and elsewhere.
         equal: Number of answers that match the reference.
         compared: Number of answers compared.
         peak_memory: Maximum accelerator memory allocated during a call, in bytes.
-        draft_forwards: Draft model forward passes per new token.
-        verification_rate: Target forward passes per new token, including prefill (SpecDec++,
-            section 2).
-        discard_rate: Rejected draft tokens per new token (SpecDec++, section 2).
+        draft_forwards: Number of forward passes of the draft model per new token.
+        verification_rate: Number of target forward passes per new token, including prefill
+            (SpecDec++, section 2).
+        discard_rate: Number of rejected draft tokens per new token (SpecDec++, section 2).
         batch_invariant: Whether bit-for-bit agreement with plain decoding was guaranteed.
     """
 
@@ -73,18 +73,20 @@ class BenchResult:
     Attributes:
         config: Configuration of the run.
         environment: The machine and the software versions.
-        complete: Whether the run was completed without interruption. In either case, all methods
-            have answered the same prompts.
-        target, draft: Names of the models, including their cost-scale labels.
+        complete: Whether the run was completed without interruption. Even if it was interrupted,
+            all methods have answered the same prompts.
+        target, draft: Names of the models; if a model was enlarged, the name includes its size.
         dtype: Data type of the target.
         methods: Names of the methods, in the configured order.
         baseline: Method to which speed-ups are relative.
-        reference: Method whose tokens all other methods must match, or None.
-        skipped: Methods that could not run, with the reason.
+        reference: Method whose tokens all other methods must match; None if there is no such
+            method.
+        skipped: Methods that could not run, each with the reason.
         calls: All timed calls.
-        divergences: Answers that differ from the reference.
-        cut_prompts: Number of prompts that were too long for the context and were cut.
-        guarantees: Guarantees by method, for drafters only.
+        divergences: The first difference of each answer that differs from the reference.
+        cut_prompts: Number of prompts that were shortened because they did not fit into the
+            context.
+        guarantees: For each drafter, whether its answers are guaranteed to equal plain decoding.
     """
 
     config: BenchConfig
@@ -110,12 +112,12 @@ class BenchResult:
     def figures(self, category: str | None = None) -> list[MethodFigures]:
         """Return the figures for all methods, over all prompts or one category.
 
-        Times of batches with several categories are not included in any category.
+        The time of a batch with prompts from several categories counts towards none of them.
         """
         return [self._figures(method, category) for method in self.methods]
 
     def unit_speedups(self, method: str, category: str | None = None) -> list[float]:
-        """Return a method's speed-up over the baseline for each prompt (batch)."""
+        """Return a method's speed-up over the baseline for each prompt or batch."""
         rates, base = (self._unit_rates(name, category) for name in (method, self.baseline))
         return [rates[unit] / base[unit] for unit in rates if base.get(unit)]
 

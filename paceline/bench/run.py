@@ -1,4 +1,4 @@
-"""Run every prompt through every method on one model object, and compare answers."""
+"""Answer every prompt with every method, using one model, and compare the answers."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Options of a run that are not part of its configuration.
+    """Options of a run that its configuration does not store.
 
     Attributes:
         makers: Functions that build additional drafters from the draft model, by drafter name.
         loaded: Function called after the models have been loaded, before the first answer.
-        ranks: Processes of a parallel run, if they have already joined.
-        budget: Whether the engine may cut trees to a draft budget, unlike in the papers.
+        ranks: The group of processes of a parallel run, if they have already joined it.
+        budget: Whether a draft budget may shrink the trees. Papers are reproduced without a budget.
     """
 
     makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
@@ -76,7 +76,7 @@ def run_bench(
     progress: bool = True,
     options: RunOptions | None = None,
 ) -> BenchResult:
-    """Run a benchmark; after Ctrl-C, return what all methods have answered.
+    """Run a benchmark; after Ctrl-C, keep the prompts that all methods have answered.
 
     Args:
         config: Methods, prompts and models.
@@ -112,7 +112,7 @@ def run_bench(
 
 
 class _BenchRun:
-    """The measurement loop over repeats, units and methods, in rotating order."""
+    """Measures all methods on every prompt or batch; the order of the methods rotates."""
 
     def __init__(
         self,

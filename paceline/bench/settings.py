@@ -23,7 +23,7 @@ _REPEATED = {"drafters": "--drafter", "baselines": "--baseline", "prompts": "--p
 
 @dataclass(frozen=True, slots=True)
 class CostScale:
-    """Sizes to which a model is enlarged.
+    """The size to which a model is enlarged.
 
     Attributes:
         width: Width of the residual stream.
@@ -58,7 +58,7 @@ class BenchConfig:
 
     Attributes:
         models: Models; "demo" includes its draft model.
-        drafters: Drafter specs, as in `LLM(drafter=...)`. Each is a method.
+        drafters: Drafter specs, as in `LLM(drafter=...)`. Each spec is measured as one method.
         baselines: Methods in transformers: "transformers" (`model.generate`),
             "transformers:prompt_lookup[=TOKENS]", "transformers:assistant" (with the draft model
             as assistant, at default settings), and "transformers:generate_batch" (continuous
@@ -73,11 +73,11 @@ class BenchConfig:
             enlarged.
         repeats: Number of passes over all prompts, each with new drafters; at least 1.
         warmup: Number of short, untimed answers per method before the run; at least 0.
-        max_seconds: Time limit in seconds, at least 0. The run ends once all methods have answered
-            the current prompt; 0 sets no limit.
-        lookahead_parallel: Number of ranks that share the draft trees of drafters with a lookahead
-            window; 0 runs one process. Other methods run on every rank. Times are taken from rank
-            0, and query tokens from the busiest rank.
+        max_seconds: Time limit in seconds; at least 0. At the limit, the run ends as soon as all
+            methods have answered the current prompt. 0 sets no limit.
+        lookahead_parallel: Number of ranks among which draft trees with a lookahead window are
+            split; 0 runs one process. Other methods run on every rank. Times are those of rank 0,
+            and query tokens are those of the busiest rank.
 
     Raises:
         ConfigError: A name is unknown, or a value is out of range.
@@ -149,7 +149,8 @@ class BenchConfig:
     def with_draft(self) -> list[str]:
         """Return the drafters that use the draft model.
 
-        These are the drafters that need one and, if a draft model is named, those that accept one.
+        These are the drafters that need a draft model. If a draft model is named, drafters that
+        accept one are included.
         """
         named = self.models.draft_model is not None
         entries = {spec: entry(parse_spec(spec)[0]) for spec in self.drafters}
@@ -193,7 +194,8 @@ def command_words(
 def option_words(name: str, value: Any) -> list[str]:
     """Return the command-line words that set one field of a configuration.
 
-    True yields only the flag; a tuple yields the flag once per entry.
+    For True, the result is only the option's name. For a tuple, the option is repeated for each
+    entry.
     """
     flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
     if value is True:

@@ -1,4 +1,4 @@
-"""Define the timed calls of a run, and comparisons of its answers."""
+"""Define the timed calls of a run, and the comparison of its answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class AnswerRow:
         prompt: Id of the prompt.
         category: Category of the prompt.
         prompt_tokens, new_tokens: Number of tokens in the prompt and in the answer.
-        equal: Whether the tokens equal those of the reference; None if they need not be equal.
+        equal: Whether the tokens equal those of the reference method; None if they need not be
+            equal.
         counts: The engine's counts; None for other methods.
     """
 
@@ -73,9 +74,9 @@ class TimedCall:
         repeat: Index of the pass.
         seconds: Wall-clock time.
         cpu_seconds: Processor time of the process.
-        timing: The engine's times in seconds; None if unknown.
+        timing: Time that the engine spent in each phase, in seconds; None if unknown.
         peak_memory: Accelerator memory allocated during the call, in bytes.
-        rows: Figures of each answer.
+        rows: The figures of each answer.
     """
 
     method: str
@@ -98,7 +99,7 @@ class Guarantee:
     """A guarantee that a drafter's answers equal plain decoding bit for bit.
 
     Attributes:
-        on: Whether the guarantee holds in any batch (`LLM.invariance`).
+        on: Whether the guarantee holds in every batch (`LLM.invariance`).
         reason: Why the guarantee holds, or why it does not.
     """
 
@@ -114,7 +115,8 @@ class Divergence:
         method: Name of the method.
         prompt: Id of the prompt.
         position: Index of the first differing token in the answer.
-        expected, got: Tokens of the reference and of the method; None after the end of an answer.
+        expected, got: Token of the reference and token of the method; None if that answer has
+            already ended.
         top_logit: The target's largest logit at this position, from a separate forward pass.
         top_gap: Difference between the two largest logits.
         choice_gap: Difference between the logits of `expected` and `got`.

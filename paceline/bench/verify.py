@@ -1,4 +1,4 @@
-"""Compare drafted and plain decoding, down to the bits of the first difference."""
+"""Compare decoding with and without drafts, to the bits of the first difference."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def run_verify(
     Args:
         config: Models, drafters, prompts, sampling and `max_nodes` of the run.
         finished: Function called with each verdict.
-        batches: Batch sizes to test, in prompts answered together. Every drafter runs with every
-            batch size.
-        prefill_chunks: Prefill chunk sizes to test, in prompt tokens per forward pass. Every
-            drafter runs with every chunk size.
+        batches: Batch sizes to test: the maximum number of prompts answered together. Every drafter
+            runs with every batch size.
+        prefill_chunks: Prefill chunk sizes to test: the maximum number of prompt tokens per forward
+            pass. Every drafter runs with every chunk size.
         progress: Whether to show a progress bar on standard error, if it is a terminal.
     Raises:
         ConfigError: Models, prompts or drafters cannot be used, or required batch invariance is

@@ -90,7 +90,7 @@ class VerifyEngine:
         expected: Sequence[list[int]] | None = None,
         done: Callable[[int], object] = lambda count: None,
     ) -> list[tuple[Request, tuple[int, Tensor] | None, float]]:
-        """Answer prompts, in batches as large as allowed.
+        """Answer prompts in batches of the maximum size.
 
         Args:
             prompts: Token ids of the prompts.
@@ -140,7 +140,7 @@ class VerifyEngine:
         drafted: list[int],
         divergence: tuple[int, Tensor],
     ) -> Difference:
-        """Describe the first difference, running plain decoding again to get its logits."""
+        """Describe the first difference; plain decoding runs again to provide its logits."""
         position, row = divergence
         ((_, plain_divergence, _),) = self.answer([ids], number, [plain[:position]])
         tokens = tuple(

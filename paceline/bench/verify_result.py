@@ -1,4 +1,4 @@
-"""Define the result of a comparison of drafted and plain decoding."""
+"""Define the result of comparing decoding with and without drafts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Difference:
     Attributes:
         prompt: Id of the prompt.
         position: Index of the first differing token in the answer.
-        tokens: The token from plain decoding and from drafted decoding; None after the end of an
-            answer.
+        tokens: The token from decoding without drafts and the token from decoding with drafts; None
+            if that answer has already ended.
         texts: The same tokens as text.
-        plain, drafted: Logits of these tokens in plain decoding and in drafted decoding.
+        plain, drafted: Logits of these two tokens in decoding without drafts and with drafts.
     """
 
     prompt: str
@@ -55,13 +55,13 @@ class DrafterVerdict:
         drafter: Spec of the drafter.
         batch: Maximum number of prompts answered together.
         prefill_chunk: Maximum number of prompt tokens per forward pass.
-        answers: Number of answers compared. 0 if the drafter samples its tokens, because then only
-            the distribution is the same.
+        answers: Number of answers compared. It is 0 if the drafter samples its tokens, because then
+            only the distribution of answers is guaranteed to be equal.
         differing: Number of answers that differ from plain decoding.
-        accepted: Number of accepted draft tokens. If it is 0, the comparison is meaningless.
+        accepted: Number of accepted draft tokens. If it is 0, the comparison proves nothing.
         tokens: Number of new tokens in all answers.
         tokens_per_forward: Mean number of tokens per forward pass, over the answers.
-        first: The first difference, if any.
+        first: The first difference; None if all answers are equal.
     """
 
     drafter: str
@@ -85,7 +85,8 @@ class VerifyResult:
         environment: Description of the machine.
         invariance: Batch invariance of the engine.
         verdicts: Results of completed comparisons.
-        cut_prompts: Number of prompts that were too long and were cut.
+        cut_prompts: Number of prompts that were shortened because they did not fit into the
+            context.
         runs: Number of comparisons in a complete run; an interrupted run has fewer verdicts.
     """
 

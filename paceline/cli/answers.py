@@ -27,7 +27,7 @@ class CliPrompt:
     """A prompt to answer.
 
     Attributes:
-        text: Prompt in the form shown to the user.
+        text: Prompt as it is shown to the user.
         name: Id of the prompt in its file, if it has one.
         prompt: Input for the model: text, messages or token ids.
     """
@@ -40,9 +40,9 @@ class CliPrompt:
 def answered(
     llm: LLM, prompts: Sequence[Any], sampling: SamplingParams
 ) -> Generator[tuple[int, Completion], None, None]:
-    """Answer prompts in shared batches, yielding an index and completion as each ends.
+    """Answer prompts in batches; yield each index and completion when it is finished.
 
-    Closing the generator frees all slots that it holds.
+    Closing the generator frees all its slots.
 
     Raises:
         ConfigError, CapacityError: A prompt cannot be used. No request has started.
@@ -77,8 +77,8 @@ def answer_all(
 
     Args:
         prompts: Prompts to answer.
-        output: File for JSON Lines; "-" is standard output. None (default) prints the texts under
-            headings.
+        output: Write the answers to this file as JSON Lines; "-" means standard output. None
+            (default) prints the texts under headings.
     """
     write_answer = _heading_and_text if output is None else _line_to(output)
     finished: dict[int, Completion] = {}

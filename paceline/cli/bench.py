@@ -41,11 +41,11 @@ flattened("With --serve")(LoadOptions)
 @flattened("Quantity")
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Set what a benchmark measures; by default, the speed of individual runs.
+    """Set what a benchmark measures; by default, how fast each method answers.
 
     Attributes:
-        memory: Measure peak memory instead of time, running each method in its own process.
-        serve: Measure a server under load instead; answers are compared with those from plain
+        memory: Measure peak memory instead of time; each method runs in its own process.
+        serve: Measure a server under load instead. Its answers are compared with those of plain
             decoding.
     """
 

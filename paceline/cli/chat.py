@@ -35,14 +35,15 @@ _NAMES = [line.partition(" ")[0] for line in _HELP]
 
 @dataclass(frozen=True, slots=True)
 class _AdviceSettings:
-    """Settings of the advice at the end of a chat.
+    """Settings for the advice about drafters at the end of a chat.
 
     Attributes:
-        min_tokens: Number of answer tokens required before the drafter is compared with plain
-            decoding.
-        num_plain_tokens: Number of tokens decoded without drafting for the comparison.
-        min_speedup: Minimum speed-up of plain decoding over the drafter for giving advice. Above
-            1, because short contexts decode faster.
+        min_tokens: Number of answer tokens that a chat needs before the drafter is compared with
+            plain decoding.
+        num_plain_tokens: Number of tokens that plain decoding generates for the comparison.
+        min_speedup: Advice is given if plain decoding is faster than the drafter by at least this
+            factor. The factor is above 1 because the comparison uses a short context, which decodes
+            faster.
     """
 
     min_tokens: int = 32
@@ -55,7 +56,7 @@ _ADVICE = _AdviceSettings()
 
 @dataclass(frozen=True, slots=True)
 class ChatSampling(SamplingParams):
-    """Sampling parameters whose default answer length suits a conversation."""
+    """Sampling parameters with a default answer length for conversations."""
 
     max_new_tokens: int = 256
 
@@ -67,7 +68,7 @@ class Conversation:
     Attributes:
         opening: Messages before the first question, such as the system message; /reset keeps them.
         messages: All messages so far.
-        tokens, seconds: Totals over all answers that were not interrupted.
+        tokens, seconds: Total number of tokens and total time of all complete answers.
     """
 
     llm: LLM
@@ -83,7 +84,7 @@ class Conversation:
         self.llm.chat_prompt([*self.opening, {"role": "user", "content": "-"}])
 
     def take(self, line: str) -> bool:
-        """Execute a command or answer a message; return False if the user quits.
+        """Run a command or answer a message; return False if the user quits.
 
         Raises:
             PacelineError: The line cannot be processed. The conversation does not change.
@@ -119,9 +120,10 @@ class Conversation:
             self.seconds += answer.stats.seconds
 
     def advice(self) -> str | None:
-        """Return a hint if plain decoding is faster, as measured on a few tokens.
+        """Decode a few tokens without drafts, and return a hint if that is faster.
 
-        Drafters with a draft budget get no hint, because the budget pauses drafting automatically.
+        There is no hint for drafters with a draft budget, because the budget pauses drafting
+        automatically.
         """
         if (
             self.tokens < _ADVICE.min_tokens

@@ -1,4 +1,4 @@
-"""List the commands and the first lines of their help, without importing them."""
+"""List every command with the first line of its help, without importing any."""
 
 from __future__ import annotations
 

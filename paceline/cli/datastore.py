@@ -54,10 +54,10 @@ class WriteOptions:
     """Set how shards are written.
 
     Attributes:
-        shard_tokens: Maximum number of tokens per shard; at least 0. 0 allows as many as fit into
-            --memory.
-        memory: Memory for sorting a shard, in GiB; at least 0.001.
-        workers: Number of threads for sorting; at least 0; 0 uses one per core.
+        shard_tokens: Maximum number of tokens per shard; at least 0. With 0, --memory limits the
+            shards.
+        memory: Memory that sorting a shard may use, in GiB; at least 0.001.
+        workers: Number of threads that sort; at least 0. 0 uses one thread per core.
 
     Raises:
         ConfigError: A value is out of range.
@@ -90,10 +90,11 @@ def build(
     Example: paceline datastore build store texts.jsonl --tokenizer smollm2
 
     Args:
-        vocab_size: Vocabulary size, at least 0; token ids must be smaller. 0 uses the tokenizer's
-            vocabulary size.
+        vocab_size: Vocabulary size; at least 0. Every token id must be smaller than this number. 0
+            uses the tokenizer's vocabulary size.
         answers_only: Keep only the assistant's messages.
-        skip_invalid: Skip invalid records. Otherwise, an invalid record stops the command.
+        skip_invalid: Skip invalid records. Without this option, an invalid record stops the
+            command.
     """
     from paceline.datastore import build as build_store
     from paceline.datastore.inputs import documents
@@ -134,7 +135,8 @@ def add(
 
     Args:
         answers_only: Keep only the assistant's messages.
-        skip_invalid: Skip invalid records. Otherwise, an invalid record stops the command.
+        skip_invalid: Skip invalid records. Without this option, an invalid record stops the
+            command.
     """
     from paceline.datastore import add as add_documents
     from paceline.datastore.inputs import documents
@@ -201,7 +203,7 @@ def _writer_arguments(writing: WriteOptions) -> dict[str, Any]:
 
 
 def print_summary(path: str) -> None:
-    """Print a one-line summary of a datastore that has been written."""
+    """Print one line about a datastore that has been written."""
     from paceline.datastore import info
 
     store_info = info(path)

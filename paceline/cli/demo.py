@@ -71,7 +71,7 @@ def demo(
 
 
 def _check(show: DemoSettings, models: ModelOptions, console: Console) -> bool:
-    """Compare float32 answers with transformers'; return False if interrupted."""
+    """Compare float32 answers with those of transformers; return False if interrupted."""
     from paceline.bench import run_bench
 
     console.rule(

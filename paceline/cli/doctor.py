@@ -51,8 +51,8 @@ def doctor(
     Example: paceline doctor smollm2 --dtype bfloat16
 
     Args:
-        measure: Measure the cost of a forward pass again, and store it. Requires a model and an
-            idle machine.
+        measure: Measure the cost of a forward pass again, and store it. This requires a model and
+            an idle machine.
     """
     if measure and model is None:
         raise ConfigError(
@@ -131,7 +131,7 @@ def _half_precision(flags: list[str]) -> str:
 
 
 def _extras() -> dict[str, str]:
-    """Return, for each optional extra, whether its packages are installed."""
+    """For each optional extra, return whether its packages are installed."""
     try:
         lines = requires("paceline") or []
     except PackageNotFoundError:
@@ -150,7 +150,7 @@ def _extras() -> dict[str, str]:
 
 
 def _facts(model: str, llm: LLM) -> dict[str, str]:
-    """Return information about a model and the features used with it."""
+    """Return information about a model and about the features that it uses."""
     from paceline.model.cached_lm import CachedLM
 
     if not isinstance(llm.model, CachedLM):
@@ -182,7 +182,7 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
-    """Return facts about a model in llama.cpp."""
+    """Return information about a model that llama.cpp runs."""
     loaded = llm.model.model
     return {
         "model": f"{model}: {loaded.description}",
@@ -195,7 +195,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(target: CachedLM) -> str:
-    """Return which library computes matrix products, with the times of both."""
+    """Return whether paceline or torch computes matrix products, and both durations."""
     from paceline.backend.settings import TIMED_ROWS
     from paceline.cpu.product_choice import trial
 
@@ -217,7 +217,7 @@ def _products(target: CachedLM) -> str:
 
 
 def _costs(llm: LLM) -> str:
-    """Return the stored cost curve, with the conditions of its measurement."""
+    """Return the stored cost curve, and the conditions under which it was measured."""
     assert llm.costs is not None, "no ranks"
     if llm.costs.given:
         return f"given by ${_COST_CURVE}"
@@ -235,7 +235,7 @@ def _costs(llm: LLM) -> str:
 
 
 def _conditions(timed: Conditions) -> str:
-    """Return the age, spread and machine load of a measurement."""
+    """Describe a measurement: its age, its spread and the load of the machine."""
     hours = max(0.0, time.time() - timed.made) / 3600
     age = (
         f"{hours * 60:.0f} minutes"
@@ -259,7 +259,7 @@ def _print(facts: dict[str, str]) -> None:
 
 
 def _print_findings(proof: ProbeReport) -> None:
-    """Print, for each module, the row counts that round identically."""
+    """Print, for each module, which numbers of rows give bit-identical results."""
     table = Table(box=None, pad_edge=False)
     for heading in ("module", "in -> out", "count", "rows tested", "bit-identical rows"):
         table.add_column(heading, overflow="fold")

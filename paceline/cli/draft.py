@@ -46,8 +46,9 @@ def train(
     Example: paceline draft train smollm2 --recording answers.jsonl --out draft
 
     Args:
-        out: Folder for the best draft model so far and, at the end, the learning curve.
-        texts: Text or chat file to pre-train on (.jsonl, .txt, .npy, .parquet), as for `paceline
+        out: Folder in which the best draft model so far is stored. At the end, the learning curve
+            is added.
+        texts: Text or chat file for pre-training (.jsonl, .txt, .npy, .parquet), as for `paceline
             datastore`; repeatable. Default: none.
     """
     use_threads(models.threads)
@@ -96,7 +97,7 @@ def evaluate(
     models: Annotated[ModelOptions, only("dtype", "threads")] = ModelOptions(),
     files: Annotated[ResultFiles, without("markdown")] = ResultFiles(),
 ) -> None:
-    """Evaluate a draft model's acceptance, cost and speed-up on held-out answers.
+    """Measure a draft model's acceptance, cost and speed-up on held-out answers.
 
     Example: paceline draft evaluate smollm2 draft --recording answers.jsonl
 

@@ -43,9 +43,9 @@ def train(
     Example: paceline draft-head train smollm2 --recording answers.jsonl --out head
 
     Args:
-        out: File for the draft head (safetensors), to be passed to the auto drafter's `draft_head`
-            option.
-        texts: Additional text or chat file to train on (.jsonl, .txt, .npy, .parquet), as for
+        out: Write the draft head to this file (safetensors). Pass the file to the auto drafter as
+            `draft_head`.
+        texts: Additional text or chat file for training (.jsonl, .txt, .npy, .parquet), as for
             `paceline datastore`; repeatable. Default: none.
     """
     require_writable(out)

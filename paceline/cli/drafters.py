@@ -16,7 +16,7 @@ def drafters() -> None:
     """List the drafters with their options and defaults.
 
     A drafter spec is a name with options, such as sssd:max_nodes=8,datastore=store. To use a class
-    outside paceline, write module:Class.
+    that is not part of paceline, write module:Class.
     """
     table = Table(box=None, pad_edge=False)
     for heading in ("drafter", "options and defaults", "what it does"):

@@ -18,16 +18,16 @@ from paceline.util.files import STANDARD_OUTPUT, append, require_writable
 @flattened("Files")
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """Set where results are written. The files are checked before the run.
+    """Set the files to which results are written. They are checked before the run.
 
     Attributes:
-        json: File for the results as JSON; '-' writes the results to standard output instead of
+        json: Write the results to this file as JSON; '-' writes them to standard output instead of
             the table. Default: none.
-        png: File for a plot of the results. Default: none.
-        markdown: File to which a section about the results is appended. Default: none.
+        png: Write a plot of the results to this file. Default: none.
+        markdown: Append a section about the results to this Markdown file. Default: none.
 
     Raises:
-        ConfigError: A file cannot be written, or two results go to standard output.
+        ConfigError: A file cannot be written, or more than one result goes to standard output.
     """
 
     json: Path | None = None
@@ -43,7 +43,7 @@ class ResultFiles:
             )
 
     def console(self) -> Console | None:
-        """Return the console for tables: standard error if results use standard output."""
+        """Return the console for tables: standard error if JSON goes to standard output."""
         return table_console(stderr=STANDARD_OUTPUT in self._paths())
 
     def write(
@@ -58,8 +58,8 @@ class ResultFiles:
 
         Args:
             json, png: Functions that write these files.
-            section: Function that returns the Markdown text, given a relative link to the picture
-                or None.
+            section: Function that returns the Markdown text. Its argument is a relative link to the
+                plot, or None without a plot.
         Raises:
             ConfigError: A file cannot be written.
         """

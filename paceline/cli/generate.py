@@ -37,15 +37,16 @@ _FIELDS = ("prompt", "text", "turns", "messages")
 @flattened("Input and output")
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """Set where prompts come from and where answers go.
+    """Set the source of the prompts and the destination of the answers.
 
     Attributes:
         chat: Apply the model's chat template to each prompt.
         system: System message; implies --chat. Default: none.
-        file: File with additional prompts: JSON lines with prompt, text, turns or messages (and
-            id), or text with one prompt per line. Default: none.
-        output: File for the answers as JSON lines, one per prompt; '-' is standard output.
-            Default: only the text is printed.
+        file: Read additional prompts from this file. A .jsonl file has one JSON object per line,
+            with the field prompt, text, turns or messages and, optionally, id. Any other file has
+            one prompt per line. Default: none.
+        output: Write the answers to this file as JSON lines, one per prompt; '-' writes them to
+            standard output. Default: print only the text of the answers.
     """
 
     chat: bool = False
@@ -55,7 +56,7 @@ class PromptInput:
 
     @property
     def uses_template(self) -> bool:
-        """Return whether the chat template is applied to plain prompts."""
+        """Return whether the chat template is applied to prompts that are plain text."""
         return self.chat or self.system is not None
 
 
@@ -74,7 +75,7 @@ def generate(
     Example: paceline generate demo "Count to three." --chat -n 32
 
     Args:
-        prompts: Prompt to answer; repeatable. '-' reads a prompt from standard input. Put '--'
+        prompts: Prompt to answer; repeatable. '-' reads a prompt from standard input. Write '--'
             before a prompt that looks like an option.
     """
     if source.output is not None:

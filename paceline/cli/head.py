@@ -58,9 +58,9 @@ def record(
 ) -> None:
     """Record data for training an acceptance head.
 
-    The recording holds the target's answers and the acceptance probability of each draft token. Use
-    the same sampling settings as for decoding. Recording can be interrupted at any time; run the
-    same command again to resume it.
+    The recording contains the target's answers and the acceptance probability of each draft token.
+    Use the same sampling settings as for decoding. Recording can be interrupted at any time; run
+    the same command again to resume it.
 
     Example: paceline head record demo --prompts prompts.jsonl --out recording
     """
@@ -93,7 +93,7 @@ def train(
     Example: paceline head train recording --out head
 
     Args:
-        out: Folder for the acceptance head.
+        out: Folder in which the acceptance head is stored.
     """
     make_folder(out)
     use_threads(models.threads)
@@ -154,13 +154,13 @@ def calibrate(
 ) -> None:
     """Store the measured cost of each threshold in the head's card.
 
-    The command decodes prompts to measure the cost. With threshold=auto, the drafter uses the
+    The command decodes prompts to measure the cost. A drafter with threshold=auto uses the stored
     result.
 
     Example: paceline head calibrate demo head recording --limit 20
 
     Args:
-        limit: Maximum number of prompts per recording; at least 0; 0 uses all.
+        limit: Maximum number of prompts per recording; at least 0. 0 uses all prompts.
     """
     require_range("head calibrate", "limit", limit, 0)
     models = replace(models, model=model)
@@ -192,7 +192,7 @@ def calibrate(
 def _recordings(
     folders: Sequence[Path], draft_model: str | None
 ) -> tuple[list[Recording], PreTrainedModel]:
-    """Return the recordings and the draft model, by default the recorded one."""
+    """Return the recordings, and the draft model (by default, that of the recordings)."""
     from paceline.model.loading import load_draft
     from paceline.training.acceptance_head.recording import read_recording
 

@@ -1,4 +1,4 @@
-"""Format command help, with complete usage lines and text that wraps at any width."""
+"""Format the help of commands, with complete usage lines and text that wraps."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class HelpFormatter:
 
 
 def _in_paragraphs(text: Any) -> Text:
-    """Return text in which line breaks separate paragraphs only."""
+    """Join the lines of each paragraph, so that line breaks only separate paragraphs."""
     content = getattr(text, "primary_renderable", text)  # of cyclopts' InlineText
     plain = content.plain if isinstance(content, Text) else str(content or "")
     return Text("\n\n".join(" ".join(part.split()) for part in plain.strip().split("\n\n")))

@@ -17,8 +17,8 @@ class InvalidRecords:
     """Counts invalid records and lists the first few.
 
     Args:
-        skip: Whether to skip invalid records. If False, an error listing up to ten records is
-            raised before anything is written.
+        skip: Whether to skip invalid records. If False, an error that lists up to ten invalid
+            records is raised before anything is written.
     """
 
     def __init__(self, skip: bool) -> None:
@@ -39,10 +39,11 @@ class InvalidRecords:
             self._refuse(f"at least {MAX_NAMED_RECORDS}")
 
     def counted(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents, and then check that enough records were valid.
+        """Yield the documents, and then check the number of invalid records.
 
         Raises:
-            ConfigError: All records were invalid, or some were and skipping is not allowed.
+            ConfigError: All records were invalid; or some were invalid, and skipping is not
+                allowed.
         """
         read = 0
         for document in documents:

@@ -39,7 +39,7 @@ def build_llm(
     Args:
         models: Model options; the model "demo" selects the built-in models.
         drafter: Drafter spec.
-        ranks: Processes in a parallel run.
+        ranks: The group of processes in a parallel run.
         options: Other arguments for `LLM`.
     """
     drafter_entry = entry(split_spec(drafter)[0])
@@ -75,8 +75,8 @@ def load_tokenizer(name: str) -> Any:
     """Load the tokenizer for a command.
 
     Args:
-        name: Directory or hub id. "demo" is the tokenizer of the built-in models, and
-            "mistral-common" the 32k tokenizer in that package.
+        name: Directory or hub id. "demo" is the tokenizer of the built-in models. "mistral-common"
+            is the 32k tokenizer of the package with that name.
     Raises:
         ConfigError: The tokenizer cannot be loaded.
     """

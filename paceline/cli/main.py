@@ -39,7 +39,7 @@ def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 
 def new_app(name: str, help_text: str) -> App:
-    """Return an application without commands, with the parsing rules of `paceline`.
+    """Return an application that parses options like `paceline` but has no commands.
 
     Args:
         name: Name of the program, for its help.
@@ -61,10 +61,10 @@ def new_app(name: str, help_text: str) -> App:
 
 
 def _build_app(listed: bool) -> App:
-    """Return the application.
+    """Return the application with all commands.
 
     Args:
-        listed: Whether to take the commands' help from `COMMANDS` instead of importing the
+        listed: Whether to take the help of the commands from `COMMANDS`, without importing the
             commands.
     """
     app = new_app(
@@ -92,7 +92,7 @@ app = _build_app(listed=False)
 
 
 class _Word(str):
-    """A command-line word that counts as an option only if it looks like one.
+    """A command-line word, which counts as an option only if it looks like one.
 
     Words such as "-", "-5 degrees" or "-> x" are values.
     """
@@ -178,7 +178,7 @@ def _status(words: Sequence[str]) -> int:
 
 
 def _prepare_streams() -> None:
-    """Open missing standard streams on the null device; escape unprintable characters."""
+    """Open missing standard streams as the null device; escape unprintable characters."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -1,4 +1,4 @@
-"""Also accept the target model as the `--model` or `-m` option.
+"""Also accept the target model through the option `--model` or `-m`.
 
 Commands declare the model as their first positional argument. `with_model_first` moves the
 option's value to that position.
@@ -22,7 +22,7 @@ _SHOWN_INSTEAD = {"--help", "-h", "--version"}  # these run no command
 def with_model_first(app: App, words: Sequence[str]) -> list[str]:
     """Return the command line with the model as the first positional argument.
 
-    It does not change if the option is missing or the command has no target model.
+    The command line stays the same if the option is missing or the command has no target model.
 
     Args:
         app: Application of the command line.
@@ -54,7 +54,7 @@ def takes_model(command: App) -> bool:
 
 
 def _taken_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the option's values and the other words."""
+    """Separate the option's values from the other words."""
     models: list[str] = []
     others: list[str] = []
     remaining = iter(words)

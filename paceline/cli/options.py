@@ -1,4 +1,4 @@
-"""Define groups of command-line options as dataclasses, with docstrings as help.
+"""Define groups of command-line options as dataclasses with docstrings as help.
 
 `@flattened` shows the fields of such a class as options of the command: `--threads` instead of
 `--models.threads`.
@@ -67,23 +67,23 @@ def command_group(name: str) -> App:
 
 
 def flattened(title: str) -> Parameter:
-    """Return a parameter that shows a class's fields as options, under a title."""
+    """Make a command show the fields of a class as options, under a title."""
     return Parameter(name="*", group=Group(title, sort_key=_TITLES.index(title)))
 
 
 def with_known_types(group: type[T]) -> type[T]:
-    """Resolve type annotations that a class inherits from another module."""
+    """Resolve the type annotations that a class inherits from another module."""
     group.__init__.__annotations__.update(get_type_hints(group))
     return group
 
 
 def without(*names: str) -> Parameter:
-    """Return a parameter that hides some options of a group."""
+    """Make a command hide some options of a group."""
     return Parameter(parse=re.compile(rf"^(?!(?:{'|'.join(names)})$)"))
 
 
 def only(*names: str) -> Parameter:
-    """Return a parameter that shows only some options of the group `models`."""
+    """Make a command show only some options of the group `models`."""
     return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
 
 
@@ -140,11 +140,11 @@ class MethodOptions:
     """Set which methods a benchmark compares.
 
     Attributes:
-        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all that the
-            given models support.
+        drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all drafters
+            that the given models support.
         baselines: transformers, transformers:prompt_lookup, transformers:assistant or
             transformers:generate_batch; repeatable, or separated by spaces or commas; 'none' runs
-            no baselines. Default: the first two, and the third if there is a draft model.
+            no baselines. Default: the first two and, if there is a draft model, the third.
     """
 
     drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()
@@ -160,11 +160,11 @@ _hide_per_request(SamplingParams)
 @flattened("Parallel run")
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
-    """Set how a command runs across several processes.
+    """Set how a command runs in several processes.
 
     Attributes:
-        lookahead_parallel: Split each draft tree among the processes that torchrun started.
-        process_timeout: Number of seconds without a message after which a process is considered
+        lookahead_parallel: Split every draft tree among the processes that torchrun started.
+        process_timeout: If a process sends no message for this number of seconds, it is considered
             lost; at least 1.
 
     Raises:
@@ -181,8 +181,8 @@ class ParallelOptions:
 def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
     """Split repeated options into drafter specs.
 
-    A space separates specs, as does a comma before one of `names`, "none" or module:Class. Quoted
-    text is not split.
+    A space separates specs, as does a comma before one of `names`, "none" or module:Class. Text in
+    quotation marks is not split.
     """
     known = "|".join(re.escape(name) for name in ("none", *names))
     outside = r"[\w.]+:[^\W\d][\w.]*(?=[:,\s]|$)"  # module:Class

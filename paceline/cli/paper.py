@@ -23,15 +23,15 @@ def run_paper(
     /,
     *options: Annotated[str, Parameter(name="OPTION", allow_leading_hyphen=True)],
 ) -> int:
-    """Reproduce the tables and figures of a paper on your models.
+    """Reproduce the tables and figures of a paper with your models.
 
     The command requires a clone of the repository.
 
     Example: paceline paper lookahead --png figures.png
 
     Args:
-        name: Paper: lookahead, ouroboros, specdec_pp or sssd. Default: show the help for all
-            papers.
+        name: Name of the paper: lookahead, ouroboros, specdec_pp or sssd. Without a name, the help
+            for all papers is shown.
         options: Target model and options; `paceline paper NAME --help` lists the options.
     """
     return run([name, *options] if name else [], _papers_app())

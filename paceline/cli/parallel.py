@@ -49,7 +49,7 @@ def joined_ranks(options: ParallelOptions, device: str) -> Iterator[Ranks | None
 
 
 def prints_for_all(words: Sequence[str]) -> bool:
-    """Return whether this process prints command-line errors for all processes."""
+    """Return whether this process prints the command-line errors of all processes."""
     return "--lookahead-parallel" not in words or os.environ.get("RANK", "0") == "0"
 
 
@@ -57,7 +57,7 @@ def refuse_standard_input(parallel: bool, prompts: Sequence[str]) -> None:
     """Reject a prompt from standard input in a parallel run.
 
     Raises:
-        ConfigError: A prompt is "-", which only one process could read.
+        ConfigError: A prompt is "-". Only one of the processes could read standard input.
     """
     if parallel and "-" in prompts:
         raise ConfigError(

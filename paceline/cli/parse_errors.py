@@ -1,4 +1,4 @@
-"""Write error messages for invalid command lines: the problem, then the fix."""
+"""Write error messages for invalid command lines: first the problem, then the fix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def parse_error_text(error: CycloptsError, program: str, *, has_model_option: bo
     Args:
         error: Error raised by cyclopts.
         program: Name of the program, such as "paceline".
-        has_model_option: Whether the command line passes the model as an option. Default: False.
+        has_model_option: Whether the command line gives the model through an option. Default:
+            False.
     """
     command = " ".join([program, *(error.command_chain or ())])
     see_help = f"See {command} --help."

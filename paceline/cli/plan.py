@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 @flattened("Device")
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """Set a plan's device and its number formats.
+    """Set the device and the number formats for a plan.
 
     Attributes:
-        dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; auto uses
-            the config's data type.
-        weight_bits: Number of bits per weight in quantised layers; at least 1. Computations use
-            the dtype. Default: not quantised.
+        dtype: Data type of activations and cache: auto, float32, bfloat16 or float16; 'auto' uses
+            the data type in the model's config.
+        weight_bits: Number of bits per weight in quantised layers; at least 1. Computations still
+            use --dtype. Default: not quantised.
         tensor_parallel: Number of devices across which every matrix is split; at least 1.
-        threads: Number of CPU threads for torch, for the device 'measured' only; from 1 to 1024.
-            Default: chosen by torch.
+        threads: Number of CPU threads that torch uses; from 1 to 1024. Only for the device
+            'measured'. Default: chosen by torch.
     """
 
     hardware: Annotated[
@@ -54,9 +54,9 @@ class Workload:
     Attributes:
         batch: Number of requests per forward pass; at least 1.
         context: Number of cached tokens per request; at least 0.
-        tokens_per_forward: 'chat', 'maths' or 'code' (measured with sssd), or a file. The file
-            contains {"nodes": tokens, ...}, or the output of `paceline replay --json` with one
-            drafter.
+        tokens_per_forward: Mean tokens per forward pass for each tree size. 'chat', 'maths' and
+            'code' are values measured with sssd. A file contains {"nodes": tokens, ...} or the
+            output of `paceline replay --json` for one drafter.
     """
 
     batch: int = 1

@@ -38,16 +38,16 @@ def read_prompt() -> str:
 
 
 def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
-    """Return a function that returns the next line of standard input, or None.
+    """Return a function that reads the next line of standard input; None at the end.
 
-    On a terminal, lines can be edited. With prompt_toolkit, the history persists and several lines
-    can be pasted. Otherwise, Python's `input` reads the lines.
+    On a terminal, lines can be edited. If prompt_toolkit is installed, the history is kept between
+    sessions, and several lines can be pasted. Otherwise, Python's `input` reads the lines.
 
     Args:
         words: Words that the Tab key completes at the start of a line.
     Raises:
-        ConfigError: Raised by the returned function if a line is not UTF-8; the next line can be
-            read.
+        ConfigError: A line is not UTF-8. The returned function raises this error, and can still
+            read the next line.
     """
     if not sys.stdin.isatty():
         return _piped_line

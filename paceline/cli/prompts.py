@@ -26,10 +26,10 @@ class PromptSampling:
     """Set how prompts are sampled.
 
     Attributes:
-        max_new_tokens: Maximum number of tokens per prompt; at least 1; longer prompts are
+        max_new_tokens: Maximum number of tokens per prompt; at least 1. Longer prompts are
             discarded.
         temperature: Sampling temperature; above 0.
-        top_p: Probability mass for nucleus sampling; above 0 and at most 1; 1 disables it.
+        top_p: Probability mass for nucleus sampling; above 0, at most 1. 1 disables it.
         seed: Random seed; text number n uses seed + n.
     """
 
@@ -53,14 +53,14 @@ def prompts(
 ) -> None:
     """Generate user prompts with a chat model, for `paceline record`.
 
-    The model gets its chat template up to the start of the user's turn, and generates the user's
-    message itself (Magpie, Xu et al. 2024). If interrupted, the command saves the prompts
-    generated so far.
+    The model receives its chat template up to the start of the user's turn. It then generates the
+    user's message (Magpie, Xu et al. 2024). If interrupted, the command saves the prompts generated
+    so far.
 
     Example: paceline prompts smollm2 --count 1000 --out prompts.jsonl
 
     Args:
-        out: File for the prompts as JSON lines.
+        out: Write the prompts to this file as JSON lines.
         count: Number of different prompts to generate; at least 1.
         batch: Number of texts generated together; at least 1.
     """

@@ -38,12 +38,13 @@ def record(
     Example: paceline record smollm2 --prompts prompts.jsonl --out answers.jsonl
 
     Args:
-        out: File for the answers as JSON lines; an unfinished file is resumed.
-        drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`. It
-            affects only the speed.
+        out: Write the answers to this file as JSON lines. If the file is unfinished, recording
+            resumes.
+        drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`. The
+            drafter affects only the speed.
         batch: Number of prompts answered and written together; at least 1.
-        top: Number of top-k tokens to record per position, in a second file; from 0 to 64; 0
-            records none. To replay auto and token_recycling, record 8.
+        top: Number of top-k tokens to record per position, in a second file; from 0 to 64. 0
+            records none. Replays of auto and token_recycling need 8.
     """
     require_range("record", "batch", batch, 1)
     from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
@@ -72,7 +73,7 @@ def record(
 
 
 def _report(result: Recorded, out: Path) -> None:
-    """Print how many answers were recorded, and how fast."""
+    """Print how many answers were recorded, and at what speed."""
     if not result.new:
         print_note(f"{out} is finished: all {result.count} answers exist")
         return

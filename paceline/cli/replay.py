@@ -47,7 +47,7 @@ TraceTokenizer = Annotated[
 @flattened("Simulation")
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """Set which drafters are simulated, and the sizes to use.
+    """Set which drafters are simulated, at which tree and batch sizes.
 
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default:
@@ -71,14 +71,14 @@ def replay(
 ) -> int:
     """Simulate drafters on recorded answers, without a model.
 
-    The table shows the accepted tokens, draft tokens and microseconds per step.
+    The table shows the accepted tokens, the draft tokens and the microseconds per step.
 
     Example: paceline replay answers.jsonl --drafters prompt_lookup,sssd
 
     Args:
         datastore: Folder of a datastore, for drafters whose spec does not name one; 'demo' is the
             built-in datastore. Default: none.
-        limit: Maximum number of answers per file; at least 1. Default: all.
+        limit: Maximum number of answers per file; at least 1. Default: all answers.
     """
     if limit is not None and limit < 1:
         raise ConfigError(
@@ -106,7 +106,7 @@ def replay(
 def read(
     traces: Sequence[Path], tokenizer: str | None, limit: int | None = None
 ) -> tuple[dict[str, list[Trace]], Any]:
-    """Return the answers by file name, and their tokenizer or its fingerprint.
+    """Read the answers by file name, and their tokenizer or its fingerprint.
 
     The tokenizer is None if it is unknown.
     """
@@ -126,7 +126,7 @@ def _rows(
     """Return the results of the replays, and False if Ctrl-C ended them early.
 
     Args:
-        sizes: Pairs: number of nodes per tree, number of requests per step.
+        sizes: Pairs of the number of nodes per tree and the number of requests per step.
     """
     from paceline.replay.report import ReplayRow
     from paceline.replay.run import replay as run

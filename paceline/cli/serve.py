@@ -44,12 +44,12 @@ flattened("Limits")(Settings)
 @flattened("Address and keys")
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Set the server's address and the API keys that clients must send.
+    """Set the address of the server, and the API keys that it accepts.
 
     Attributes:
         host: Address to listen on; 0.0.0.0 means all addresses of this machine.
         port: Port to listen on; from 0 to 65535; 0 chooses a free port.
-        api_key: API key that clients must send; repeatable. Keys are also read from
+        api_key: Valid API key, one of which clients must send; repeatable. Keys are also read from
             PACELINE_API_KEYS, separated by commas. Default: no key is required.
         api_key_file: File with API keys, one per line. Default: none.
 
@@ -73,10 +73,10 @@ class ServerEngine(EngineOptions):
     """Set how the server's engine decodes and how much memory its cache uses.
 
     Attributes:
-        cache_gib: Maximum size of the KV cache in GiB, above 0; requests wait until there is free
-            space. Default: most of the available memory.
-        keep_prefixes: Number of finished requests whose KV cache can be reused by prompts with the
-            same prefix; at least 0; 0 disables prefix caching.
+        cache_gib: Maximum size of the KV cache in GiB; above 0. If the cache is full, requests
+            wait. Default: most of the available memory.
+        keep_prefixes: Number of finished requests whose KV cache is kept, so that prompts with the
+            same prefix can reuse it; at least 0. 0 disables prefix caching.
     """
 
     cache_gib: float | None = None
@@ -127,7 +127,7 @@ def serve(
 
 
 def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
-    """Build the server's engine, and generate a short answer to compile kernels."""
+    """Build the server's engine, and compile its kernels with a short answer."""
     llm = build_llm(
         models,
         engine.drafter,
@@ -157,7 +157,7 @@ def _run(app: FastAPI, listener: socket.socket) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind the address before the model is loaded.
+    """Open the listening socket before the model is loaded.
 
     Raises:
         ConfigError: The address is not available.

@@ -1,4 +1,4 @@
-"""Define constants for the commands, and settings for the demo."""
+"""Define constants of the commands, and the settings of the demo."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class DemoSettings:
     Attributes:
         drafters: Drafter specs. An empty tuple means all drafters that need neither another model
             nor data.
-        tokens: Number of tokens per answer in the equality check and in the timing.
-        every: Interval between the built-in prompts that the check uses (every n-th prompt).
-        seconds: Time limits for the check and the timing, in seconds. A prompt that has started is
-            always completed.
-        remark: Note printed above the timing.
-        streaming: Drafter for the streamed answer.
-        green: Meaning of green tokens.
-        answer: Maximum number of tokens in the streamed answer.
+        tokens: Maximum numbers of tokens per answer, in the equality check and in the speed test.
+        every: The equality check uses every n-th built-in prompt, where n is this number.
+        seconds: Time limits for the equality check and the speed test, in seconds. A prompt that
+            has started is always completed.
+        remark: Note that is printed above the results of the speed test.
+        streaming: Drafter that generates the streamed answer.
+        green: Text that explains what the green tokens are.
+        answer: Maximum length of the streamed answer, in tokens.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Define the consoles of commands, and show streamed answers."""
+"""Define the consoles to which commands print, and show streamed answers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Shown:
 def table_console(stderr: bool = False) -> Console | None:
     """Return the console on which to print tables.
 
-    None means the terminal's default console. Files, pipes and standard error get a wide console.
+    The result is None for a terminal's default console. Tables in files, pipes and standard error
+    are printed on a wide console.
     """
     return (
         None
@@ -64,7 +65,7 @@ def table_console(stderr: bool = False) -> Console | None:
 
 
 def write(text: str, accepted: bool = False) -> None:
-    """Write model output unchanged; accepted draft tokens are green on a terminal."""
+    """Print model output unchanged; on a terminal, accepted draft tokens are green."""
     coloured = accepted and sys.stdout.isatty() and not out.no_color
     sys.stdout.write(f"{_GREEN}{text}{_PLAIN}" if coloured else text)
 
@@ -75,7 +76,7 @@ def print_note(text: str) -> None:
 
 
 def print_error(error: Exception | str) -> None:
-    """Print an error to standard error, as one line that only terminals wrap."""
+    """Print an error to standard error on one line, which only a terminal wraps."""
     line = " ".join(str(error).split())
     err.print(Text(f"error: {line}", style="red"), soft_wrap=not err.is_terminal)
 
@@ -84,8 +85,8 @@ def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
     """Show an answer while it is generated; Ctrl-C stops it.
 
     Args:
-        end: Text after the answer if standard output is not a terminal; a terminal gets a line
-            break.
+        end: Text to print after the answer if standard output is not a terminal. On a terminal, a
+            line break is printed.
     """
     text, complete, stats = "", True, None
     try:

@@ -56,11 +56,11 @@ def verify(
 
     The exit status is 1 if any answer differs.
 
-    Each prompt is decoded individually without drafts, then in batches with each drafter. For each
-    drafter's first difference, the report shows the logits of both tokens, with and without
-    drafts. All draft tokens are verified, whatever their cost, unless a spec contains
-    `budget=true`. Prompt number n uses seed + n. If interrupted, the command reports the results
-    so far.
+    Each prompt is first decoded alone without drafts, and then in batches with each drafter. If a
+    drafter's answers differ, the report shows the first difference and the logits of both tokens,
+    with and without drafts. Draft tokens are verified whatever their cost, unless a spec contains
+    `budget=true`. Prompt number n uses seed + n. If interrupted, the command reports the results so
+    far.
 
     Example: paceline verify demo --drafter auto --batch 1,8 --limit 4
 

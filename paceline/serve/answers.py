@@ -1,8 +1,8 @@
 """Generate the answers to one HTTP request.
 
-Each answer has a task that reads a stream from the engine and puts its chunks into a queue without
-waiting. A client that reads slowly therefore does not delay other requests: the answer finishes at
-full speed and frees its slot. The request's token limit bounds the queue.
+For each answer, a task reads a stream from the engine and puts its chunks into a queue without
+waiting. If a client reads slowly, its answer still finishes at full speed and frees its slot, so
+other requests are not delayed. The request's token limit bounds the size of the queue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """The prompt token ids and the sampling parameters of one answer."""
+    """The prompt's token ids and the sampling parameters for one answer."""
 
     prompt: list[int]
     params: SamplingParams
@@ -38,7 +38,7 @@ class CompletionSet:
     Args:
         answer_requests: Prompts and parameters of the answers.
         seconds: Time limit per answer in seconds, including waiting time; None means no limit.
-        gate: Limit on open answers.
+        gate: Limit on the number of open answers.
         meter: Server metrics.
     Attributes:
         count: Number of answers.
@@ -71,7 +71,7 @@ class CompletionSet:
             task.add_done_callback(lambda _: gate.leave())
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield (index, chunk) until all answers end; raise the error if one fails."""
+        """Yield pairs of answer index and chunk; raise the error if an answer fails."""
         while len(self.completions) < self.count:
             event = await self._chunks.get()
             if isinstance(event, Exception):
@@ -106,7 +106,7 @@ class CompletionSet:
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Await `work` as long as the client is connected.
+    """Await `work`, and cancel it if the client disconnects.
 
     The request's body must already have been read.
 

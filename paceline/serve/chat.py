@@ -104,7 +104,7 @@ class ChatFormatter:
         return ChatResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
     def first(self, index: int, chunk: Chunk) -> list[ChatChunk]:
-        """Return the first event of an answer, with the role."""
+        """Return the first event of an answer, which contains the role."""
         delta = Delta(role="assistant", content="")
         return [self._event(ChatChunkChoice(index=index, delta=delta))]
 
@@ -160,7 +160,7 @@ class ChatFormatter:
         )
 
     def _delta(self, index: int, events: Sequence[AnswerEvent]) -> Delta:
-        """Return the output of one step as a delta; each tool call has one entry per step."""
+        """Return the output of one step as a delta, with at most one entry per tool call."""
         message = AssistantMessage()
         calls: dict[int, ToolCallDelta] = {}
         for event in events:

@@ -23,12 +23,12 @@ _NO_EFFORT = "none"
 
 
 class AnswerEvents:
-    """Splits one answer into its parts, chunk by chunk.
+    """Splits one answer into reasoning, text and tool calls, chunk by chunk.
 
     Args:
-        reader: Parser of the answer; None if the whole text is content.
+        reader: Parser of the answer; None if the whole answer is plain text.
     Attributes:
-        message: The answer so far.
+        message: Message that the answer has formed so far.
     """
 
     def __init__(self, reader: AnswerReader | None) -> None:
@@ -43,7 +43,7 @@ class AnswerEvents:
         return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def read(self, chunk: Chunk) -> list[AnswerEvent]:
-        """Return the events that a chunk adds to the answer."""
+        """Process a chunk, and return the events that it adds to the answer."""
         if self._reader is None:
             events: list[AnswerEvent] = [ContentText(chunk.text)] if chunk.text else []
             self.message.add(events)
@@ -68,12 +68,12 @@ class _ShownStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedChat:
-    """A conversation in the form that the engine needs.
+    """A conversation, converted to what the engine needs.
 
     Attributes:
         prompt: Token ids of the conversation.
         answer_requests: Prompts and parameters of the answers.
-        answers: Events of each answer.
+        answers: One converter to events per answer.
     """
 
     prompt: list[int]
@@ -86,7 +86,7 @@ class PlannedChat:
         return sum(answer.reasoning_tokens for answer in self.answers)
 
     def finish_reason(self, index: int, reason: str) -> str:
-        """Return why an answer ended: "tool_calls" if the model ended it with calls."""
+        """Return why an answer ended: "tool_calls" instead of "stop" if it has tool calls."""
         has_calls = bool(self.answers[index].message.tool_calls)
         return "tool_calls" if has_calls and reason == "stop" else reason
 

@@ -78,9 +78,9 @@ class CompletionFormatter:
         serving: Served model.
         id: Request id.
         answer_requests: Prompts and parameters of the answers.
-        echoed: Prompt to repeat before the text of each answer, as the client sent it; None
-            repeats no prompt. Until the first answer arrives, the prompt's token ids may be
-            invalid.
+        echoed: Prompt to repeat before the text of each answer, in the form that the client sent;
+            None repeats no prompt. Its token ids are known to be valid only once the first answer
+            arrives.
         body: Body of the request.
     """
 
@@ -124,7 +124,7 @@ class CompletionFormatter:
         return CompletionResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
     def first(self, index: int, chunk: Chunk) -> list[CompletionResponse]:
-        """Return the event with the echoed prompt, if any."""
+        """Return the event with the echoed prompt, if the client requested an echo."""
         if self._echoed[index] is None:
             return []
         scores = self._scores(index, chunk.prompt_logprobs)
@@ -134,7 +134,7 @@ class CompletionFormatter:
         return [self._event(choice)]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Do nothing, because completions already contain the text."""
+        """Do nothing, because the completion already contains the text."""
 
     def delta(self, index: int, chunk: Chunk) -> list[CompletionResponse]:
         """Return the event with the text of one step."""
@@ -178,7 +178,7 @@ class CompletionFormatter:
         return result
 
     def _scores(self, index: int, logprobs: PromptLogprobs | None) -> CompletionLogprobs | None:
-        """Return the log-probabilities of an echoed prompt."""
+        """Format the log-probabilities of an echoed prompt."""
         sent, answer_request = self._echoed[index], self._answer_requests[index]
         if sent is None or logprobs is None:
             return None
@@ -199,7 +199,7 @@ class CompletionFormatter:
     def _spell_sent(
         self, sent: str, token_ids: list[int], rows: TokenLogprobs
     ) -> CompletionLogprobs:
-        """Spell a prompt as the client sent it.
+        """Format the log-probabilities of a text prompt; the tokens spell what was sent.
 
         Special tokens in the client's text are included; those added by the tokenizer are not.
         """

@@ -55,7 +55,7 @@ class BodyLimitMiddleware:
 
 
 class AdmissionLimit:
-    """Limits the number of open answers, and estimates when one will finish.
+    """Limits the number of open answers, and estimates when answers will finish.
 
     Args:
         max_open: Maximum number of open answers.
@@ -96,7 +96,7 @@ class AdmissionLimit:
         self._ended.append(time.monotonic())
 
     def seconds_until(self, count: int) -> int:
-        """Estimate the number of seconds until `count` answers finish, from recent rates."""
+        """Estimate the seconds until `count` answers finish, from recent finish times."""
         if len(self._ended) < 2:
             return 1
         seconds_per_answer = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)

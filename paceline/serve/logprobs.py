@@ -1,4 +1,4 @@
-"""Format log-probabilities as in OpenAI's completions and chats."""
+"""Format log-probabilities as in OpenAI's completion and chat responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Scored(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The token at one position of an answer, with the top-k tokens there."""
+    """A token of an answer, with the top-k tokens at its position."""
 
     chosen: Scored
     top: list[Scored]
@@ -31,10 +31,10 @@ class Position(NamedTuple):
 class AnswerSpelling:
     """Converts the tokens of one answer to text, in order.
 
-    Joined together, the tokens' texts are the text of the answer. If several tokens form one
-    character, its text belongs to the last of these tokens, as in vLLM, but each token keeps its
-    own bytes. Hidden special tokens have neither text nor bytes. The other top-k tokens are
-    converted as if the model had chosen them.
+    The tokens' texts add up to the text of the answer. If several tokens form one character, the
+    last of them gets its text, as in vLLM, but each token keeps its own bytes. Hidden special
+    tokens have neither text nor bytes. Top-k tokens that the model did not choose are converted as
+    if it had chosen them.
 
     Args:
         tokenizer: Tokenizer of the model.
@@ -142,7 +142,7 @@ def chat_logprobs(
 
 
 def _with(position: Position, rest: TokenText) -> Position:
-    """Append remaining text to the token of a position."""
+    """Append the text left at the end of an answer to the token at a position."""
     text, data, _ = position.chosen.token
     chosen = TokenText(text + rest.text, data + rest.data)
     top = [
@@ -163,7 +163,7 @@ def _by_text(position: Position) -> dict[str, float]:
 
 
 def _escaped(data: bytes) -> str:
-    """Write the bytes of an incomplete character as OpenAI does."""
+    """Format the bytes of an incomplete character as OpenAI does."""
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 

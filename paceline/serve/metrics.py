@@ -1,7 +1,7 @@
 """Measure a server, and report the metrics to Prometheus.
 
-The metrics have the same names as vLLM's, with the prefix "paceline:". docs/guides/server.md lists
-the formulas.
+The metrics have the same names as vLLM's, with the prefix "paceline:". docs/guides/server.md
+explains how each metric is computed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ServerMetrics:
         self.requests = self._counter("http_requests", "Requests to /v1, by status.", "status")
 
     def watch(self) -> AnswerTimer:
-        """Start measuring an answer."""
+        """Start to measure an answer."""
         return AnswerTimer(self)
 
     def count_end(self, reason: str) -> None:
@@ -110,7 +110,7 @@ class ServerMetrics:
 
 
 class AnswerTimer:
-    """Measures the timing of one answer."""
+    """Measures how long one answer and its steps take."""
 
     def __init__(self, meter: ServerMetrics) -> None:
         self._meter = meter
@@ -120,7 +120,7 @@ class AnswerTimer:
         self._reason = "abort"
 
     def record(self, chunk: Chunk) -> None:
-        """Record the time of a step."""
+        """Record the time at which a step's chunk arrives."""
         now = time.perf_counter()
         if chunk.outcome is not None:
             self._meter.tally.add(chunk.outcome)

@@ -1,4 +1,4 @@
-"""Define HTTP API settings that are not exposed as command-line options."""
+"""Define the settings of the HTTP API that have no command-line option."""
 
 from __future__ import annotations
 

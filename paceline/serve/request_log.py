@@ -26,7 +26,7 @@ class ApiKeyMiddleware:
 
     Args:
         app: Application to wrap.
-        keys: Valid keys. An empty collection allows every request.
+        keys: Valid keys. If empty, no key is required.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
@@ -64,7 +64,7 @@ def _digest(key: str) -> bytes:
 
 
 class RequestLogMiddleware:
-    """Middleware that numbers, counts and logs requests, and rejects them at shutdown."""
+    """Middleware that counts and logs requests, and rejects them during shutdown."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app, self._serving = app, serving

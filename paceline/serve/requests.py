@@ -1,6 +1,6 @@
 """Define request bodies with fields from OpenAI, vLLM and paceline.
 
-Types are strict, and unknown fields are ignored.
+A value of the wrong type is an error. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """Fields shared by completions and chats; null means omitted."""
+    """Fields of both completions and chats; null is the same as leaving a field out."""
 
     model_config = _STRICT
     model: str | None = None

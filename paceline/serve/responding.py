@@ -43,8 +43,8 @@ class ResponseFormatter(Protocol):
     """Converts answers to the response format of one endpoint.
 
     Attributes:
-        names_events: Whether each event of a stream has a line with its `type`. If not, the stream
-            ends with `DONE` as data.
+        names_events: Whether a line with the event's `type` precedes the data of each event. If
+            not, the stream ends with the data `DONE`.
     """
 
     names_events: bool
@@ -68,7 +68,7 @@ class ResponseFormatter(Protocol):
         ...
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Process a chunk of an answer that is not streamed."""
+        """Process a chunk of an answer that is sent as a whole."""
         ...
 
     def delta(self, index: int, chunk: Chunk) -> Sequence[BaseModel]:
@@ -89,7 +89,7 @@ class EventStream(StreamingResponse):
 
     Args:
         events: Encoded events.
-        answers: Answers that the events report.
+        answers: Answers to abort if the client stops reading.
         seconds: Time limit for reading the stream, in seconds; None means no limit.
     """
 
@@ -120,7 +120,7 @@ async def respond(
 ) -> Response:
     """Generate answers, and return the response of an endpoint.
 
-    A stream starts with the first token. An error before that token is sent as an HTTP status, a
+    A stream starts when the first token is ready. An earlier error is sent as an HTTP status, and a
     later error as an event.
 
     Args:
@@ -226,7 +226,7 @@ async def _with(
 
 
 def wants_usage(body: GenerationRequest) -> bool:
-    """Return whether a stream ends with an event that contains the token counts."""
+    """Return whether the client requested a final event with the token counts."""
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 

@@ -17,7 +17,7 @@ class PromptDetails(BaseModel):
 
 
 class CompletionDetails(BaseModel):
-    """Numbers of reasoning, accepted and rejected tokens over all answers."""
+    """Numbers of reasoning, accepted and rejected tokens, summed over all answers."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
@@ -47,7 +47,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """Top-k token at a position."""
+    """A top-k token at a position of the answer."""
 
     token: str
     logprob: float
@@ -67,7 +67,7 @@ class ChatLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """An answer to a prompt, or the next part of its event stream."""
+    """An answer to a prompt or, in a stream, the next part of that answer."""
 
     index: int
     text: str
@@ -172,7 +172,7 @@ class ChatChunk(_AnswerBase):
 
 
 class Model(BaseModel):
-    """A served model; `max_model_len` limits the prompt and answer together."""
+    """A served model; `max_model_len` limits the length of the prompt plus the answer."""
 
     id: str
     object: Literal["model"] = "model"

@@ -110,7 +110,7 @@ def response_schema(response_format: ResponseFormat | None) -> Mapping[str, Any]
 
 
 def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
-    """Return separate parameters for each of the n answers to a prompt."""
+    """Return the parameters of each of the n answers to a prompt."""
     return [replace(params, seed=params.seed + number, n=1) for number in range(params.n)]
 
 

@@ -10,12 +10,13 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class LatencyBuckets:
-    """Bucket bounds of the latency histograms, in seconds; the same as vLLM's.
+    """Bucket bounds of the latency histograms, in seconds, as in vLLM.
 
     Attributes:
-        first_token: Time to the first token.
-        token_interval: Time between two steps of an answer; also used for the time per token.
-        request: Duration of a request; also used for its time in the queue.
+        first_token: Bounds for the time to the first token.
+        token_interval: Bounds for the time between two steps of an answer, and for the time per
+            token.
+        request: Bounds for the duration of a request, and for its time in the queue.
     """
 
     first_token: tuple[float, ...] = (
@@ -96,7 +97,7 @@ class RetrySettings:
     """Settings for the Retry-After header.
 
     Attributes:
-        num_recent: Number of recently finished answers from which the rate is estimated.
+        num_recent: Number of recently finished answers from which the waiting time is estimated.
         max_seconds: Maximum value of the header, in seconds.
     """
 
@@ -126,21 +127,22 @@ class Settings:
         served_name: Name that requests may use for the model; repeatable. Responses use the first
             name. Default: the model's name.
         max_batch: Maximum number of answers generated at a time; at least 1.
-        max_waiting: Maximum number of answers waiting for a slot; at least 0. Additional requests
-            get status 429.
+        max_waiting: Maximum number of answers that may wait for a slot; at least 0. Further
+            requests get status 429.
         max_answers: Maximum number of answers per request (prompts times n); at least 1.
-        max_prompt: Maximum number of tokens per prompt; at least 1. Default: as many as fit in the
-            model's context.
+        max_prompt: Maximum number of tokens per prompt; at least 1. Default: limited only by the
+            model's context length.
         max_body: Maximum size of a request body, in KiB; at least 1.
         max_logprobs: Maximum number of top-k tokens reported per position; at least 0.
         timeout: Time limit per request in seconds, including waiting time; at least 0. 0 disables
             the limit.
-        allow_drafter: Drafter spec that uses files and that requests may select; repeatable.
-            Default: none.
-        tool_call_parser: Format in which the model writes tool calls, such as hermes; auto detects
-            it from the chat template.
-        reasoning_parser: Markers of the model's reasoning: think, harmony, gemma4, mistral or
-            seed_oss; auto detects them from the chat template; none leaves reasoning in the text.
+        allow_drafter: Additional drafter spec that requests may select, even if it uses files;
+            repeatable. Default: none.
+        tool_call_parser: Format in which the model writes tool calls, such as hermes; 'auto'
+            detects it from the chat template.
+        reasoning_parser: Markers around the model's reasoning: think, harmony, gemma4, mistral or
+            seed_oss; 'auto' detects them from the chat template; 'none' leaves reasoning in the
+            text.
         max_stored_responses: Maximum number of answers of /v1/responses that later requests may
             continue; at least 0. The oldest answers are dropped.
         ignore_generation_config: Ignore the sampling defaults in the model's

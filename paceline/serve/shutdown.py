@@ -15,7 +15,7 @@ class ShutdownState:
 
     Attributes:
         begun: Whether the shutdown has begun; new requests are then rejected.
-        open: Number of unfinished requests.
+        open: Number of requests that have not finished.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,15 @@ class ShutdownState:
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that keeps listening until the open requests have finished.
 
-    Clients can therefore query the server's health during shutdown. SIGTERM and Ctrl-C begin the
-    shutdown; a second signal ends it immediately.
+    Clients can therefore query the server's health during shutdown. SIGTERM or Ctrl-C begins the
+    shutdown; a second signal stops the server immediately.
 
     Args:
         config: uvicorn settings.
         drain: Shutdown state.
     Attributes:
-        forced: The second signal, which ended the shutdown immediately, or None.
+        forced: The second signal, which stopped the server immediately; None without a second
+            signal.
     """
 
     def __init__(self, config: uvicorn.Config, drain: ShutdownState) -> None:
@@ -43,7 +44,7 @@ class DrainingServer(uvicorn.Server):
         self.forced: int | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the shutdown, or end it immediately on a second signal."""
+        """Begin the shutdown; on a second signal, stop the server immediately."""
         if self._drain.begun:
             logging.getLogger(
                 "uvicorn.error"

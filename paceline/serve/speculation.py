@@ -1,6 +1,6 @@
 """Decide which drafters a request may select.
 
-Drafter options must not let clients open files on the server or import modules.
+Clients must not be able to open files on the server or import modules through drafter options.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class Speculations:
     def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
         """Return the drafter spec and the maximum number of nodes per step.
 
-        A spec of None means the engine's default drafter, and a number of None means no limit. A
-        name without options selects the default drafter or an allowed spec of that name.
+        If the spec is None, the engine's default drafter is used; if the number is None, there is
+        no limit. A name without options selects the default drafter or the allowed spec with that
+        name.
 
         Raises:
             ConfigError: The drafter or an option is unknown, the drafter is not part of this

@@ -31,7 +31,7 @@ class Tally:
         self.accepted.update(origins[node] for node in accepted)
 
     def rows(self) -> list[dict[str, int | str]]:
-        """Return the non-zero counts by source; tokens chosen by the target also count."""
+        """Return the non-zero counts by source, including tokens from the target itself."""
         target_tokens = self.num_tokens - sum(self.accepted.values())
         rows: list[dict[str, int | str]] = [
             {"origin": Origin.TARGET.word, "drafted": 0, "accepted": target_tokens}

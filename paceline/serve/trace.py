@@ -1,6 +1,6 @@
 """Describe one step of an answer as JSON: new text, sources and draft tree.
 
-To keep it small, the draft tree is stored in columns, with one entry per node:
+To save space, the draft tree is stored in columns, with one entry per node:
 
     {"tokens": [318, 262, 11], "texts": [" is", " the", ","], "parents": [-1, 0, -1],
      "probabilities": [0.81, 0.6, 0.12], "origins": ["prompt", "prompt", "recycled"],
@@ -33,10 +33,10 @@ def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
         tokenizer: Tokenizer of the model.
     Returns:
         A dictionary with these entries.
-        step, forwards: Number of steps and of target forward passes so far.
+        step, forwards: Numbers of steps and of target forward passes so far.
         tokens, texts, origins: New tokens with their texts and sources.
-        pieces: Text that became final, as {text, origin, step, token}; token is an index within
-            that step.
+        pieces: Fragments of text that became final, as {text, origin, step, token}. `step` and
+        `token` say which token of which step the text belongs to.
         tree: Draft tree of the step, or None.
         done: Statistics for the whole answer; only in the last step.
     """
@@ -78,12 +78,14 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
     Returns:
         A dictionary with the following columns.
         tokens, texts: Draft tokens.
-        parents: Index of the parent node; -1 is the newest token before the step.
-        probabilities: Probability of the token given its parent; null if the drafter reports none.
+        parents: Index of each node's parent; -1 stands for the newest token before the step.
+        probabilities: Each token's probability after its parent; null if the drafter gives none.
         origins: Sources of the tokens.
-        status: Result of verification.
-        target_token: For the status `other`, index of the chosen token among the step's new
-            tokens; otherwise null.
+        status: Result of verification: accepted, other (the target chose another token), parent
+        (the parent was not accepted), end (the answer had ended) or probe (the node was only
+        scored).
+        target_token: For the status `other`, the index of the token that the target chose, among
+        the step's new tokens; otherwise null.
     """
     tree = outcome.tree
     status, target_token = node_outcomes(outcome)
@@ -126,7 +128,7 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """Return the text of each token, as it appears after other text.
+    """Return the text of each token, in the form it has in the middle of a text.
 
     A token that ends in the middle of a character is shown as in the vocabulary.
     """

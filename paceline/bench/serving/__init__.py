@@ -1,4 +1,4 @@
-"""Compare drafters under server load, with users and random arrivals.
+"""Compare drafters on a loaded server, with constant users or random arrivals.
 
 The drafters share one engine, and every answer is compared with plain decoding.
 

@@ -1,4 +1,4 @@
-"""Simulate the clients of a server, in a closed loop or with random arrivals."""
+"""Simulate clients that wait for each answer, or whose requests arrive at random."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Reply:
         request: Request that was sent.
         began: Time of the request, from `time.perf_counter`.
         times: Arrival times of the chunks.
-        content: Answer, for comparison with other answers over the same transport.
-        tokens: Number of tokens.
+        content: Tokens or text of the answer, to compare answers over the same transport.
+        tokens: Number of tokens in the answer.
     """
 
     request: ClientRequest
@@ -72,7 +72,7 @@ async def ask(transport: Transport, request: ClientRequest, max_chunks: int | No
 async def closed_loop(
     transport: Transport, requests: Sequence[ClientRequest], users: int
 ) -> list[Reply]:
-    """Answer all requests of `users` users, each of whom sends one request at a time."""
+    """Send all requests from `users` users, each with one open request at a time."""
     waiting = deque(enumerate(requests))
     replies: dict[int, Reply] = {}
 

@@ -1,4 +1,4 @@
-"""Define the settings of individual load measurements."""
+"""Define the settings of the additional load measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure prefix reuse, stalls of streams, and memory under load."""
+"""Measure prefix reuse, delays in streamed answers, and memory use under load."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> S
 
 
 def _turned(ids: list[int], by: int) -> list[int]:
-    """Rotate the tokens, so that no other text starts with the same tokens."""
+    """Rotate the tokens, so that no cached text starts with the same tokens."""
     return ids[by:] + ids[:by]
 
 
@@ -79,7 +79,7 @@ def _first_token(llm: LLM, ids: list[int]) -> tuple[float, int]:
 def intrusion(
     transport: Transport, config: ServingConfig, prompts: Sequence[Prompt], llm: LLM
 ) -> Intrusion:
-    """Time the gaps in a plain stream, alone and while long prompts arrive.
+    """Time the gaps between a stream's chunks, with and without arriving long prompts.
 
     Raises:
         CapacityError: The model's context has no room for the prompts or the stream.
@@ -130,7 +130,7 @@ async def _disturbed(
 def soak(
     transport: Transport, requests: Sequence[ClientRequest], users: int, minutes: float, llm: LLM
 ) -> Soak:
-    """Send requests as several users, aborting some at random; record memory use."""
+    """Simulate users who abort some requests at random, and record the memory use."""
     return waited(_soak(transport, requests, users, 60 * minutes, llm))
 
 

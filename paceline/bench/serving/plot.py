@@ -15,7 +15,7 @@ from paceline.report.drawing import COLOURS, INK, MARKERS, THEIRS, label, line, 
 
 
 def write_png(result: ServingResult, path: str | Path) -> None:
-    """Plot the run as a PNG file, with one column per context.
+    """Plot the run as a PNG file, with one column of plots per context length.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

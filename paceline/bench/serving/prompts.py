@@ -20,16 +20,16 @@ def prompts_of(
     room: int,
     drop: int = 0,
 ) -> list[tuple[str, list[int]]]:
-    """Return the id and the token ids of every prompt for a context.
+    """Return the id and the token ids of every prompt, at one context length.
 
     Args:
-        context: Name of the context.
+        context: Name of the context length: short, medium or long.
         load: Load options with the context lengths.
         prompts: Recorded prompts.
         tokenizer: Tokenizer of the model.
         room: Maximum number of tokens per prompt.
-        drop: Number of prompts to skip at the beginning of the long text, so that texts begin
-            differently.
+        drop: Number of prompts to leave out at the start of the long text, so that different texts
+            start differently.
     Raises:
         CapacityError: The model's context has no room for the prompts.
     """
@@ -47,7 +47,7 @@ def grown(
     room: int,
     drop: int = 0,
 ) -> list[int]:
-    """Return a prompt's ids, preceded by other prompts to make `tokens` ids in total.
+    """Put other prompts before a prompt to reach `tokens` ids; return all the ids.
 
     With `tokens=None`, return only the prompt.
 

@@ -54,7 +54,7 @@ def markdown(result: ServingResult, picture: str | None = None) -> str:
 
     Args:
         result: Result of the run.
-        picture: Link to the plot.
+        picture: Link to the image file of the plot.
     """
     lines = [f"### {result.target} under load", "", f"{'; '.join(setting_parts(result))}.", ""]
     lines += [f"![Latency and cost under load]({picture})", ""] if picture else []
@@ -167,7 +167,7 @@ def notes(result: ServingResult) -> list[str]:
 
 
 def _repeating(result: ServingResult) -> list[str]:
-    """Return a note if prompts repeat, which favours drafters that cache answers."""
+    """If prompts repeat, return a note that this favours drafters that cache answers."""
     most = max((len(cell.answers) for cell in result.cells), default=0)
     prompts = max(
         (len({answer.prompt for answer in cell.answers}) for cell in result.cells), default=0

@@ -22,9 +22,9 @@ class TimedAnswer:
         prompt_tokens, new_tokens: Number of tokens in the prompt and in the answer.
         first: Time of the first chunk.
         last: Time of the last chunk.
-        gaps: Times between chunks. A chunk contains the tokens of one step.
-        equal: Whether the answer equals plain decoding's first answer to the same prompt; None for
-            that answer itself.
+        gaps: Times between consecutive chunks. A chunk contains the tokens of one step.
+        equal: Whether the answer equals the first answer of plain decoding to the same prompt; None
+            for that first answer.
     """
 
     prompt: str
@@ -46,11 +46,11 @@ class LoadLevel:
     """The load of one measurement.
 
     Attributes:
-        context: Name of the prompts' context.
-        kind: "closed" for `level` users, who send the next request once they have an answer.
-            "poisson" for random arrivals, at `level` times the rate that the server reaches
-            without speculation.
-        level: Number of users, or share of the server's capacity.
+        context: Name of the prompts' context length.
+        kind: "closed" for `level` users, each of whom waits for an answer before sending the next
+            request. "poisson" for random arrivals, at `level` times the request rate that the
+            server reaches without speculation.
+        level: Number of users, or arrival rate as a share of the server's capacity.
         rate: Requests per second for "poisson"; 0 for "closed".
     """
 
@@ -79,7 +79,7 @@ class Cell:
         repeat: Index of the pass.
         seconds: Time from the first request to the last token.
         cpu_seconds: Processor time of this process, including clients and server.
-        timing: Times of the engine; None if unknown, as on an accelerator.
+        timing: Time that the engine spent in each phase; None if unknown, as on an accelerator.
         answers: Answers that were received.
     """
 
@@ -103,19 +103,18 @@ class LoadFigures:
         drafter: Spec of the drafter.
         answers: Number of answers.
         throughput: New tokens per second.
-        speedup: Ratio to the throughput of plain decoding.
+        speedup: Throughput divided by that of plain decoding.
         cost: Machine time per token in milliseconds: 1000 / throughput.
-        latency: Number of users times `cost`, including prefill; None for random arrivals.
+        latency: Number of users times `cost`, which includes prefill; None for random arrivals.
         first_p50: Median time to the first chunk of an answer.
         first_p99: 99th percentile of the same time.
         gap_p50: Median time between chunks.
         gap_p99: 99th percentile of the time between chunks.
-        token_p50: Median of the mean time between the tokens of an answer.
-        token_p99: 99th percentile of the same mean.
+        token_p50: Median over all answers of the mean time between an answer's tokens.
+        token_p99: 99th percentile of this mean over all answers.
         end_p50: Median time to the last chunk.
         end_p99: 99th percentile of the time to the last chunk.
-        overhead: Share of step time that is spent neither in target forward passes nor in
-            drafting.
+        overhead: Share of the step time that is not spent in target forward passes or in drafting.
         equal: Number of answers that equal those of plain decoding.
         compared: Number of answers compared.
     """
@@ -153,7 +152,7 @@ class ServingResult:
         invariant: Whether batch invariance was guaranteed (`LLM.invariance`).
         cells: Measurements of all loads with all drafters.
         turn, intrusion, soak: Additional measurements; None if not configured.
-        invariance: Reason for `invariant`; empty in files from earlier versions.
+        invariance: Why `invariant` is true or false; empty in files from earlier versions.
     """
 
     config: ServingConfig
@@ -170,7 +169,7 @@ class ServingResult:
 
     @property
     def loads(self) -> list[LoadLevel]:
-        """Return the loads in order."""
+        """Return the measured loads, in order."""
         return list(dict.fromkeys(cell.load for cell in self.cells))
 
     def figures(self) -> list[LoadFigures]:
@@ -215,7 +214,7 @@ class ServingResult:
 
 
 def throughput(cells: Iterable[Cell]) -> float:
-    """Return the new tokens per second over cells, which ran one after another."""
+    """Return the number of new tokens divided by the duration, both over all cells."""
     measured = list(cells)
     return sum(answer.new_tokens for cell in measured for answer in cell.answers) / sum(
         cell.seconds for cell in measured

@@ -35,7 +35,7 @@ from paceline.util.config import parse_spec
 def run_serving(
     config: ServingConfig, *, prompts: Sequence[Prompt] | None = None, progress: bool = True
 ) -> ServingResult:
-    """Run a load benchmark; after Ctrl-C, return the loads that are complete.
+    """Run a load benchmark; after Ctrl-C, return the completed loads.
 
     Args:
         config: Loads, drafters, prompts and model.
@@ -164,7 +164,7 @@ class _Bench:
     def _round(
         self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]
     ) -> None:
-        """Run one load repeatedly with every drafter, in rotating order."""
+        """Measure every drafter under one load, in several passes with rotating order."""
         done: list[tuple[Cell, list[Reply]]] = []
         drafters = self._config.drafters
         for repeat in range(self._config.repeats):
@@ -217,7 +217,7 @@ class _Bench:
         )
 
     def _capacity(self, context: str) -> float:
-        """Return the highest request rate (per second) of plain decoding in closed loops."""
+        """Return plain decoding's highest number of requests per second in closed loops."""
         plain = [
             cell for cell in self._cells if cell.drafter == PLAIN and cell.load.context == context
         ]

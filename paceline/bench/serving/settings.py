@@ -30,26 +30,27 @@ def _number(name: str, word: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """The loads on a server.
+    """The loads under which a server is measured.
 
     Attributes:
-        users: Numbers of users, separated by commas; at least 1. A user sends the next request
-            after receiving an answer.
-        rates: Rates of random arrivals, as fractions of the rate that the server reaches without
-            speculation; separated by commas; above 0, at most 2. Default: none.
-        contexts: Context lengths of the prompts, separated by commas: short (only the prompt),
-            medium and long (the prompt after other text).
+        users: Numbers of simultaneous users, separated by commas; each at least 1. Each user waits
+            for an answer before sending the next request.
+        rates: Arrival rates of random requests, separated by commas; each above 0, at most 2. At
+            rate 1, as many requests arrive as the server can answer without speculation. Default:
+            none.
+        contexts: Context lengths of the prompts, separated by commas: short, medium or long. A
+            short context is only the prompt; the others add text before it.
         medium: Number of tokens in a medium prompt; at least 8.
         long: Number of tokens in a long prompt; at least 8.
-        requests: Number of requests per load; at least 0. 0 sends two per user, but at least eight
-            in total.
-        transport: http starts a server in this process; direct uses the engine's asyncio calls.
-        turn: Number of tokens before the second turn of a chat, at least 0. The time to the turn's
-            first token is measured with and without prefix reuse; 0 skips this measurement.
-        intruders: Number of tokens in prompts that arrive during a stream, at least 0. The gaps in
-            the stream are measured; 0 skips this measurement.
-        soak: Minutes of mixed load that includes aborted answers, at least 0. The memory use is
-            recorded; 0 skips this measurement.
+        requests: Number of requests per load; at least 0. With 0, each user sends two requests, and
+            at least eight are sent in total.
+        transport: 'http' starts a server in this process; 'direct' uses the engine's asyncio calls.
+        turn: Number of tokens before the second turn of a chat; at least 0. The time to the first
+            token of that turn is measured with and without prefix reuse. 0 skips this measurement.
+        intruders: Number of tokens in each long prompt that arrives while an answer is streamed; at
+            least 0. The gaps between the stream's chunks are measured. 0 skips this measurement.
+        soak: Duration in minutes of a mixed load with aborted answers; at least 0. The memory use
+            is recorded. 0 skips this measurement.
 
     Raises:
         ConfigError: A value is out of range.
@@ -88,7 +89,7 @@ class LoadOptions:
 
     @property
     def user_counts(self) -> list[int]:
-        """Return the numbers of users, in order."""
+        """Return the numbers of users, in the given order."""
         return [int(_number("users", word)) for word in _words(self.users)] or [0]
 
     @property
@@ -98,15 +99,15 @@ class LoadOptions:
 
     @property
     def context_names(self) -> list[str]:
-        """Return the contexts, in order."""
+        """Return the names of the context lengths, in the given order."""
         return _words(self.contexts)
 
     def count(self, users: int) -> int:
-        """Return the number of requests in a load."""
+        """Return the number of requests to send under a load."""
         return self.requests or max(_MIN_REQUESTS, 2 * users)
 
     def tokens(self, context: str) -> int | None:
-        """Return the number of tokens in a context's prompts; None for unchanged prompts."""
+        """Return the tokens per prompt at a context length; None for short prompts."""
         return {"short": None, "medium": self.medium, "long": self.long}[context]
 
 
@@ -122,7 +123,7 @@ class ServingConfig:
         load: Loads on the server.
         max_new_tokens: Maximum number of tokens per answer; all answers are greedy.
         max_nodes: Maximum number of draft nodes verified per request and step.
-        repeats: Number of passes over every load.
+        repeats: Number of times that every load is measured.
 
     Raises:
         ConfigError: A value is out of range.

@@ -14,7 +14,7 @@ class SecondTurn:
     """Time to the first token of a chat's second turn, with and without prefix reuse.
 
     Attributes:
-        before: Number of tokens before the text of the turn.
+        before: Number of tokens in the conversation before the second turn.
         reused: Times with a cached first turn, in seconds.
         reused_tokens: Number of cached prompt tokens with a cached first turn.
         recomputed: Times without prefix reuse, in seconds.
@@ -35,12 +35,12 @@ class SecondTurn:
 
 @dataclass(frozen=True, slots=True)
 class Intrusion:
-    """Gaps in a running stream, in seconds, alone and while long prompts arrive.
+    """Gaps between a stream's chunks, in seconds, with and without arriving prompts.
 
     Attributes:
         tokens: Number of tokens in each arriving prompt.
-        begun: Number of arriving prompts that the engine started.
-        alone: Gaps without arriving prompts.
+        begun: Number of arriving prompts that the engine started to process.
+        alone: Gaps while no prompts arrive.
         disturbed: Gaps while prompts arrive.
     """
 
@@ -57,11 +57,11 @@ class Intrusion:
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """The result of a long mixed load.
+    """The memory use and the answers under a long mixed load.
 
     Attributes:
-        resident: Pairs of time since the start in seconds and memory of the process in bytes, in
-            order.
+        resident: Measurements in order: seconds since the start, and memory of the process in
+            bytes.
         answers: Number of answers that ended normally.
         aborted: Number of answers aborted by their clients.
         left_open: Number of requests that the engine still held at the end.
@@ -74,9 +74,9 @@ class Soak:
 
     @property
     def growth(self) -> float:
-        """Return the mean memory in the last quarter, relative to the second quarter.
+        """Return the mean memory use in the last quarter, relative to the second quarter.
 
-        The first quarter is excluded, because caches fill up in it.
+        The first quarter of the time is excluded, because caches fill up during it.
         """
         bytes_ = [size for _, size in self.resident]
         quarter = max(1, len(bytes_) // 4)

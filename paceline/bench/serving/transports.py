@@ -57,7 +57,7 @@ class Piece:
 
 
 class Transport(Protocol):
-    """A way to send requests to the engine."""
+    """Sends clients' requests to the engine."""
 
     def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
         """Yield the chunks of an answer; closing the generator aborts the request."""
@@ -139,7 +139,7 @@ class Http:
 
 @contextmanager
 def transport_to(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[Transport]:
-    """Open the transport named in `config`, for the duration of the block."""
+    """Open the transport named in `config` for the duration of a `with` block."""
     if config.load.transport == "direct":
         yield Direct(llm)
         return

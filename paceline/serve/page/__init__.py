@@ -29,7 +29,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
     Args:
         serving: Served model.
-        wants_key: Whether the API requires a key, so that the chat prompts for one.
+        wants_key: Whether the API requires a key. If so, the chat page prompts the user for one.
     """
     router = APIRouter(include_in_schema=False)
     for path, name in {**_PAGES, **{f"/page/{name}": name for name in _names()}}.items():
@@ -49,7 +49,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
     @router.get("/page/operator.json")
     async def operator() -> Response:
-        """Return the dashboard's metrics; rates are computed from two responses."""
+        """Return the dashboard's metrics; the page computes rates from two responses."""
         curve, acceptance_calibration = serving.llm.cost_curve, serving.llm.acceptance_calibration
         return _json(
             model=serving.names[0],
@@ -69,7 +69,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
 
 def drafters_for(serving: Serving) -> list[str]:
-    """Return the drafters that requests may select and that need no other files.
+    """Return the drafters that requests may select without any files.
 
     A request cannot choose a draft model or a datastore.
     """
@@ -87,7 +87,7 @@ def _needs_more(name: str) -> bool:
 
 
 def calibration_of(acceptance_calibration: AcceptanceCalibration) -> list[dict[str, float]]:
-    """Return the predicted and observed acceptance rate for each confidence range."""
+    """For each confidence range, return the predicted and observed acceptance rates."""
     bounds = [0.0, *acceptance_calibration.edges.tolist(), 1.0]
     ranges = []
     for index, trials in enumerate(acceptance_calibration.trials.tolist()):

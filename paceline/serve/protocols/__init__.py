@@ -1,1 +1,1 @@
-"""Provide endpoints for other protocols, which are converted to chats and back."""
+"""Serve other protocols by converting requests to chats and answers back."""

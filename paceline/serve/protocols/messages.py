@@ -95,7 +95,7 @@ class MessageFormatter(PartWriter):
         return [event("message_start", message=body.model_dump())]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Add a chunk to the message."""
+        """Add a chunk of the answer to the message."""
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
@@ -125,7 +125,7 @@ class MessageFormatter(PartWriter):
         return [event("content_block_start", index=part.index, content_block=block)]
 
     def grown(self, part: Part, text: str) -> list[ServerEvent]:
-        """Return the event with the next text of a block."""
+        """Return the event that adds text to a block."""
         deltas: dict[str, dict[str, str]] = {
             "reasoning": {"type": "thinking_delta", "thinking": text},
             "text": {"type": "text_delta", "text": text},
@@ -150,7 +150,7 @@ class MessageFormatter(PartWriter):
         }
 
     def _end(self, completion: Completion) -> None:
-        """Set the reason why the answer ended, and the stop string that ended it."""
+        """Set the reason why the answer ended and, if a stop string ended it, that string."""
         self._reason = _REASONS[self._plan.finish_reason(0, completion.finish_reason)]
         if completion.finish_reason != "stop" or not self._stop_sequences:
             return
@@ -181,7 +181,7 @@ def _usage(usage: Usage | None, prompt_tokens: int = 0) -> dict[str, int]:
 
 
 def _object(text: str) -> Any:
-    """Return the object in JSON text; wrap any other text in an object."""
+    """Parse a JSON object; put any other text into a new object."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

@@ -22,7 +22,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 
 class ServerEvent(BaseModel):
-    """An event of a stream, with its type and further fields."""
+    """An event of a stream, with its type and other fields."""
 
     model_config = ConfigDict(extra="allow")
     type: str
@@ -46,10 +46,10 @@ class Part:
 
 
 class PartWriter:
-    """Writes the events of an answer's parts; subclasses define a protocol's events.
+    """Writes events for the parts of an answer; each protocol defines a subclass.
 
     Attributes:
-        parts: Parts so far; the last one may be open.
+        parts: Parts so far; the last one may still be open.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class PartWriter:
         raise NotImplementedError
 
     def grown(self, part: Part, text: str) -> list[ServerEvent]:
-        """Return the events with the next text of a part."""
+        """Return the events that add text to a part."""
         raise NotImplementedError
 
     def closed(self, part: Part) -> list[ServerEvent]:

@@ -37,7 +37,7 @@ class ResponseStore:
         self._messages: OrderedDict[str, list[Item]] = OrderedDict()
 
     def earlier(self, id: str | None) -> list[Item]:
-        """Return the messages up to and including a response; empty for None.
+        """Return the conversation up to and including a response; empty for None.
 
         Raises:
             ApiError: The response is not stored.
@@ -121,7 +121,7 @@ class ItemFormatter(PartWriter):
         body: Body of the request.
         store: Store for the finished conversation.
     Attributes:
-        earlier: Messages before the answer, without instructions.
+        earlier: Messages before the answer, except instructions.
     """
 
     names_events = True
@@ -155,7 +155,7 @@ class ItemFormatter(PartWriter):
         ]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Add a chunk to the items."""
+        """Add a chunk of the answer to the items."""
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
@@ -189,7 +189,7 @@ class ItemFormatter(PartWriter):
         return events
 
     def grown(self, part: Part, text: str) -> list[ServerEvent]:
-        """Return the event with the next text of an item."""
+        """Return the event that adds text to an item."""
         fields: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
         return [self._part_event(f"{_NAMES[part.kind]}.delta", part, delta=text, **fields)]
 

@@ -50,7 +50,7 @@ def chat_of(body: ResponsesRequest, earlier: Sequence[Message]) -> ChatRequest:
 
     Args:
         body: Body of the request.
-        earlier: Messages of the response that the request continues, without instructions.
+        earlier: Messages of the conversation that the request continues, except instructions.
     Raises:
         ConfigError: An item, a tool or the format is invalid.
     """
@@ -130,7 +130,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 
 def _add_call(messages: list[Message], item: Mapping[str, Any]) -> None:
-    """Add a call to the assistant's message, which holds all calls of a turn."""
+    """Add a call to the assistant's message, which contains all calls of a turn."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     if not messages or messages[-1]["role"] != "assistant":
