@@ -67,10 +67,9 @@ class BenchConfig:
         sampling: Sampling parameters for all prompts. Stop strings are not allowed.
         batch: Number of prompts answered together; at least 1.
         max_nodes: Maximum number of draft nodes verified per prompt and step; at least 0.
-        cost_scale: Size "WIDTHxLAYERS" to which the target is enlarged. The enlarged target
-            computes the same function at a higher cost. Default: not enlarged.
-        draft_cost_scale: Size "WIDTHxLAYERS" to which the draft model is enlarged. Default: not
-            enlarged.
+        cost_scale: Enlarge the target to the size "WIDTHxLAYERS". The enlarged target computes the
+            same function but takes longer. Default: not enlarged.
+        draft_cost_scale: Enlarge the draft model to the size "WIDTHxLAYERS". Default: not enlarged.
         repeats: Number of passes over all prompts, each with new drafters; at least 1.
         warmup: Number of short, untimed answers per method before the run; at least 0.
         max_seconds: Time limit in seconds; at least 0. At the limit, the run ends as soon as all

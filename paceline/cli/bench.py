@@ -68,8 +68,8 @@ def bench(
 ) -> int:
     """Measure the speed of drafters and check their answers.
 
-    Answers and times are compared with transformers' generate. All methods run in turn for each
-    prompt, so that changes in the machine's speed affect them equally.
+    The command compares answers and times with those of generate in transformers. All methods run
+    in turn for each prompt, so that changes in the machine's speed affect them equally.
 
     Example: paceline bench smollm2 --drafters none,auto --limit 4 -n 32
     """

@@ -16,7 +16,7 @@ cache = command_group("cache")
 def list_entries() -> None:
     """List the cache entries with their sizes and ages, oldest first.
 
-    The cache folder is set by PACELINE_CACHE; the default is ~/.cache/paceline.
+    The environment variable PACELINE_CACHE sets the cache folder. The default is ~/.cache/paceline.
     """
     from paceline.util import cache as store
 

@@ -167,8 +167,8 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal.
 
-    Accepted draft tokens are shown in green. Ctrl-C stops an answer. Ctrl-D or /quit ends the chat.
-    /help lists the commands.
+    The terminal shows accepted draft tokens in green. Ctrl-C stops an answer. Ctrl-D or /quit ends
+    the chat. /help lists the commands.
 
     Example: paceline chat smollm2 --system "Answer in one sentence."
 

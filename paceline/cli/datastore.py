@@ -85,7 +85,7 @@ def build(
 ) -> None:
     """Build a datastore from text files.
 
-    An existing datastore is replaced once the new one is complete.
+    The command replaces an existing datastore once the new one is complete.
 
     Example: paceline datastore build store texts.jsonl --tokenizer smollm2
 

@@ -38,7 +38,7 @@ def train(
 ) -> None:
     """Train a hidden-state draft head on recorded answers and text.
 
-    If training is interrupted, the file holds the draft head from the best epoch so far.
+    If you interrupt the training, the file contains the draft head from the best epoch so far.
 
     Example: paceline draft-head train smollm2 --recording answers.jsonl --out head
 

@@ -88,7 +88,7 @@ def train(
 ) -> None:
     """Train an acceptance head, and report its quality.
 
-    The head is then calibrated, and its quality is measured on held-out prompts.
+    After training, the command calibrates the head and measures its quality on held-out prompts.
 
     Example: paceline head train recording --out head
 

@@ -80,8 +80,8 @@ def plan(
 ) -> None:
     """Estimate the best draft tree size for a device.
 
-    The table shows the cost and gain for each draft tree size. Costs come from the roofline model
-    or are measured on this machine.
+    The table shows the time and gain for each draft tree size. The times come from the roofline
+    model or are measured on this machine.
 
     Example: paceline plan smollm2 --hardware h100 --batch 8
     """

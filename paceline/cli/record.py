@@ -32,8 +32,8 @@ def record(
 ) -> None:
     """Record a model's answers to prompts as JSON lines.
 
-    The file is used for replays, datastores and training. Prompt number n uses seed + n. Recording
-    can be interrupted at any time; run the same command again to resume it.
+    You can use the file for replays, datastores and training. Prompt number n uses seed + n. You
+    can interrupt the recording at any time. Run the same command again to resume it.
 
     Example: paceline record smollm2 --prompts prompts.jsonl --out answers.jsonl
 

@@ -76,7 +76,7 @@ def replay(
     Example: paceline replay answers.jsonl --drafters prompt_lookup,sssd
 
     Args:
-        datastore: Folder of a datastore, for drafters whose spec does not name one; 'demo' is the
+        datastore: Folder of the datastore for drafters whose spec names none; 'demo' is the
             built-in datastore. Default: none.
         limit: Maximum number of answers per file; at least 1. Default: all answers.
     """

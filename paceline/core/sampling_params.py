@@ -33,13 +33,13 @@ class SamplingParams:
         top_k: Keep the k most likely tokens; at least 0; 0 keeps all.
         top_p: Keep the smallest set of tokens whose total probability reaches top_p; above 0, at
             most 1; 1 keeps all.
-        min_p: Drop tokens whose probability is below min_p times that of the most likely token;
-            from 0 to 1; 0 drops none.
+        min_p: Drop tokens whose probability is below min_p times the highest probability; from 0 to
+            1; 0 drops none.
         repetition_penalty: For tokens already in the prompt or answer, divide positive logits and
             multiply negative logits by this number; above 0; 1 disables the penalty.
-        seed: Random seed. The same seed gives the same text in any batch, and with any drafter
-            that does not sample its drafts.
-        stop: Strings that end the answer; the text is cut before the stop string. They may be
+        seed: Random seed. The same seed gives the same text in any batch, with every drafter that
+            does not sample its drafts.
+        stop: Strings that end the answer. The text ends before the stop string. Stop strings may be
             special tokens. Default: none.
         ignore_eos: Continue after an end-of-sequence token.
         min_tokens: Minimum number of tokens in an answer before an end token may stop it; at least

@@ -34,11 +34,11 @@ class ModelOptions:
         dtype: Data type: auto, float32, bfloat16 or float16; auto uses the checkpoint's data type.
         device: Torch device, such as cpu, cuda or cuda:1; auto uses a GPU if there is one.
         threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
-        batch_invariant: Make answers independent of the other requests in a forward pass, bit for
-            bit; auto enables this if it costs less than 5 %.
-        unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache, instead of computing with
-            its packed weights. Default: only if the processor lacks AVX512_BF16 and AMX.
-        weights: Pack the weights of a safetensors checkpoint as q8_0 or q4_k, on a CPU. This
+        batch_invariant: Make answers bit-identical with any drafts and any other requests in the
+            batch; auto enables this if the slowdown is below 5 %.
+        unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache, instead of using its
+            packed weights. Default: only if the processor lacks AVX512_BF16 and AMX.
+        weights: On a CPU, pack the weights of a safetensors checkpoint as q8_0 or q4_k. This
             changes the model. Default: the weights stay as they are.
         engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.
 

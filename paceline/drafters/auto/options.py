@@ -22,24 +22,24 @@ class AutoOptions:
             draft budget. Without the budget, the default is 16, but at most 48 nodes for the whole
             batch.
         budget: Verify only the nodes that are expected to save time; default true.
-        min_path_probability: Path probability below which a node is not proposed. From 0 to 1;
-            default 0.001.
+        min_path_probability: Minimum path probability of a proposed node. From 0 to 1; default
+            0.001.
         answer_cache_tokens: Number of tokens from recent answers to search in memory; 0 disables
             the cache. Defaults to 262144, or to 0 with `update_datastore`.
         update_datastore: Append finished answers to the datastore; default false.
         use_draft_model: Use the draft model, if any, as an additional source. With the draft
-            budget, it runs only while it saves time. Defaults to true.
+            budget, the draft model runs only while it saves time. Defaults to true.
         use_grammar: Draft the tokens that a request's grammar forces; default true.
         draft_head: Predict the next tokens from the target's hidden state; false disables the
             head. To use a trained head, pass the path of a file written by `paceline draft-head
             train`. Defaults to true.
-        state_head: Folder or hub id of a published head. The head is used instead of a draft
+        state_head: Folder or hub id of a published head. `auto` uses the head instead of a draft
             model. "mtp" selects the MTP layer in the target's checkpoint. With the draft budget,
             the head runs only while it saves time.
-        pool_file: File in which the cached distributions are saved between runs. An existing file
-            is loaded. By default, nothing is saved.
+        pool_file: File in which the cached distributions are saved between runs. The drafter loads
+            an existing file. By default, nothing is saved.
         other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
-            as text, or consist only of tokens that both vocabularies contain. Defaults to false.
+            as text, or contain only tokens that are in both vocabularies. Defaults to false.
     """
 
     datastore: str | None = None

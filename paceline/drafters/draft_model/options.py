@@ -29,11 +29,12 @@ class DraftModelOptions:
     Attributes:
         max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default, the
             draft grows as long as the draft model is confident, up to 24 tokens (3 in a batch of
-            8). With stop_rule=heuristic, this is the limit for the first draft, by default 5.
+            8). With stop_rule=heuristic, this is the maximum length of the first draft, by default
+            5.
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
-            probabilities, "confidence" uses the probability of the newest token, and "entropy"
-            uses the entropy of its distribution. "heuristic" lengthens or shortens drafts
-            depending on whether the last one was fully accepted. Defaults to "product".
+            probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
+            the entropy of its distribution. "heuristic" makes the next draft longer if the target
+            accepted the whole draft, and otherwise shorter. Defaults to "product".
         stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to
             1. With 0, drafting never stops early. Defaults to 0 if a length is set and the rule is
             "product". Otherwise, the default is 0.5 for trees, 0.1 for chains with the product
@@ -43,14 +44,15 @@ class DraftModelOptions:
             ignore this option.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Defaults to true, or
             to false if a length or another rule is set.
-        budget: Verify only the nodes that are expected to save time. Drafting is skipped as long
-            as it is slower than plain decoding. Sampled drafts are never shortened, because they
+        budget: Verify only the nodes that are expected to save time. The drafter pauses as long as
+            it is slower than plain decoding. The budget never shortens sampled drafts, because they
             affect the text. Defaults to true, or to false if a length or another rule is set.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
-            "follow", the draft model uses the same noise as the target. Defaults to "reject".
+            "follow", the draft model uses the same random noise as the target. Defaults to
+            "reject".
         other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
-            as text, or consist only of tokens that both vocabularies contain. Defaults to false.
+            as text, or contain only tokens that are in both vocabularies. Defaults to false.
     """
 
     max_draft_tokens: int | None = None

@@ -18,22 +18,23 @@ class SpecDecPPOptions:
     Attributes:
         head: Folder of the acceptance head. Defaults to the head for the built-in draft model.
         threshold: Probability of a rejection above which drafting stops; above 0 and below 1.
-            "auto" picks the fastest threshold, based on the head's card and measured times.
-            Defaults to "auto" if the card has a curve, otherwise to 0.7.
+            "auto" picks the fastest threshold from the curve in the head's card and from measured
+            times. Defaults to "auto" if the card has a curve, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
         count_undecided: Count the newest token even before its hidden state is known. Defaults
             to true.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
         budget: Verify only the nodes that are expected to save time. The estimate uses the head's
-            confidences. Sampled drafts are never shortened, because they affect the text.
+            confidences. The budget never shortens sampled drafts, because they affect the text.
             Defaults to true.
-        second_choices: Add the draft model's second choice next to each draft token. The second
-            choice is accepted if it is correct and the draft token is wrong. Used only with the
-            budget. Defaults to true.
+        second_choices: Add the draft model's second choice next to each draft token. The target
+            accepts the second choice if it is correct and the draft token is wrong. This option
+            applies only with the budget. Defaults to true.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the paper. "traverse" starts at the last draft token and accepts more tokens. With
-            "follow", the draft model uses the same noise as the target. Defaults to "reject".
+            "follow", the draft model uses the same random noise as the target. Defaults to
+            "reject".
     """
 
     head: str | None = None

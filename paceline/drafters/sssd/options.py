@@ -19,17 +19,17 @@ class SssdOptions:
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
             default, the drafter searches only the request and earlier answers.
-        fusion: Method of scoring candidate tokens: "calibrated" uses a small fitted network, and
-            "paper" uses the fixed weights from the paper. Defaults to "calibrated".
+        fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, and "paper"
+            uses the fixed weights from the paper. Defaults to "calibrated".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Defaults to 48 with the
             draft budget. Without the budget, the default is 7, but at most 24 nodes for the whole
             batch.
         budget: Verify only the nodes that are expected to save time; default true.
-        answer_cache_tokens: Maximum number of answer tokens that are cached and searched. They
-            come from recent and unfinished answers. From 0 (disabled) to 1048576. Defaults to
-            262144, or to 0 with `fusion=paper` or `update_datastore`.
-        last_logits: Also propose the other top tokens in the target's last logits. They often
-            occur one position later (LogitSpec). Only with `fusion=calibrated`; default false.
+        answer_cache_tokens: Maximum number of answer tokens to cache and search. They come from
+            recent and unfinished answers. From 0 (disabled) to 1048576. Defaults to 262144, or to 0
+            with `fusion=paper` or `update_datastore`.
+        last_logits: Also propose the other top tokens in the target's last logits. They often occur
+            one position later (LogitSpec). This requires `fusion=calibrated`; default false.
         update_datastore: Append finished answers to the datastore; default false.
     """
 

@@ -24,14 +24,14 @@ class TokenRecyclingOptions:
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
             draft budget. Without the budget, the default is 16, but at most 48 nodes for the whole
             batch. With tree=paper, it is 80.
-        budget: Verify only the nodes that are expected to save time. The paper's tree is always
-            verified as a whole. Defaults to true.
-        min_path_probability: Path probability below which a node is not proposed, for tree=best.
-            From 0 to 1; default 0.001.
+        budget: Verify only the nodes that are expected to save time. The paper's tree is never cut.
+            Defaults to true.
+        min_path_probability: Minimum path probability of a proposed node, for tree=best. From 0 to
+            1; default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
             distribution takes about 110 bytes.
-        pool_file: File in which the cached distributions are saved between runs. An existing file
-            is loaded. By default, nothing is saved.
+        pool_file: File in which the cached distributions are saved between runs. The drafter loads
+            an existing file. By default, nothing is saved.
     """
 
     max_context_ngram: int = 3

@@ -23,17 +23,19 @@ class RecordConfig:
     """Set how training data for an acceptance head is recorded.
 
     Attributes:
-        out: Folder for the recording; an interrupted recording is resumed.
+        out: Folder for the recording. If it contains an interrupted recording, the command resumes
+            it.
         models: Target and draft model.
         selection: Prompts, selected as for a benchmark.
-        answers: File written by `paceline record`, used instead of prompts, together with its
-            sampling settings. Default: none.
-        skip_every: Interval between lines of each file that are reserved for a later report (every
-            n-th line); at least 0. 0 reserves none.
-        keep: Probability that a position keeps the target's token (the paper's r); from 0 to below
-            1. With high values, the features resemble those in decoding.
+        answers: Use the answers and the sampling settings in this file from `paceline record`
+            instead of prompts. Default: none.
+        skip_every: Reserve every n-th line of each file for a later report; at least 0. 0 reserves
+            none.
+        keep: Probability that a position keeps the target's token instead of the draft model's (the
+            paper's r); from 0 to below 1. With high values, the head's inputs resemble those during
+            decoding.
         mixtures: Number of mixed sequences per answer (1 in the paper); at least 1. For draft
-            models that read target states, the number of chain positions per token.
+            models that use the target's states, the number of chain positions per token.
         sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
             min_tokens are not supported.
         batch: Number of prompts answered together and stored per shard; at least 1.
@@ -85,8 +87,8 @@ class TrainConfig(TrainingSettings):
         depth: Number of residual blocks, from 0 to 4 (the paper's D).
         reject_weight: Weight of rejections in the loss (the paper's w_rej); above 0. Acceptances
             have weight 1.
-        scalars: Whether the last layer also reads scalars computed from the draft distribution;
-            not in the paper.
+        scalars: Whether the last layer also uses scalars computed from the draft distribution; not
+            in the paper.
         epochs: Number of passes over the recordings; at least 1.
         weight_decay: Weight decay of AdamW; at least 0.
         warmup: Share of the steps during which the learning rate increases.

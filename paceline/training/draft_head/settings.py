@@ -23,13 +23,13 @@ class DraftHeadTraining(TrainingSettings):
         batch: Number of token positions per training step; at least 1.
         lr: Peak learning rate of AdamW; above 0.
         neurons: Size of the hidden layer; at least 1. More neurons slow down every decode step.
-        kept: Size of the reduced draft vocabulary, which holds the most frequent tokens in the
+        kept: Size of the reduced draft vocabulary, which contains the most frequent tokens in the
             training text; at least 1.
-        levels: Number of tokens to predict ahead when drafting; at least 1. Training covers two
-            tokens.
+        levels: Number of tokens that the head predicts ahead when drafting; at least 1. The
+            training covers two tokens.
         epochs: Number of passes over the training text; at least 1.
         context: Maximum number of tokens per text chunk; at least 8.
-        held_out: Interval between answers held out for validation (every n-th answer); at least 2.
+        held_out: Hold out every n-th answer for validation; at least 2.
 
     Raises:
         ConfigError: A value is out of range.
