@@ -123,7 +123,7 @@ def multiply_blocks(
 
     The operation ends the process if the processor lacks the instructions.
 
-    Arguments of the operation, addresses and sizes in bytes:
+    Arguments of the operation (addresses, sizes and distances are in bytes):
         num_blocks: Number of blocks, one of `counts`.
         blocks: Address of the packed blocks.
         weight: Address of the outputs' weights, in contiguous rows.

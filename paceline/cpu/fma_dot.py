@@ -26,7 +26,7 @@ _ZEROS = floats(0.0, WIDTH)
 def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
     """Return an operation that multiplies rows by the weights of `OUTPUTS` outputs.
 
-    Arguments of the operation, addresses and sizes in bytes:
+    Arguments of the operation (addresses, sizes and distances are in bytes):
         num_rows: Number of rows, 1 to `max_rows`.
         rows: Address of the float32 rows.
         row_bytes: Size of a row, a multiple of 32.

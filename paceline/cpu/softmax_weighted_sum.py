@@ -64,7 +64,7 @@ def _load_halves(builder: Any, address: Any) -> Any:
 def add_weighted(vectors: int) -> Any:
     """Return an operation that adds weighted rows to the sums of several queries.
 
-    Arguments of the operation, addresses and sizes in bytes:
+    Arguments of the operation (addresses, sizes and distances are in bytes):
         queries: Number of queries, 1 to `QUERIES`.
         halves: 1 if the rows are in bfloat16, 0 if they are in float32.
         weights: Address of an array of the addresses of each query's weights, float32.

@@ -46,7 +46,7 @@ def documents(
 ) -> Iterator[Document]:
     """Yield the token ids of all documents, file by file.
 
-    Each record in JSON, Parquet or a data set is one document. A record has the fields `text`,
+    Each record in JSON, Parquet or a data set is one document. Its fields are either `text`, or
     `messages`, or `prompt` and `output` (as text or ids). Files written by `paceline record`
     contain such records. Plain text is cut into documents of about 1 MiB at line ends. An array of
     ids is one document; a two-dimensional array has one document per row.

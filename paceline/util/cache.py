@@ -5,8 +5,8 @@ A folder is either complete or absent, and only one process creates it.
 The cache is $PACELINE_CACHE, or $XDG_CACHE_HOME/paceline, or ~/.cache/paceline. A folder is named
 KIND-vFORMAT/KEY. KEY is a checksum of the source, which is a file or the facts on which a
 measurement depends. While a process creates a folder, the folder is named KEY.part, and the process
-holds the lock KEY.lock. The lock is released when the process ends, so a KEY.part whose lock is
-free was left by a killed process. `paceline cache` lists and clears the folders.
+holds the lock KEY.lock. The lock is released when the process ends. If KEY.part exists but its lock
+is free, a killed process has left it behind. `paceline cache` lists and clears the folders.
 """
 
 from __future__ import annotations

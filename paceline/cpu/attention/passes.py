@@ -170,7 +170,7 @@ def _stage(
         dim: Number of values per key.
         start: Ordinal of the first key.
         stop: Ordinal of the last key, plus one.
-        fills_up: Whether to append zero keys up to a multiple of four.
+        fills_up: Whether to append keys of zeros up to a multiple of four.
     """
     first = cache_position(tile, start)
     adjacent = call.kind == FLOAT32 and not (fills_up and (stop - start) % OUTPUTS)

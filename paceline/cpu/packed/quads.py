@@ -49,7 +49,7 @@ def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
 
     The operation ends the process if the processor lacks the instructions.
 
-    Arguments of the operation, addresses and sizes in bytes:
+    Arguments of the operation (addresses, sizes and distances are in bytes):
         num_rows: Number of rows, one of `counts`.
         rows: Address of the bfloat16 rows, at the first number to multiply.
         row_bytes: Distance from one row to the next.

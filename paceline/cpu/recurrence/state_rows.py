@@ -63,7 +63,7 @@ def _store_sums(builder: Any, sums: list[list[Any]], address: Any) -> None:
 def sum_rows(vectors: int) -> Any:
     """Return an operation that computes the weighted sum of a block's rows.
 
-    Arguments of the operation, addresses and sizes in bytes:
+    Arguments of the operation (addresses, sizes and distances are in bytes):
         state: Address of the block's first row.
         stride: Distance between consecutive rows.
         weights: Address of the rows' weights, float32.
@@ -97,10 +97,11 @@ def advance_rows(vectors: int) -> Any:
 
     The operation also computes the token's output.
 
-    Each row becomes row * decay + key * update, rounded after the multiplication by the decay and
-    after the fused multiply-add. The output is the sum of the new rows, weighted by the query.
+    Each row becomes row * decay + key * update. Results are rounded after the multiplication by the
+    decay, and again after the fused multiply-add. The output is the sum of the new rows, weighted
+    by the query.
 
-    Arguments of the operation, addresses and sizes in bytes:
+    Arguments of the operation (addresses, sizes and distances are in bytes):
         source: Address of the block's first row before the token.
         stride: Distance between consecutive rows at `source`.
         target: Address of the block after the token; its rows are contiguous.
@@ -109,7 +110,7 @@ def advance_rows(vectors: int) -> Any:
         decay: Address of the decay, float32.
         decay_stride: Distance between the decays of consecutive rows; 0 if all share one decay.
         count: Number of rows, a multiple of `PARTS`.
-        update: Address of the lanes of the update, followed by those of the output.
+        update: Address of the update's lanes, which are followed by the output's lanes.
 
     Args:
         vectors: Number of vectors per row.

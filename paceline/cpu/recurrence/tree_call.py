@@ -59,7 +59,7 @@ def run_tasks(
     Args:
         counter: Address of the number of tasks that threads have taken.
         count: Number of tasks.
-        work: Compiled function that takes the last four arguments and a task.
+        work: Compiled function that receives a task and the last four arguments.
         call: Record of the call.
         tokens: Tokens of the call, `TreeArrays` or `PathArrays`.
         states: Memory of this thread for the states of one task.
