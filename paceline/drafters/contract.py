@@ -1,8 +1,8 @@
 """Check the drafter contract in a test, as in `check_drafter(create("bigram"))`.
 
 The check decodes a few prompts. The node limit changes from step to step and from request to
-request. It compares every tree with the rules in `paceline.core.drafter`, and every answer with
-plain decoding.
+request. Every tree is checked against the rules in `paceline.core.drafter`, and every answer is
+compared with plain decoding.
 """
 
 from __future__ import annotations

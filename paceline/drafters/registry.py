@@ -34,8 +34,8 @@ class DrafterEntry:
         summary: Description that is shown in lists; empty if only the class has one.
         source: Package that declares the drafter, for messages; empty if the user passed
             `module:Class`.
-        light: Location of the options as "module:Class", which can be imported without torch or
-            numba; empty if only `target` has them.
+        light: Location of the options, as "module:Class", in a module that imports neither torch
+            nor numba; empty if only `target` has the options.
         needs: Requirements: "draft_model", "draft_model_if_given", "trained" or "datastore"; None
             if only the class declares them.
     """

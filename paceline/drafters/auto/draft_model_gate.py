@@ -3,16 +3,17 @@
 When the draft model runs, each request has two trees in a step: one with the draft model's nodes
 and one without them. The second tree is cut to the size of the first. The text generated in this
 and later steps shows how many tokens of the second tree would have been accepted. The difference
-is the gain in tokens. Between texts, the gain varies much less than the number of accepted tokens.
+is the gain in tokens. From text to text, the gain varies much less than the number of accepted
+tokens.
 
 The cost is the time that the draft model takes. The gate runs the draft model if the gain times
 the current seconds per token is at least the cost. It uses an upper confidence bound (UCB) of the
 gain, so that a few bad trials do not switch the draft model off. The faster the draft model is,
 the more evidence the gate requires before closing. While the gate is closed, it tries the draft
 model again with exponential back-off. Trials take at most a fixed share of the time, so a draft
-model that is slower than the target is tried rarely. Each number of requests has a separate gate.
-A new gate starts with the measurements of the gate for the nearest number. The gain depends little
-on the confidence of the other sources, so the gate ignores that confidence
+model that is slower than the target is tried rarely. There is a separate gate for each number of
+requests. A new gate starts with the measurements of the gate for the nearest number. The gain
+depends little on the confidence of the other sources, so the gate ignores that confidence
 (docs/development/design-notes.md).
 """
 

@@ -21,7 +21,7 @@ class TreeSource(DelegatingDrafter):
     """Proposes trees from another drafter, together with their confidences."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Propose one tree per request, sized by the inner drafter's confidence."""
+        """Propose one tree per request; the inner drafter's confidence limits its size."""
         limits = [
             node_limit(self.node_rule, len(requests), _SETTINGS.max_nodes) if limit else 0
             for limit in max_nodes

@@ -19,8 +19,8 @@ class DraftModelGateSettings:
         patience: Factor for the upper confidence bound. The number of standard errors added to the
             mean gain is patience * step time / draft time, but at least 1.
         memory: Number of requests after which older gains count half as much.
-        decay: Factor by which every new step reduces the weight of earlier steps in the mean
-            times.
+        decay: With every new step, the weights of earlier steps in the mean times are multiplied
+            by this factor.
         min_pause: Number of steps between the first two trials after the gate has closed.
         max_pause: Maximum number of steps between two trials of a fast draft model.
         trial_share: Maximum time of a trial, as a share of the pause after it.
@@ -49,12 +49,12 @@ class AutoSettings:
         max_head_tokens: Maximum number of tokens that the draft head predicts.
         head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
             model.
-        many_nodes: Number of verified nodes per request from which the draft head predicts one
-            more token alongside a draft model.
-        full_head_nodes: Number of verified nodes per request from which the draft head predicts
-            all tokens.
-        min_head_nodes: Number of verified nodes per request from which the draft head predicts one
-            token.
+        many_nodes: If at least this many nodes per request are verified, the draft head predicts
+            one more token alongside a draft model.
+        full_head_nodes: If at least this many nodes per request are verified, the draft head
+            predicts all tokens.
+        min_head_nodes: If at least this many nodes per request are verified, the draft head
+            predicts one token.
         head_retry_steps: Number of steps between two trials of the draft head while it is switched
             off.
     """

@@ -134,8 +134,8 @@ class Lookahead(Drafter):
     def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
         """Return up to `count` n-grams that followed the newest tokens of `text`.
 
-        N-grams with longer keys come first, then newer ones. N-grams that contain the key at a
-        later position fill the remaining slots.
+        N-grams with longer keys come first. Among n-grams with the same key, newer ones come
+        first. N-grams that contain the key at a later position fill the remaining slots.
         """
         state = self._states[request.id]
         ngrams: dict[Ngram, None] = {}

@@ -3,7 +3,7 @@
 The draft model runs Lookahead Decoding with `decode_step`, so that it drafts several tokens per
 forward pass (section 2.4). The target verifies the drafted chain together with K phrases from the
 pool that may follow the chain (sections 2.2 and 2.3). Both models use the same pool. The draft
-model fills the pool from its window. From the target's verification, accepted text and the
+model fills the pool from its window. After each verification, the accepted text and the target's
 predictions at rejected nodes are added to the pool (section 2.5: `learning.py`). The pool may be
 kept for later requests (section 2.6).
 
@@ -17,8 +17,8 @@ Differences from the paper and the authors' code:
 - The engine verifies the nodes that are expected to save time, most likely paths first (`budget`).
 - The drafter works at any temperature and batch size. For sampled requests, the draft model
   samples with the target's keyed noise. Such drafts agree with the target more often than the
-  draft model's most likely tokens. All drafts are deterministic, so the text equals that of plain
-  decoding.
+  draft model's most likely tokens would. All drafts are deterministic, so the text equals that of
+  plain decoding.
 """
 
 from __future__ import annotations

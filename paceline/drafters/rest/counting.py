@@ -86,7 +86,7 @@ class Trees(NamedTuple):
 
 @compiled
 def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, trees: Trees) -> int:
-    """Draft one tree per query, from its longest suffix found in the datastore.
+    """Draft one tree per query, from its longest suffix that the datastore contains.
 
     Args:
         table: Shards in a snapshot, which the caller keeps alive.

@@ -208,7 +208,7 @@ class ChainDrafter(Drafter):
     def _forward(
         self, copies: list[Request], guesses: list[DraftTree], reduced_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits, and hidden states if the rule reads them."""
+        """Return logits, and also hidden states if the rule needs them."""
         if self._rule.reads_hidden:
             return self._draft.forward_with_hidden(copies, guesses, reduced_logits)
         return self._draft.forward(copies, guesses, reduced_logits), None

@@ -24,7 +24,7 @@ class DraftSequence:
 
     @staticmethod
     def open_for(request: Request, copy: Request, draft: CachedLM) -> None:
-        """Open `copy` in the draft's cache; record target states if the draft needs them."""
+        """Open `copy` in the draft model's cache; record target states if it needs them."""
         draft.open(copy)
         if draft.uses_target_states:
             request.states = copy.states = request.states or HiddenStateLog(
@@ -32,7 +32,7 @@ class DraftSequence:
             )
 
     def sync_with_target(self, draft: CachedLM, text: list[int]) -> None:
-        """Copy the target's `text`, and cut the draft's KV cache to the common prefix.
+        """Copy the target's `text`; cut the draft model's cache to the common prefix.
 
         The newest token stays pending. If the draft model uses target states, it processes
         accepted draft tokens again, because their target states are known only now.

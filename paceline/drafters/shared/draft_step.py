@@ -71,7 +71,7 @@ class OpenRows:
             scores: Scores after the root and each looked-up node, [batch, 1 + width, vocab or
                 reduced].
             tokens: Drawn columns of `scores`, [batch, 1 + width].
-            hidden: Hidden states, [batch, 1 + width, hidden], if the rule reads them.
+            hidden: Hidden states, [batch, 1 + width, hidden], if the rule needs them.
         """
         if not self._rule.checks_tokens:
             return []

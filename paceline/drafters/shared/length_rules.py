@@ -163,7 +163,7 @@ class ConfidenceRule(ThresholdRule):
 
 
 class EntropyRule(ThresholdRule):
-    """Stops based on 1 - sqrt(0.2 entropy), a lower bound of the acceptance rate.
+    """Stops based on 1 - sqrt(0.2 entropy), a lower bound on the acceptance rate.
 
     The rule follows Agrawal et al. 2024, "AdaEDL", with a fixed threshold instead of an adaptive
     one.

@@ -5,9 +5,9 @@ the order of `SOURCES`).
 
     drafted: 7 - 4      cached: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
 
-    The frontier starts with 7 (both): 0.7 and 9 (cached): 0.25. The tree takes 7; the frontier is
-    7-5 (cached): 0.5, 9: 0.25 and 7-4 (drafted): 0.2. The tree takes 7-5, and so on, until it is
-    full or no candidate is likely enough.
+    The frontier starts with 7 (both): 0.7 and 9 (cached): 0.25.
+    The tree takes 7; the frontier is 7-5 (cached): 0.5, 9: 0.25 and 7-4 (drafted): 0.2.
+    The tree takes 7-5, and so on, until it is full or no candidate is likely enough.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ class Continuation(NamedTuple):
     Attributes:
         tokens: Tokens after the n-gram.
         matched: Length of the n-gram in tokens; 0 if none was found.
-        position: Text position of the first of `tokens`.
+        position: Text position of the first token in `tokens`.
     """
 
     tokens: list[int]
@@ -25,7 +25,7 @@ class NgramIndex:
 
     Args:
         min_ngram: Length of the shortest n-gram, in tokens.
-        max_ngram: Length of the longest n-gram, which is looked up first, in tokens.
+        max_ngram: Length of the longest n-gram, in tokens. The longest n-gram is looked up first.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:

@@ -137,7 +137,7 @@ def _index_for(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def _entry_for(table: SuccessorTable, key: Any) -> Any:
-    """Return the entry of a key or the oldest in its bucket, marked as the newest."""
+    """Return a key's entry, or the oldest in its bucket; mark it as the newest."""
     index = _index_for(table, key)
     table.clock[0] += 1
     slot = table.slots[index]

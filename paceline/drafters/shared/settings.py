@@ -41,7 +41,7 @@ PREDICTION_PRIOR = SourcePrior((1.0, 0.5, 0.5), (1.0, 1.0), (1.0, 1.0), trials=4
 
 @dataclass(frozen=True, slots=True)
 class SourceCalibrationSettings:
-    """Settings of `SourceCalibration`, counted on 110 prompts with SmolLM2-135M.
+    """Settings of `SourceCalibration`, based on 110 prompts with SmolLM2-135M.
 
     Attributes:
         edges: Limits between the buckets into which probabilities are sorted.

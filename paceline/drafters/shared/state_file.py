@@ -28,8 +28,8 @@ _Read = TypeVar("_Read")
 class StateFile:
     """Loads and saves a drafter's state; subclasses provide `content`.
 
-    Several processes may share a file. Each save writes the saving process's whole state, so the
-    last save wins.
+    Several processes may share a file. Each save replaces the file with the state of one process,
+    so the last save wins.
 
     Args:
         path: File to load and save.

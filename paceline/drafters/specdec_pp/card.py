@@ -79,8 +79,10 @@ class HeadCard:
         recipe: How the head was recorded and trained.
         metrics: Accuracy on held-out prompts.
         curve: Measured costs of thresholds. If empty, `threshold=auto` is not available.
-        train_prompts: Names of the training prompts, of eight digits each, as one string.
-        dev_prompts: Names of the calibration prompts, of eight digits each, as one string.
+        train_prompts: Names of the training prompts, joined into one string. Each has eight
+            digits.
+        dev_prompts: Names of the calibration prompts, joined into one string. Each has eight
+            digits.
         weights_sha256: Checksum of the weights file; "" before saving.
     """
 
@@ -104,7 +106,7 @@ class HeadCard:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All numbers of the card that computations use, and that must be finite."""
+        """All numbers on the card that are used in computations; they must be finite."""
         points = (number for point in self.curve for number in dataclasses.astuple(point))
         return (self.scale, self.shift, *self.prior, *points)
 

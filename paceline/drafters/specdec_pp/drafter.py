@@ -2,8 +2,8 @@
 
 Drafting stops when the predicted probability of a rejection among the draft tokens exceeds a
 threshold (algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest
-latency, based on measured times and the head's card (equation 2.3). The paper does not verify
-second choices; here, they may be added next to the draft tokens.
+latency, based on measured times and the head's card (equation 2.3). Unlike in the paper, the draft
+model's second choices may be added next to the draft tokens.
 """
 
 from __future__ import annotations

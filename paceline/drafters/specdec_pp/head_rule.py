@@ -18,8 +18,8 @@ _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the dr
 class HeadRule(ThresholdRule):
     """Stops once the head expects a rejection in the draft (section 3.2, algorithm 2).
 
-    A token's hidden state is known one forward pass after the token was sampled, so the head
-    evaluates the token then. `confidences` therefore refers to the token before each new token.
+    The head evaluates a token one forward pass after it was sampled, because the token's hidden
+    state is known only then. `confidences` therefore refers to the token before each new token.
     The newest token has only an early confidence.
 
     Args:

@@ -22,8 +22,9 @@ class SpecDecPPOptions:
             times. Defaults to "auto" if the card has a curve, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
-        count_undecided: Count the newest token even before its hidden state is known. Defaults
-            to true.
+        count_undecided: Include the newest token in the rejection probability. Its hidden state is
+            not known yet, so the head only makes a first estimate for this token. Defaults to
+            true.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
         budget: Verify only the nodes that are expected to save time. The estimate uses the head's
             confidences. The budget never shortens sampled drafts, because they affect the text.

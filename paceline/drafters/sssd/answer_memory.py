@@ -28,8 +28,8 @@ class AnswerMemory:
     """Caches answers in memory, with the same update methods as `Datastore`.
 
     Args:
-        max_tokens: Maximum number of tokens in finished answers, and separately in unfinished
-            answers.
+        max_tokens: Maximum number of tokens in finished answers. The same limit applies separately
+            to unfinished answers.
     Attributes:
         shards: Searchable shards, as a tuple that is replaced whenever they change.
     """

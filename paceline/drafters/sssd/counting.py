@@ -58,14 +58,14 @@ class PointerCounts:
         token: Token id.
         by_band: Number of matching pointers, by source and band.
         longest: Length of the longest match by source; 0 if the source does not offer the token.
-        cached: Length of the longest match in the recent answers, which are in-memory shards.
+        cached: Length of the longest match in the recent answers (in-memory shards).
         pointers: Number of pointers of all kinds.
         skips: Number of pointers that skip the newest token.
         votes: Number of votes for the token as a related token (`weak_matches`).
         hinted: Source of the last weak match that was counted.
         nearest: Latest position of the token after a match in the request, or -1.
-        off: Distance in tokens from the position where the copied text continues to the closest
-            position of the token after a match in the request; at most MAX_DISTANCE.
+        off: Distance in tokens between `copy_position` and the token's closest position after a
+            match in the request; at most MAX_DISTANCE.
     """
 
     token: int
@@ -220,8 +220,8 @@ def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, in
 def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
     """Return whether a token can be skipped without scoring.
 
-    A token is skipped if the node has many tokens and this token has only one pointer. The match
-    of this pointer must be at least two tokens shorter than the node's longest match.
+    This is the case if the node has many tokens, the token has only one pointer, and the pointer's
+    match is short. Short means at least two tokens shorter than the node's longest match.
     """
     token, node = counts.tokens[which], counts.node[0]
     if num_tokens <= MANY_TOKENS or token.pointers > 1 or token.votes > 0:

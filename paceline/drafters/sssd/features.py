@@ -50,8 +50,8 @@ class Inputs:
             NEVER.
         seen: Number of tokens since the token's latest occurrence in the request; log(1 + n), or
             NEVER.
-        off_line: Distance in tokens from the position where the copied text continues to the
-            closest position of the token after a match in the request; log(1 + n).
+        off_line: Distance in tokens between the position where the copied text continues and the
+            token's closest position after a match in the request; log(1 + n).
         vote_share: Number of votes for the token as a related token (`weak_matches`), divided by
             the node's number of matching pointers.
         skip_share: Share of the token among the node's pointers that skip the newest token; log

@@ -34,9 +34,9 @@ class Network(NamedTuple):
         columns: The same inputs in the same memory, as an array, [len(FEATURES)].
         node_units: First layer with only the node's inputs, [HIDDEN].
         units: First layer with all inputs, [HIDDEN].
-        alike: Confidence of tokens that occur only once, in the datastore, by match length,
-            [LONGEST + 1]. Length 0 means a skipped token, and -1 a confidence that has not been
-            computed yet.
+        alike: Confidence of tokens that occur once in the datastore and not in the request, by
+            match length, [LONGEST + 1]. Index 0 is for pointers that skip the newest token. The
+            value -1 means that the confidence has not been computed yet.
     """
 
     inputs: Records[Inputs]
@@ -92,8 +92,8 @@ def confidence_of(
 ) -> float:
     """Return the confidence of one token; call `begin_node` first.
 
-    Tokens that occur only once, in the datastore, have the same inputs if their matches have the
-    same length. For each length, their confidence is therefore computed only once.
+    Some tokens occur once in the datastore and not in the request. If their matches have the same
+    length, their inputs are the same, so their confidence is computed only once.
     """
     token = counts.tokens[which]
     match = token.longest[STORE]

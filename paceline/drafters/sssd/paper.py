@@ -64,7 +64,7 @@ class Candidate:
         token: Token id.
         parent: Node of the tree; 0 for the root.
         depth: Depth of the token.
-        begin: First of the pointers from which the token's share was counted.
+        begin: First of the pointers among which the token's share was counted.
         end: End of these pointers.
         source: 0 for the datastore, m for matches of m tokens in the request.
         path_confidence: Probability of the whole path.

@@ -1,6 +1,7 @@
 """Add weak matches: copied text, a skipped token, and related tokens.
 
-Weak matches propose tokens for a node that has no long match.
+Weak matches propose tokens for a node that has no long match. In addition, `follow_copy` finds the
+position in the request from which text is being copied.
 
 A skipped token: suppose that the request is 1 2 3 4 ... 1 2 9, and that 9 never occurred before.
 Earlier, "1 2" was followed by one token (3) and then by 4. The search skips that one token, which

@@ -128,7 +128,7 @@ class StateHeadDrafter(Drafter):
                 )
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft a tree for each request for whose newest token a target state is known."""
+        """Draft a tree for each request whose newest token has a known target state."""
         trees = [EMPTY_TREE] * len(requests)
         for request in requests:
             if request.id in self._records:

@@ -1,7 +1,7 @@
 """Define the fixed tree of Token Recycling (3.2, figure 3): 80 nodes, 6 levels.
 
-`paper_tree.json` contains the shape from the authors' release. The ranks on its path identify a
-node: "0 2" is the third most likely token after the most likely token. For each node with
+`paper_tree.json` contains the shape from the authors' release. A node is identified by the ranks
+on its path: "0 2" is the third most likely token after the most likely token. For each node with
 children, the file lists the number of children. The children have the ranks 0, 1, ...
 """
 
