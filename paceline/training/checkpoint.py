@@ -16,7 +16,7 @@ from paceline.util.files import digest_of, write_atomically
 
 
 def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[str, Any]) -> None:
-    """Check that a run in a folder continues with its original settings.
+    """Check that a training run in a folder continues with its original settings.
 
     Raises:
         ConfigError: A setting differs.

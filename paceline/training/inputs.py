@@ -42,7 +42,7 @@ def read_texts(
 
 
 def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], list[T]]:
-    """Split answers into training data and held-out data (every `every`-th answer).
+    """Split answers: every `every`-th is held out, the others are training data.
 
     Raises:
         ConfigError: There are fewer than `every` answers.
@@ -57,7 +57,7 @@ def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], l
 
 
 def num_predicted(chunks: Sequence[TextChunk]) -> int:
-    """Return the number of tokens in the chunks that are predicted."""
+    """Return how many tokens of the chunks are prediction targets."""
     return sum(len(chunk) - chunk.first for chunk in chunks)
 
 

@@ -56,7 +56,7 @@ class TrainingReport:
 
         Args:
             progress: Progress of the training run.
-            losses: Mean loss over the last steps, by type of batch.
+            losses: Mean loss over the most recent steps, by type of batch.
             scores: Description of the results on held-out data.
         """
         if self._write is not None:
@@ -75,11 +75,11 @@ class Trainer(ABC):
         clock: Function that returns the time in seconds.
     Attributes:
         command: Name of the command, for error messages.
-        unit: Unit of the limit, a field of `progress`.
+        unit: Unit of `total` and `interval`: the name of a field of `progress`.
         max_gradient_norm: Maximum gradient norm; larger gradients are clipped. None means no
             clipping.
         progress: Progress of the training run.
-        parameters: Weights to train, in the order in which they enter the gradient norm.
+        parameters: Weights to train, in the order in which the gradient norm adds them up.
         optimisers: Optimisers for these weights.
         schedules: Learning-rate schedules of the optimisers, advanced after each step.
     """
@@ -112,16 +112,16 @@ class Trainer(ABC):
         """Evaluate the model on held-out data, and return a description of the scores.
 
         Args:
-            losses: Mean loss over the last steps, by type of batch.
+            losses: Mean loss over the most recent steps, by type of batch.
         """
         return ""
 
     def save_state(self) -> None:  # noqa: B027  (optional)
-        """Store the state for resuming after Ctrl-C; by default, do nothing."""
+        """Store the state after Ctrl-C, so that training can resume; optional."""
 
     @property
     def share(self) -> float:
-        """Share of the training that is complete."""
+        """Completed share of the training."""
         return self._position / self._total
 
     @property
@@ -174,7 +174,7 @@ class Trainer(ABC):
         report.validation(self.progress, losses, self.validate(losses))
 
     def _advance(self, last: float) -> float:
-        """Add the time since `last`, set the next learning rates, and return the time."""
+        """Count the time since `last`, set the next learning rates, and return the time."""
         now = self._clock()
         self.progress.seconds = self.progress.seconds + now - last
         # Schedules may depend on the time, so they follow the clock.

@@ -20,14 +20,14 @@ from paceline.training import settings
 
 
 class Muon(Optimizer):
-    """Updates matrices along their orthogonalised Nesterov momentum."""
+    """Updates each matrix by its orthogonalised Nesterov momentum."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step along the negative gradients."""
+        """Take one optimiser step with the current gradients."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:

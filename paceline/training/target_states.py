@@ -29,8 +29,8 @@ def read_states(
     """Yield the hidden states of each chunk, [tokens, 1 + layers, hidden].
 
     The states after a token are the input to the LM head, followed by the inputs to `layers`. On
-    the CPU, each thread processes a different chunk, because a second thread barely speeds up a
-    forward pass.
+    the CPU, each thread processes a different chunk, because two threads are barely faster than one
+    in a single forward pass.
 
     Args:
         model: Target model.

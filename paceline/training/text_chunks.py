@@ -20,7 +20,7 @@ from paceline.recorded_answers.top_tokens import TopRows
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """The tokens of a text, with data about the target's choices.
+    """The tokens of a text, with the target's distributions and hidden states.
 
     Attributes:
         token_ids: Token ids, int32 [n].
@@ -67,7 +67,7 @@ def read_own_answers(
 
 
 def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextChunk]:
-    """Read files written by `paceline record`, with any recorded distributions.
+    """Read files written by `paceline record`, including any recorded distributions.
 
     Args:
         paths: Files to read.
@@ -86,7 +86,7 @@ def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextC
 
 
 def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[TextChunk]:
-    """Cut text files into chunks in which all tokens are predicted.
+    """Cut text files into chunks; all tokens are prediction targets.
 
     Args:
         inputs: Text files, as in `paceline.datastore.inputs`.
@@ -103,7 +103,7 @@ def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Tex
 
 
 def shortened(chunk: TextChunk, context: int) -> TextChunk:
-    """Shorten a chunk to `context` tokens: cut its prompt's start, then its own end."""
+    """Cut a chunk to `context` tokens: first the start of its prompt, then its end."""
     cut = min(max(0, len(chunk) - context), chunk.first - 1)
     ids, first = chunk.token_ids[cut : cut + context], chunk.first - cut
     count = len(ids) - first
@@ -112,7 +112,7 @@ def shortened(chunk: TextChunk, context: int) -> TextChunk:
 
 
 def token_counts(chunks: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int64]:
-    """Return how often each token is predicted, [vocab]."""
+    """Return how often each token is a prediction target, [vocab]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for chunk in chunks:
         np.add.at(counts, chunk.token_ids[chunk.first :], 1)

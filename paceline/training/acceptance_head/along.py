@@ -1,10 +1,10 @@
-"""Record chains along an answer, for draft models that read target states.
+"""Draft chains along an answer with a draft model that reads target states.
 
-In the paper, draft tokens are mixed into the answer, so that the draft model's states are those of
-a partly drafted text. If a draft model reads target states, its states differ between drafted
-tokens and tokens from the target. Each token of an answer is therefore drafted at every position
-of a chain, after accepted tokens. This is the situation in which the acceptance head makes its
-predictions.
+In the paper, the draft model reads an answer in which some tokens are replaced by draft tokens. A
+draft model that reads target states has these states only for tokens that the target has chosen.
+Its hidden states therefore depend on the position in the chain. For this reason, each token of an
+answer is drafted at every chain position, as if all earlier tokens of the chain had been accepted.
+The acceptance head makes its predictions in the same situation.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ def chains_along(
         target: Target model.
         draft: Draft model that reads target states.
         answered: Prompts with their answers.
-        length: Number of positions in a chain.
-        generator: Random generator for draft tokens, on the CPU.
+        x: Random generator for draft tokens, on the CPU.
     Returns:
         Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
     """
@@ -119,7 +118,7 @@ def draft_along(
 
 
 def _drafting_rows(rows: Rows) -> Tensor:
-    """Return the rows that draft tokens: the previous position with one guess fewer."""
+    """Return, for each row with guesses, the row whose output drafts its token."""
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}
     before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]

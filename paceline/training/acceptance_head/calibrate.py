@@ -33,17 +33,18 @@ def calibrate(
     thresholds: Sequence[float] = THRESHOLDS,
     progress: bool = False,
 ) -> AcceptanceHead:
-    """Add the cost of each threshold, measured on development prompts, to the head.
+    """Measure the cost of each threshold, and add the costs to the head.
 
-    The draft budget is disabled, because it would adapt drafts to the speed of this machine.
+    The head's development prompts are decoded with each threshold. The draft budget is disabled,
+    because it would adapt drafts to the speed of this machine.
 
     Args:
         head: Head to measure.
         recordings: Recordings with the head's development prompts and their sampling parameters.
         target: Target model.
         draft: Draft model of the head.
-        limit: Maximum number of prompts from each recording, spread over the prompt lengths; 0
-            uses all.
+        limit: Maximum number of prompts from each recording, chosen to cover all prompt lengths; 0
+            uses all prompts.
         thresholds: Thresholds to measure.
         progress: Whether to show a progress bar.
     Raises:

@@ -1,4 +1,4 @@
-"""Evaluate an acceptance head on unseen prompts, and compare simpler predictors."""
+"""Evaluate an acceptance head on unseen prompts, next to simpler predictors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Quality:
         calibration_error: Expected calibration error over 15 bins.
         roc_area: Area under the ROC curve.
         log_loss: Mean binary cross-entropy, in nats.
-        bins: Predicted and observed acceptance rate of each bin.
+        bins: Predicted and observed acceptance rate in each bin of the calibration.
     """
 
     calibration_error: float
@@ -56,8 +56,8 @@ class AcceptanceReport:
     Attributes:
         prompts: Number of prompts.
         positions: Number of draft tokens.
-        accepted: Mean of the labels.
-        qualities: Quality by predictor, starting with the head.
+        accepted: Mean acceptance probability of the draft tokens.
+        qualities: Quality of each predictor, by name; the head comes first.
     """
 
     prompts: int

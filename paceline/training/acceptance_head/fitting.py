@@ -21,12 +21,12 @@ from paceline.training.acceptance_head.settings import FIT_CHANGE, FIT_GRADIENT,
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tensor:
-    """Return the mean binary cross-entropy, with a weight on rejections (section 3.3).
+    """Return the mean binary cross-entropy with weighted rejections (section 3.3).
 
     Args:
         logits: Acceptance logits, [n].
         labels: Acceptance probabilities, [n].
-        reject_weight: Weight of rejections; acceptances have weight 1.
+        reject_weight: Weight of rejections; acceptances have a weight of 1.
     """
     accept_weight = torch.tensor(1 / reject_weight, dtype=logits.dtype)
     total = functional.binary_cross_entropy_with_logits(
@@ -64,7 +64,7 @@ def scalar_columns(recording: Recording, card: HeadCard) -> Tensor:
 
 
 def platt(head: AcceptanceHead, recordings: Sequence[Recording]) -> tuple[float, float]:
-    """Fit the scale and shift of the head's logit to the labels (Platt 1999)."""
+    """Fit a scale and a shift for the head's logit to the labels (Platt 1999)."""
     logits = torch.cat(
         [
             raw_logits(
@@ -82,7 +82,7 @@ def platt(head: AcceptanceHead, recordings: Sequence[Recording]) -> tuple[float,
 
 
 def prior(recordings: Sequence[Recording]) -> tuple[float, ...]:
-    """Fit the weights of the card's `prior` to all positions in the recordings."""
+    """Fit the weights of the `prior` in the card to all positions in the recordings."""
     scalars = [
         torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
         for recording in recordings
@@ -97,7 +97,7 @@ def logistic_fit(columns: Tensor, labels: Tensor, reject_weight: float = 1.0) ->
     Args:
         columns: Features, [n, k].
         labels: Acceptance probabilities, [n].
-        reject_weight: Weight of rejections; acceptances have weight 1.
+        reject_weight: Weight of rejections; acceptances have a weight of 1.
     Returns:
         The weights of the features, followed by the constant, float64 [k + 1].
     """

@@ -3,13 +3,14 @@
 The method is that of SpecDec++ (Huang et al. 2024, section 3.3).
 
 For every prompt, X is the target's answer, generated now or recorded earlier (`paceline record`).
-The draft model reads the prompt and X. At every position i, it samples a token Y_i in the same way
-as in decoding; P_i = min(1, target/draft) is the probability that Y_i is accepted. The features
-are the draft model's hidden states on a mixed sequence Z, which contains X_i with probability
-`keep` and Y_i otherwise. Only the positions with Y_i are recorded.
+The draft model reads the prompt and X. At every position i, it samples a token Y_i as in decoding.
+The label is the probability that Y_i is accepted, P_i = min(1, target probability / draft
+probability). At each position, a mixed sequence Z contains X_i with probability `keep`, and Y_i
+otherwise. The features are the draft model's hidden states when it reads Z. Only the positions with
+Y_i are recorded.
 
-There are two differences from the authors' code: both distributions are warped as in decoding
-(temperature, top_k, top_p, min_p), and one answer may produce several sequences Z.
+There are two differences from the authors' code. The sampling parameters (temperature, top_k,
+top_p, min_p) change both distributions, as in decoding. One answer may produce several sequences Z.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _record_batch(
     draft: PreTrainedModel,
     group: range,
 ) -> dict[str, Tensor]:
-    """Return the columns of a recording for one batch of prompts."""
+    """Return the recording's tensors for one batch of prompts."""
     prompts = [answers.prompts[number] for number in group]
     answered = AnsweredPrompts(prompts, answers.batch(group), answers.sampling)
     generator = torch.Generator().manual_seed((answers.sampling.seed << 32) + group[0])

@@ -33,17 +33,17 @@ _COLUMNS = ("hidden", "log_probs", "entropies", "labels", "top_probs", "prompts"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Draft tokens, with the probability that the target accepts each token.
+    """Draft tokens, each with the probability that the target accepts it.
 
     Attributes:
-        settings: Settings of the recording. The entry "cut", if present, is the number of
-            over-long prompts, which were truncated in the middle.
-        hidden: The draft model's last hidden state, computed from the token, bfloat16 [n, hidden].
-        log_probs: Log-probability of the token in its draft distribution, as in
-            `AcceptanceHead.confidences`, float32 [n].
+        settings: Settings of the recording. The entry "cut", if present, is the number of prompts
+            that were truncated in the middle because they were too long.
+        hidden: The draft model's last hidden state at the token, bfloat16 [n, hidden].
+        log_probs: Log-probability of the token in the draft distribution from which it was sampled,
+            as in `AcceptanceHead.confidences`, float32 [n].
         entropies: Entropy of that distribution, in nats, float32 [n].
-        labels: Acceptance probability min(1, target/draft), float32 [n]; for greedy decoding, 1 if
-            the target chooses the same token, otherwise 0.
+        labels: Acceptance probability, float32 [n]: min(1, target probability / draft probability).
+            For greedy decoding, 1 if the target chooses the same token, otherwise 0.
         top_probs: Highest probability in that distribution, float32 [n].
         prompts: Index of each token's prompt, int32 [n].
         names: `prompt_name` of each prompt.

@@ -38,7 +38,8 @@ class RecordConfig:
             models that use the target's states, the number of chain positions per token.
         sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
             min_tokens are not supported.
-        batch: Number of prompts answered together and stored per shard; at least 1.
+        batch: Number of prompts that are answered at the same time and stored in one shard; at
+            least 1.
 
     Raises:
         ConfigError: A value is out of range.

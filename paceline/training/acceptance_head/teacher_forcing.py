@@ -1,4 +1,4 @@
-"""Draft a token at each position of an answer, and label whether it is accepted."""
+"""Draft a token at each position of an answer, and label its acceptance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AnsweredPrompts(NamedTuple):
 
 
 def joined_columns(rows: Iterable[Sequence[Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the tensors of several answers to columns of a recording."""
+    """Concatenate the tensors of several answers, column by column."""
     columns = zip(*rows, strict=True)
     return {
         name: torch.cat([tensor.cpu() for tensor in column])
@@ -153,16 +153,16 @@ def run_from(
     count: int,
     shared: SharedVocabulary | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one forward pass, applying the LM head to some of the positions.
+    """Run one forward pass, and apply the LM head to some positions only.
 
     Args:
         model: Model to run.
         texts: Token ids of each text.
         starts: First position in each text to which the LM head is applied.
-        count: Number of positions to which the LM head is applied. Beyond the end of the longest
-            text, its last position is repeated.
-        shared: Vocabulary that a draft model shares with its target; the logits are indexed by its
-            ids.
+        count: Number of positions in each text to which the LM head is applied. Positions past the
+            end of the longest text are replaced by its last position.
+        shared: Vocabulary that a draft model shares with its target; if given, the columns of the
+            logits are the ids of this vocabulary.
     Returns:
         Logits [batch, count, vocab] and the LM head's inputs [batch, count, hidden].
     Raises:

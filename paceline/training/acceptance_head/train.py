@@ -2,9 +2,9 @@
 
 The loss is weighted binary cross-entropy, and the optimiser is AdamW. There are two differences
 from the paper. First, the weight on rejections makes the raw head predict too many rejections, so
-its logit is scaled and shifted (Platt 1999). Scale and shift are fitted on development prompts,
-without the weight. Second, the last layer starts as a logistic regression on scalars computed from
-the draft distribution.
+its logit is scaled and shifted (Platt 1999). The scale and the shift are fitted to development
+prompts, without that weight. Second, the last layer is initialised to a logistic regression on
+scalars that are computed from the draft distribution.
 """
 
 from __future__ import annotations
@@ -123,14 +123,14 @@ class AcceptanceHeadTrainer(Trainer):
 def first_tensors(
     card: HeadCard, scalars: Tensor, labels: Tensor, config: TrainConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return initial weights: blocks as in `torch.nn.Linear`, and a fitted last layer.
+    """Return initial weights: random blocks and a fitted last layer.
 
     Args:
         card: Description of the head.
         scalars: Scalars to which the last layer is fitted, [n, 0 or 3].
         labels: Acceptance probabilities, [n].
         config: Training settings.
-        generator: Random generator for the blocks.
+        generator: Random generator for the blocks, which are initialised as in `torch.nn.Linear`.
     """
     hidden = card.hidden_size
     tensors = {}
@@ -155,7 +155,7 @@ class PromptSplit(NamedTuple):
 
 
 def split_prompts(names: Sequence[str], config: TrainConfig) -> PromptSplit:
-    """Split prompts at random, in the same way for all recordings.
+    """Split prompts at random; a prompt is in the same part in all recordings.
 
     Raises:
         ConfigError: There are too few prompts.
@@ -207,7 +207,7 @@ def _check_same_draft(recordings: Sequence[Recording]) -> None:
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
-    """Return the relative learning rate: linear warm-up, then half a cosine."""
+    """Return the relative learning rate: a linear warm-up, then half a cosine."""
     first = warmup * steps
     if step < first:
         return (step + 1) / first

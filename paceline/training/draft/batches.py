@@ -19,7 +19,8 @@ class TextBatch(NamedTuple):
 
     Attributes:
         token_ids: Token ids, padded at the end; [b, t].
-        positions: Flat indices into [b, t] of the positions whose next token is predicted, [n].
+        positions: Positions whose next token is predicted, as indices into the flattened [b, t];
+            [n].
         targets: The target's most likely tokens, as indices in the reduced vocabulary; [n, k].
         probs: The target's probabilities of `targets`, float32 [n, k].
     """

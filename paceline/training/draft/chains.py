@@ -1,10 +1,10 @@
-"""Compute the expected accepted tokens per chain from per-token acceptance.
+"""Compute the expected number of accepted tokens per chain.
 
-As long as a chain is accepted, its context is the target's text. The draft model's predictions
-along that text therefore determine how much of each chain is accepted. The result is exact for
-greedy answers. For sampled answers, it is the expected value under rejection sampling. For draft
-models that read target states, acceptance also depends on the chain position, because draft tokens
-have no target states.
+The input is the acceptance probability of the draft token at each position of an answer. This is
+sufficient, because the text before a draft token matters only if all of it has been accepted and
+therefore equals the answer. The result is exact for greedy answers. For sampled answers, it is the
+expected value under rejection sampling. For draft models that read target states, acceptance also
+depends on the chain position, because draft tokens have no target states.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Chains:
     Attributes:
         chains: Expected number of chains.
         accepted: Expected number of accepted tokens by chain position, [K].
-        agreed: Sum of the acceptance probabilities of individual tokens.
+        agreed: Sum of the acceptance probabilities of single tokens.
         places: Number of tokens in that sum.
     """
 
@@ -39,7 +39,7 @@ class Chains:
 
     @property
     def agreement(self) -> float:
-        """Mean acceptance probability of an individual token."""
+        """Mean acceptance probability of a single token."""
         return self.agreed / max(self.places, 1)
 
     @property
@@ -58,10 +58,10 @@ def expected_chains(
     """Return the expected acceptance of consecutive chains along answers.
 
     Args:
-        answers: Acceptance probability of the draft token at each token of an answer, [tokens], or
-            at each chain position, [positions, tokens], where the last row also applies to later
-            positions. Chains start after the first token, which prefill produces. The target adds
-            a token after each chain.
+        answers: For each answer, the acceptance probability of the draft token for each token of
+            the answer: [tokens], or [positions, tokens] if it depends on the chain position. The
+            last row also applies to later positions. Chains start after the first token, which
+            prefill produces. The target adds a token after each chain.
         length: Number of draft tokens per chain.
     """
     chains = agreed = 0.0

@@ -14,7 +14,7 @@ from paceline.training.text_chunks import TextChunk
 
 
 def loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return which rows each chunk has, [b, rows], and their weights in the loss, [n]."""
+    """Return a mask of each chunk's rows, [b, rows], and their loss weights, [n]."""
     lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
     present = rows.positions < lengths
     weights = torch.tensor(settings.GUESS_WEIGHTS)[
@@ -32,7 +32,7 @@ def padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
 
 
 def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states from which they were chosen, and the following states."""
+    """Return tokens, the states they were chosen from, and the states after them."""
     tokens, before, after = [], [], []
     count = 0
     for chunk in chunks:
@@ -47,7 +47,7 @@ def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Fit a linear map from inputs [n, a] to outputs [n, b] with a ridge, [b, a]."""
+    """Fit a map [b, a] from inputs [n, a] to outputs [n, b] by ridge regression."""
     square = inputs.T @ inputs
     square.diagonal().add_(settings.LEAST_SQUARES_RIDGE)
     solution: Tensor = torch.linalg.solve(square, inputs.T @ outputs)

@@ -1,11 +1,11 @@
 """Train an EAGLE-3 head in the format of speculators (Li et al. 2025).
 
-Training-time test (section 3.2): draft tokens read the head's output at the token before them, so
-the head runs once per chain position. Each text position is trained after the target's newest
-token, and at one random position of a chain. The LM head consists of the target's rows and stays
-the same, as in speculators.
+In training, as in decoding, the head takes its output at the previous token as input for a draft
+token (training-time test, section 3.2). It therefore runs once per chain position. Each text
+position is trained twice: directly after the target's newest token, and at a random position of a
+draft chain. The LM head is copied from the target and not trained, as in speculators.
 
-The states are scaled to unit size during training; the saved weights expect unscaled states.
+During training, the states are scaled to unit size. The saved weights expect unscaled states.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Eagle3Student:
         for count in rows.guessed.bincount().tolist():
             begin, end = end, end + count
             own = positions[begin:end]
-            if outputs:  # draft tokens read the output at the token before them
+            if outputs:  # a draft token takes the output at the token before it
                 read = outputs[-1][:, index[own - 1]]
             else:
                 read = self.model.fuse(states[:, own - 1, 1:].float() * self._state_scale)
@@ -149,7 +149,7 @@ class Eagle3Student:
         return torch.cat(outputs, dim=1)
 
     def _start_linear(self, chunks: Sequence[TextChunk]) -> None:
-        """Scale the states to unit size, and fit `fc` to predict next states."""
+        """Scale the states to unit size, and fit `fc` to predict the next states."""
         _, before, following = (tensor.to(self._device) for tensor in state_pairs(chunks))
         hidden = following.shape[1]
         read = before[:, hidden:]
@@ -162,9 +162,9 @@ class Eagle3Student:
 
 
 def _from_second_token(rows: Rows) -> Rows:
-    """Sort rows by their number of guesses, for a text without its first token.
+    """Sort rows by their number of guesses, and shift them by one position.
 
-    No state precedes the first token, so the head does not read it.
+    No state precedes the first token of a text, so the head starts at the second.
     """
     order = rows.guessed.argsort(stable=True)
     return Rows(rows.positions[order] + 1, rows.guessed[order], rows.mask[order][:, order])
@@ -173,7 +173,8 @@ def _from_second_token(rows: Rows) -> Rows:
 def eagle3_layers(target: PreTrainedModel) -> tuple[int, ...]:
     """Return the target layers whose inputs a new head reads.
 
-    They are the published ones or, in a target with few layers, the first, middle and last layer.
+    They are the same layers as in published heads. In a target with too few layers for that, they
+    are the first, the middle and the last layer.
     """
     count = target.config.get_text_config(decoder=True).num_hidden_layers
     layers = default_layers(target)

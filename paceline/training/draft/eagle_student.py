@@ -2,10 +2,10 @@
 
 The method follows Li et al. (2024), section 3.2, with the following changes.
 
-Every position in a text is trained both directly after the target's newest token and after drafted
-tokens, which have no target states. The loss compares the draft distribution with the target's
-full distribution, computed from the target's hidden state. The first layer's input is initialised
-to the linear least-squares prediction of the next state.
+Every position in a text is trained in two situations: directly after the target's newest token, and
+after draft tokens, which have no target states. The loss compares the draft distribution with the
+target's full distribution, which is computed from the target's hidden state. The input layer is
+initialised to predict the next state by linear least squares.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EagleStudent:
         return states_loss(drafted[text, row], target, weight, bias, shares / shares.sum())
 
     def _in_product_dtype(self, module: nn.Module) -> Callable[..., Any]:
-        """Return the module as a function that casts its weights to the product dtype."""
+        """Return a function that runs the module with weights in the product dtype."""
         weights = {
             name: weight.to(self._dtype)
             for name, weight in module.state_dict(keep_vars=True).items()
@@ -118,7 +118,7 @@ class EagleStudent:
         )
 
     def _start_linear(self, target: PreTrainedModel, chunks: Sequence[TextChunk]) -> None:
-        """Scale the inputs to unit size, and fit the input layer to predict next states."""
+        """Scale the inputs to unit size; fit the input layer to predict the next states."""
         embedding: Any = self.model.get_input_embeddings()
         norm: Any = self.model.get_decoder().norm
         tokens, states, following = (tensor.to(self.model.device) for tensor in state_pairs(chunks))
@@ -183,7 +183,7 @@ def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
 
     Args:
         target: Target model.
-        reads_at: Depth of the layer, as a share of the target's layers.
+        reads_at: Depth of the middle layer, as a share of the target's layers.
     """
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
     return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()

@@ -95,7 +95,7 @@ def agreements(
     token_ids: Tensor | None = None,
     shared: SharedVocabulary | None = None,
 ) -> list[NDArray[np.float64]]:
-    """Return 1 for each answer token that is the draft model's argmax, 0 for others.
+    """Return 1 for each answer token that equals the draft model's argmax, else 0.
 
     Args:
         model: Independent draft model.
@@ -125,14 +125,15 @@ def agreements(
 
 @torch.no_grad()
 def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDArray[np.float64]:
-    """Return `agreements` by chain position, for a draft that reads target states.
+    """Return agreements by chain position for a draft model that reads target states.
 
     Args:
         model: Draft model, attached to its target.
         chunk: Answer with its prompt and the target's states.
         length: Number of draft tokens per chain.
     Returns:
-        1 or 0, [length, tokens].
+        1 if an answer token equals the draft model's argmax at that chain position, else 0;
+        [length, tokens].
     """
     assert chunk.states is not None, "read before the evaluation"
     states = chunk.states.to(model.device, model.dtype)
@@ -150,13 +151,14 @@ def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDAr
 def agreement_by_position(
     rows: Rows, chunk: TextChunk, length: int, guess: Callable[[Tensor], Tensor]
 ) -> NDArray[np.float64]:
-    """Return `agreements` by chain position, [length, tokens].
+    """Return whether each answer token is guessed, as 1 or 0, [length, tokens].
 
     Args:
         rows: Rows for the evaluation.
         chunk: Answer with its prompt.
         length: Number of draft tokens per chain.
-        guess: Function that returns the draft's argmax after the rows with these indices, [n].
+        guess: Function that returns the draft model's argmax after the rows with given indices,
+            [n].
     """
     ids, positions = torch.from_numpy(chunk.token_ids).long(), rows.positions
     drafting = ((positions >= chunk.first - 1) & (positions < len(ids) - 1)).nonzero()[:, 0]
@@ -223,7 +225,7 @@ def _agreements_of(
 
 
 def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
-    """Return the median duration of a forward pass over a token and a chain.
+    """Return the median duration of a forward pass over one token and a draft chain.
 
     Args:
         model: Model to time.
@@ -252,7 +254,7 @@ def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
 
 
 def print_draft_judgement(judgement: DraftJudgement, console: Console | None = None) -> None:
-    """Print the acceptance by category, the costs, and the gain by chain length."""
+    """Print acceptance by category, the models' costs, and the gain by chain length."""
     console = console or Console()
     names = [
         Column("prompts"),

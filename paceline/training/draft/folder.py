@@ -40,7 +40,7 @@ class TrainingPoint:
         minutes: Training time in minutes.
         steps: Number of optimiser steps.
         tokens: Number of training tokens, counting every use.
-        losses: Mean loss over the last steps, by kind of text.
+        losses: Mean loss over the most recent steps, by kind of text.
         agreement: Share of held-out tokens that are the draft model's argmax.
         per_chain: Number of accepted tokens per chain on held-out answers.
     """
@@ -207,7 +207,7 @@ def save_draft(model: PreTrainedModel, token_ids: Sequence[int], folder: Path) -
 
 
 def _replace_files(save: Callable[[Path], None], folder: Path) -> None:
-    """Write a model elsewhere, then move its files, the weights last."""
+    """Write a model to a temporary folder, then move its files, weights last."""
     with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
         save(Path(partial))
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):

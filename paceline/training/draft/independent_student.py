@@ -46,7 +46,11 @@ class IndependentStudent:
         self._vocabulary_index[token_ids] = np.arange(len(token_ids))
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
-        """Return the mean cross-entropy with the target's distribution or next token."""
+        """Return the mean cross-entropy against the training targets.
+
+        A training target is the distribution recorded from the target model. Where none was
+        recorded, it is the next token of the text.
+        """
         batch = collated(chunks, self._vocabulary_index)
         batch = TextBatch(*(tensor.to(self.model.device) for tensor in batch))
         hidden: Tensor = self.model.get_decoder()(
@@ -107,7 +111,7 @@ def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedMod
 
 @torch.no_grad()
 def shrink_residuals(layers: Iterable[Any]) -> None:
-    """Scale down the weights that add to the residual stream (GPT-2's initialisation)."""
+    """Scale down all weights whose outputs are added to the residual stream (GPT-2)."""
     layers = list(layers)
     scale = (2 * len(layers)) ** -0.5
     for layer in layers:
@@ -116,7 +120,7 @@ def shrink_residuals(layers: Iterable[Any]) -> None:
 
 
 def principal(rows: Tensor, size: int) -> Tensor:
-    """Project rows [n, d] onto their principal axes through the origin, [n, size].
+    """Project rows [n, d] onto their first principal axes (not centred), [n, size].
 
     If `size` exceeds d, the remaining columns are zeros.
     """

@@ -1,8 +1,9 @@
-"""Compute the cross-entropy with the target, one block of positions at a time.
+"""Compute the cross-entropy against the target, one block of positions at a time.
 
-The target's distribution is given by its most likely tokens, or by its hidden state, from which
-the LM head computes all logits. Both losses compute their gradients in the forward pass, while the
-logits are available. Autograd would take three times as long.
+There are two losses. For `distillation_loss`, the target's distribution is given by its most likely
+tokens. For `states_loss`, it is given by the hidden state, from which the LM head computes all
+logits. Both losses compute their gradients in the forward pass, while the logits are available.
+Autograd would take three times as long.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ class _DistillationLoss(torch.autograd.Function):
 
 
 def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Tensor) -> Tensor:
-    """Return the mean cross-entropy of softmax(hidden @ weight.T), in nats.
+    """Return the mean cross-entropy, in nats, of the logits hidden @ weight.T.
 
     Args:
         hidden: Hidden states, [n, d].
         weight: Rows of the LM head, [vocab, d].
-        targets: Token indices, [n, k]; a token may occur twice.
-        probs: Probabilities of `targets`, which sum to 1, [n, k].
+        targets: Tokens of the target's distribution, as row numbers of `weight`, [n, k]; a token
+            may occur twice in a row.
+        probs: The target's probabilities of these tokens, [n, k]; each row sums to 1.
     """
     loss: Tensor = _DistillationLoss.apply(hidden, weight, targets, probs)  # type: ignore[no-untyped-call]
     return loss
@@ -92,7 +94,7 @@ def states_loss(
         target: The target's hidden states, [n, d].
         weight: Rows of the LM head, [vocab, d]; matrix products use their dtype.
         bias: Bias of the LM head, [vocab].
-        shares: Weight of each position in the loss, float32 [n].
+        shares: Weight of each position in the mean, float32 [n].
     """
     loss: Tensor = _StatesLoss.apply(draft, target, weight, bias, shares)  # type: ignore[no-untyped-call]
     return loss

@@ -1,4 +1,4 @@
-"""Prepare the training of a draft model from a command's arguments."""
+"""Prepare the training of a draft model as a command's arguments specify."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DraftData:
 
     @property
     def training(self) -> list[TextChunk]:
-        """All chunks to train on, starting with the answers."""
+        """All chunks to train on; the answers come first."""
         return [*self.answers, *self.texts]
 
     @staticmethod

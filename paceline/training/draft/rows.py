@@ -1,9 +1,9 @@
-"""Arrange the rows of a forward pass that trains or evaluates an EAGLE draft.
+"""Arrange the rows of a forward pass that trains or evaluates an EAGLE model.
 
-A row is a position in a text, together with the number of drafted tokens among the tokens up to
-that position. Without drafted tokens, the target has chosen all tokens so far, and the row reads
-the state for its token. Otherwise, the row sees what a draft model sees in decoding: the target's
-tokens, followed by drafted tokens.
+A row consists of a text position and a number of guesses: how many of the last tokens up to that
+position count as draft tokens. Without guesses, the target has chosen all tokens so far, and the
+target state of the row's token is an input. With guesses, the row sees what a draft model sees in
+decoding: tokens with target states, followed by draft tokens without.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows, deriving the mask from positions and guesses."""
+        """Return rows with a mask computed from their positions and guesses."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return one row without guesses per position, followed by the rows with guesses.
+        """Return a row without guesses for each position, then all rows with guesses.
 
         Args:
             length: Number of tokens in the text.
@@ -77,7 +77,10 @@ class Rows(NamedTuple):
         return Rows.of(torch.cat(positions), torch.cat(guessed))
 
     def with_drafts(self) -> Rows:
-        """Return these rows, and a copy of each guess for tokens that no other row sees."""
+        """Return these rows, then a copy of each row with guesses.
+
+        No other row sees a copy, so the copy's token can be replaced by another draft token.
+        """
         again = (self.guessed > 0).nonzero()[:, 0]
         count, added = len(self.positions), len(again)
         mask = torch.zeros(count + added, count + added, dtype=torch.bool)
@@ -110,7 +113,7 @@ def hidden_of_rows(
         decoder: The draft model's decoder, or a function with the same signature.
         token_ids: Token ids of the texts, [b, t].
         chosen_by: Target states from which each token was chosen, [b, t, 1 + layers, states].
-        rows: Rows for each text.
+        rows: Rows, which are the same for each text.
         unread: Number of leading tokens whose states are not read.
         drafted: Token ids for the last n rows, replacing those from the text, [b, n].
     """
@@ -134,7 +137,7 @@ def hidden_of_rows(
 
 
 def shifted(states: Tensor) -> Tensor:
-    """Return the states from which tokens were chosen; zeros for the first token.
+    """Return the states from which tokens were chosen; the first token has zeros.
 
     Args:
         states: States after each token, [b, t, ...].

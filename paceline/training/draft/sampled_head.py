@@ -1,9 +1,9 @@
 """Sample rows of the target's LM head for a training step.
 
-Computing logits over the whole reduced vocabulary takes half the time of a step, although a few
-tokens have nearly all the probability. A step therefore uses the frequent tokens, the tokens in
-its texts, and a random sample of the others. Each sampled token represents several tokens, and the
-logarithm of this count is added to its logits. The method is called sampled softmax (Bengio and
+Logits for the whole reduced vocabulary would take half the time of a step, although a few tokens
+have nearly all the probability. A step therefore uses the frequent tokens, the tokens in its texts,
+and a random sample of the others. Each token in the random sample represents several tokens; the
+logarithm of their number is added to its logit. The method is called sampled softmax (Bengio and
 Senecal 2008; Jean et al. 2015).
 """
 
@@ -27,7 +27,7 @@ class SampledHead:
         weight: Rows of the LM head in the reduced vocabulary, [kept, states].
         bias: Bias of these rows, [kept]; None without a bias.
         token_ids: Token ids of the rows, [kept].
-        counts: Number of times that each token is predicted, [vocab].
+        counts: Number of times that each token occurs as a prediction target, [vocab].
         dtype: Dtype of the matrix products.
     """
 

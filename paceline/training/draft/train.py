@@ -1,11 +1,11 @@
 """Train a draft model by distillation (Hinton et al. 2015) and on plain text.
 
-The teacher's distributions come from recorded target answers.
+The target's distributions come from recorded answers.
 
-Quality depends on training time, so the schedule is based on time. The learning rate is constant
-at first, and then falls linearly to zero while the share of steps that use answers grows. The data
-order and the initial weights depend only on the seed. An interrupted training run resumes from its
-checkpoint.
+The schedule depends on the elapsed time, because the training time determines the quality. The
+learning rate is constant at first. It then falls linearly to zero, while the share of steps that
+use answers grows. The data order and the initial weights depend only on the seed. An interrupted
+training run resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class DraftTrainer(Trainer):
         self._folder.save_state(self.model, self.optimisers, self.progress)
 
     def _rate(self, _: int) -> float:
-        """Return the learning rate as a share of the peak."""
+        """Return the current learning rate as a share of the peak learning rate."""
         warm_up = min(1.0, (self.progress.steps + 1) / settings.WARM_UP_STEPS)
         return warm_up * min(1.0, (1 - self.share) / (1 - settings.CONSTANT_SHARE))
 
@@ -169,7 +169,7 @@ class DraftTrainer(Trainer):
 
 
 def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
-    """Return the smallest vocabulary that covers a share of the predicted tokens.
+    """Return the smallest vocabulary that covers a share of the training tokens.
 
     Answers have more weight than texts. The tokens are in id order, and the size is rounded up
     to a multiple of the SIMD width.
@@ -177,7 +177,7 @@ def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDA
     Args:
         data: Training texts.
         vocab_size: Vocabulary size of the target.
-        coverage: Share of the predicted tokens; 1 returns the whole vocabulary.
+        coverage: Share of the training tokens to cover; 1 returns the whole vocabulary.
     """
     if coverage >= 1:
         return np.arange(vocab_size)

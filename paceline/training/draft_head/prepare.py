@@ -1,4 +1,4 @@
-"""Prepare the training of a draft head from a command's arguments."""
+"""Prepare the training of a draft head as a command's arguments specify."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class States:
     Attributes:
         states: Input to the LM head after each token, [n, hidden].
         token_ids: Token ids, [n].
-        positions: Indices of the tokens followed by at least `TRAINED_LEVELS` tokens in their
-            chunk.
-        answers: The `positions` within answers.
+        positions: Indices of tokens after which the chunk has at least `TRAINED_LEVELS` more
+            tokens.
+        answers: Those `positions` that are within answers.
     """
 
     states: Tensor

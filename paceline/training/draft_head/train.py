@@ -1,9 +1,10 @@
 """Train a hidden-state draft head to predict the target's next two tokens.
 
-The head is the next-state predictor of EAGLE (Li et al. 2024), without attention. The loss is the
-cross-entropy with the target. The head is initialised to the linear least-squares map. As in
-decoding, the second token is predicted from the state that the first prediction returned. Inputs
-are scaled to unit size during training; the returned weights expect unscaled inputs.
+The head predicts the next hidden state, as in EAGLE (Li et al. 2024), but without attention. The
+loss is the cross-entropy against the target's distribution. The head is initialised to a linear
+map, fitted by least squares. As in decoding, the second token is predicted from the state that the
+first prediction returned. During training, inputs are scaled to unit size; the returned weights
+expect unscaled inputs.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class DraftHeadReport:
 
     Attributes:
         positions: Number of positions.
-        first: Share of positions whose token is the first guess, by number of tokens ahead.
-        among: Share of positions whose token is among the first eight guesses, by number of tokens
-            ahead.
+        first: For one and two tokens ahead, the share of positions at which the first guess is
+            right.
+        among: For one and two tokens ahead, the share of positions at which one of the first eight
+            guesses is right.
     """
 
     positions: int
@@ -55,7 +57,7 @@ class DraftHeadReport:
         )
 
     def as_dict(self, epoch: int) -> dict[str, Any]:
-        """Return the entries for the draft head's card after an epoch."""
+        """Return the accuracy as entries for the draft head's card."""
         return {"epoch": epoch, "places": self.positions, "first": self.first, "among": self.among}
 
 
@@ -140,7 +142,7 @@ class DraftHeadTrainer(Trainer):
         return str(report)
 
     def weights(self) -> Weights:
-        """Return the current weights, converted for unscaled inputs."""
+        """Return the current weights, converted so that they expect unscaled inputs."""
         first = torch.cat((self._direct, self._inner)).detach().clone()
         hidden = len(self._outer)
         first[:, :hidden] /= self._state_scale
@@ -222,7 +224,7 @@ class DraftHeadTrainer(Trainer):
         return self._training.states[positions].to(self._device).float()
 
     def _cross_entropy(self, predicted: Tensor, positions: Tensor) -> Tensor:
-        """Compare predicted states with the target's, using the reduced vocabulary."""
+        """Return the cross-entropy of predicted states against the target's states."""
         with torch.no_grad():
             probs = self._logits(self._states(positions)).softmax(-1)
         return -(probs * self._logits(predicted).log_softmax(-1)).sum(-1).mean()
@@ -233,7 +235,7 @@ class DraftHeadTrainer(Trainer):
 
     @torch.no_grad()
     def _least_squares(self, inputs: int, hidden: int) -> Tensor:
-        """Fit a linear map from inputs and a constant to the next states, [hidden, n]."""
+        """Fit a linear map from the inputs to the next states, [hidden, inputs]."""
         gram, moments = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
         for positions in torch.split(self._training.positions, settings.EVALUATION_ROWS):
             rows = self._inputs(self._states(positions), positions + 1).cpu()
