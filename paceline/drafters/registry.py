@@ -65,7 +65,7 @@ class DrafterEntry:
         return drafter_class
 
     def describe(self) -> str:
-        """Return the summary, loading the class if none is registered."""
+        """Return the summary; load the class if no summary is registered."""
         return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
 
     def options(self) -> Any:

@@ -48,8 +48,8 @@ def read_acceptance(name: str) -> Acceptance:
     """Read a measured curve.
 
     Args:
-        name: One of `SHIPPED`, or a JSON file: the output of `paceline replay --json` with one
-            drafter, or {"nodes": tokens, ...}.
+        name: One of `SHIPPED`, or a JSON file. The file contains the output of `paceline replay
+            --json` with one drafter, or {"nodes": tokens, ...}.
     Raises:
         ConfigError: The file does not exist, or it does not contain such a curve.
     """

@@ -2,8 +2,8 @@
 
 devices.json contains the figures and their sources. NVIDIA's data sheets list tensor-core FLOP/s
 with sparsity, so the file contains half of these values. The 16-bit figures are for accumulation
-in float32, as in torch. The float32 figure is for the plain cores, because torch does not use TF32
-by default.
+in float32, as in torch. The float32 figures are for ordinary cores instead of tensor cores,
+because torch does not use TF32 by default.
 """
 
 from __future__ import annotations

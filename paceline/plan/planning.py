@@ -75,7 +75,7 @@ class Step:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the expected tokens per second of the batch."""
+        """Return the expected number of tokens per second for the whole batch."""
         return self.batch * self.tokens / self.seconds
 
 
@@ -168,7 +168,7 @@ def plan_of(
     hardware: str,
     notes: tuple[str, ...] = (),
 ) -> Plan:
-    """Return the plan for a load from any cost function."""
+    """Return the plan for a load, given a cost function."""
     batch, context, max_size = load
     steps = steps_of(cost, acceptance, batch, max_size)
     best = best_of(steps)

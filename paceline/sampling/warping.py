@@ -70,7 +70,7 @@ def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0)
     Args:
         scores: Scores [batch, rows, vocab].
         params: Sampling parameters of each request.
-        too_few: Number of tokens that were sorted in the previous attempt, which were too few; 0
+        too_few: Number of tokens that were sorted in the previous attempt, if that was too few; 0
             in the first attempt.
     """
     if all(p.greedy for p in params):

@@ -106,7 +106,7 @@ def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -
     """Add log-probabilities of processed prompt tokens to the requests that need them.
 
     Args:
-        requests: Requests before this step's tokens are committed to the cache.
+        requests: Requests, before this step's tokens are committed to the cache.
         logits: Logits from the forward pass, including the rows of scored tokens.
         chunk: Maximum number of pending tokens per request in the forward pass.
     Returns:

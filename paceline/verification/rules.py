@@ -7,8 +7,8 @@ Traversal verification (for sampled drafts) follows Weng et al. 2025 (arXiv 2505
 the nodes from the leaves to the root, and the first accepted node ends the path. Every node has a
 share: the probability that the path ends at this node or at one of its descendants. The share is
 min(1, parent's share * target probability / draft probability). If the node and its descendants
-are rejected, the target distribution after the parent changes. It becomes max(parent's share *
-target probability - draft probability, 0) for every token, normalised.
+are rejected, the target distribution after the parent changes. For every token, it becomes
+max(parent's share * target probability - draft probability, 0), normalised.
 
 For a chain, this is block verification (Sun et al. 2024, arXiv 2403.10444). For a tree of depth 1,
 it is rejection sampling.

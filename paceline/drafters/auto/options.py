@@ -24,8 +24,9 @@ class AutoOptions:
         budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Minimum path probability of a proposed node. From 0 to 1; default
             0.001.
-        answer_cache_tokens: Number of tokens from recent answers to search in memory; 0 disables
-            the cache. Defaults to 262144, or to 0 with `update_datastore`.
+        answer_cache_tokens: Maximum number of answer tokens that are cached and searched. They
+            come from recent answers; 0 disables the cache. Defaults to 262144, or to 0 with
+            `update_datastore`.
         update_datastore: Append finished answers to the datastore; default false.
         use_draft_model: Use the draft model, if any, as an additional source. With the draft
             budget, the draft model runs only while it saves time. Defaults to true.

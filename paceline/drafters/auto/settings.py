@@ -15,7 +15,7 @@ class DraftModelGateSettings:
 
     Attributes:
         prior_gain: Expected gain before any measurement, in tokens per request.
-        prior_weight: Number of measured requests that have the same weight as the prior.
+        prior_weight: Weight of the prior, as a number of measured requests.
         patience: Factor for the upper confidence bound. The number of standard errors added to the
             mean gain is patience * step time / draft time, but at least 1.
         memory: Number of requests after which older gains count half as much.

@@ -21,7 +21,7 @@ class SourcePrior:
         both: (a, b, c) if an earlier source and this source have the token.
         before: (a, b) if only earlier sources have the token.
         own: (a, c) if only this source has the token.
-        trials: Number of trials that have the same weight as a cell's prior.
+        trials: Weight of a cell's prior, as a number of trials.
     """
 
     both: tuple[float, float, float]
@@ -45,8 +45,8 @@ class SourceCalibrationSettings:
 
     Attributes:
         edges: Limits between the buckets into which probabilities are sorted.
-        pair_trials: Number of trials that have the same weight as the prior of a cell for cached
-            distributions and retrieval.
+        pair_trials: Weight of a cell's prior for cached distributions and retrieval, as a number
+            of trials.
         trust: Factor for cached probabilities, by the length of their context in tokens.
         memory: Number of trials in a cell after which older trials count half as much.
     """

@@ -62,10 +62,10 @@ class Inputs:
         longest: Length of the node's longest match; log(1 + tokens).
         tokens: Number of different tokens that follow the node; log(1 + n).
         depth: Depth of the node; log(1 + n).
-        recently_accepted: Running mean of accepted draft tokens per step; log(1 + n).
-        request_hits: Running mean of the acceptance rate of the request's best token.
-        store_hits: Running mean of the acceptance rate of the datastore's best token.
-        chance_of_parent: Log of the confidence of the node.
+        recently_accepted: Running mean of the number of accepted tokens per step; log(1 + n).
+        request_hits: Running mean of how often the request's best token was correct.
+        store_hits: Running mean of how often the datastore's best token was correct.
+        chance_of_parent: Logarithm of the node's confidence.
     """
 
     blend: OfSources

@@ -42,9 +42,9 @@ class RequestState:
         length: Number of tokens.
         prompt_length: Number of tokens in the prompt.
         started: 1 once the first tree has been drafted.
-        accepted: Running mean of accepted draft tokens per step.
-        request_hits: Running mean of the acceptance rate of the request's best token.
-        store_hits: Running mean of the acceptance rate of the datastore's best token.
+        accepted: Running mean of the number of accepted draft tokens per step.
+        request_hits: Running mean of how often the request's best token was correct.
+        store_hits: Running mean of how often the datastore's best token was correct.
         request_guess: The request's best token for the next position, or -1.
         store_guess: The datastore's best token for the next position, or -1.
         copy_position: Request position where the copied text continues; negative if no text is
@@ -233,8 +233,8 @@ class RequestIndex:
     Args:
         prompt_length: Number of tokens in the prompt.
     Attributes:
-        request: Record of REQUEST_ROW, [1]; valid as long as this object exists, or until
-            `reserve` is called.
+        request: Record of REQUEST_ROW, [1]. It is valid until this object is deleted or `reserve`
+            is called.
         address: Address of `request`.
     """
 

@@ -36,7 +36,7 @@ class StoreLimits(NamedTuple):
 
     Attributes:
         below: Pointers whose match has this length or more are skipped.
-        enough: Number of added pointers that is enough: no shorter suffixes are looked up then.
+        enough: Once this many pointers have been added, no shorter suffixes are looked up.
         samples: Maximum number of pointers sampled per suffix.
     """
 
