@@ -112,8 +112,10 @@ def read_rows(answers: str | Path, keys: Iterable[AnswerKey], owner: str) -> Ite
 
     Args:
         answers: Answers file.
-        keys: Answers in the order of the file. x or belongs to other answers, or a block is
-            damaged.
+        keys: Answers in the order of the file.
+        owner: Checksum of the first line of the answers file.
+    Raises:
+        ConfigError: The file is missing or belongs to other answers, or a block is damaged.
     """
     for rows, _ in _blocks(Path(answers), keys, owner):
         yield rows

@@ -31,7 +31,8 @@ class ReplayResult:
 
     Attributes:
         max_nodes: Maximum number of nodes in a draft tree.
-        x: Number of recorded tokens, including bonus tokens.
+        batch_size: Number of answers replayed at the same time.
+        tokens: Number of recorded tokens, including bonus tokens.
         steps: Number of steps for all requests.
         drafted: Number of draft tokens.
         accepted: Number of draft tokens that the target accepted.

@@ -51,7 +51,8 @@ def chains_along(
         target: Target model.
         draft: Draft model that reads target states.
         answered: Prompts with their answers.
-        x: Random generator for draft tokens, on the CPU.
+        length: Number of positions in a chain.
+        generator: Random generator for draft tokens, on the CPU.
     Returns:
         Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
     """
