@@ -40,7 +40,7 @@ def page(width: float, height: float) -> Any:
 def save(
     figure: Any, path: str | Path, setting: Sequence[str], columns: int, size: float = 9
 ) -> None:
-    """Write the setup above the figure, and save the figure as a PNG file.
+    """Write the setup above the plots, and save the figure as a PNG file.
 
     Args:
         figure: The matplotlib figure.

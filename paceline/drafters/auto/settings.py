@@ -18,7 +18,8 @@ class DraftModelGateSettings:
         prior_weight: Weight of the prior, as a number of measured requests.
         patience: Factor for the upper confidence bound. The number of standard errors added to the
             mean gain is patience * step time / draft time, but at least 1.
-        memory: Number of requests after which older gains count half as much.
+        memory: Once the gains of this many requests have been counted, older gains count half as
+            much.
         decay: With every new step, the weights of earlier steps in the mean times are multiplied
             by this factor.
         min_pause: Number of steps between the first two trials after the gate has closed.
@@ -77,7 +78,8 @@ class ModelSourceSettings:
         max_seed_nodes: Maximum number of nodes from the other sources that seed the draft, in the
             whole batch. A forward pass over the root and these nodes costs little more than one
             over a single token.
-        stop_threshold: Summed confidence of the newest nodes below which drafting stops.
+        stop_threshold: Drafting stops once the newest nodes' summed confidence is below this
+            value.
         chain_confidence: Confidence that is assigned to every node of a chain without confidences.
     """
 

@@ -84,8 +84,8 @@ class GuessTree:
         limit: Maximum number of nodes.
         max_depth: Maximum depth.
         branch_threshold: Minimum path confidence for nodes that are not on the main path.
-        stop_threshold: Summed path confidence of the newest nodes below which the tree is
-            finished.
+        stop_threshold: Once the newest nodes' summed path confidence is below this value, the tree
+            is finished.
     """
 
     def __init__(

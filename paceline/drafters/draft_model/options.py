@@ -113,7 +113,7 @@ class DraftModelOptions:
 
     @property
     def tree_stop_threshold(self) -> float:
-        """Summed confidence of the newest nodes below which a tree is finished."""
+        """A tree is finished once the newest nodes' summed confidence is below this."""
         return self._stop_threshold(TREE_STOP_THRESHOLD)
 
     def _stop_threshold(self, default: float) -> float:

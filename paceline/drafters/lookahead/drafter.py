@@ -6,8 +6,8 @@ token (section 3.2, the verification branch). Algorithms 3 and 4 in the paper co
 verification code shared by all drafters. The target's predictions at the window's newest level
 complete W n-grams per step. These n-grams enter a pool and become the guesses in later steps.
 
-This drafter differs from the authors' code as follows; `reference_mode=true` disables all of these
-differences:
+This drafter differs from the authors' code in the following points. `reference_mode=true` disables
+all of them:
 
 - The token after a fully matched n-gram is emitted, as in the paper's algorithm 3.
 - Guesses and the window share the nodes of common prefixes. The nodes saved in this way are used

@@ -30,10 +30,11 @@ def context_of(outcome: Outcome, node: int) -> Ngram:
 def inspirations(
     outcome: Outcome, chain: Sequence[int], rule: str, ngram: int
 ) -> Iterator[tuple[Ngram, Ngram]]:
-    """Yield confirmed phrases at rejected nodes, with their context (inspiration).
+    """Yield phrases that the target predicts at draft nodes, each with its context.
 
-    A phrase starts with the target's prediction after a node. If a child of the node has this
-    token, the phrase continues with the prediction after the child, and so on, up to N - 1 tokens.
+    The paper calls this inspiration. A phrase starts with the target's prediction after a node. If
+    a child of the node has this token, the phrase continues with the prediction after the child,
+    and so on, up to N - 1 tokens.
 
     Args:
         outcome: Outcome of a tree.

@@ -52,10 +52,11 @@ class TrieLimits:
     """Limits above which tries shrink; the defaults are those of the authors' code.
 
     Attributes:
-        nodes: Number of nodes above which a tree is squeezed at the end of a request.
-        outputs: Number of output nodes above which a tree is squeezed. It is checked only once
+        nodes: Maximum number of nodes in a tree. Larger trees are squeezed at the end of a
+            request.
+        outputs: Maximum number of output nodes in a tree. Trees with more are squeezed once
             `touched` is reached.
-        touched: Number of trees with new outputs at which `outputs` is checked.
+        touched: Once this many trees have new outputs, `outputs` is checked.
     """
 
     nodes: int = 65_536

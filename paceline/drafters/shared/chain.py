@@ -69,7 +69,8 @@ class Chain:
 
         Args:
             run: New tokens; at least one.
-            stop_after: Number of new tokens after which the rule stops; None if it continues.
+            stop_after: Number of new tokens that the chain keeps if the rule ends it; otherwise
+                None.
             probs: Distributions of the tokens, [len(run), vocab]; needed for sampled drafts only.
         Returns:
             Tokens of `run` to append to the draft model's copy of the request; at least one.

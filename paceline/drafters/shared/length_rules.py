@@ -57,7 +57,7 @@ class LengthRule:
         return []
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return, for each chain, the number of new tokens after which drafting stops.
+        """Return how many of its new tokens each chain keeps if drafting stops.
 
         None means that drafting continues. A sampled draft has at least one token.
         """

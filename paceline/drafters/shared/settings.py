@@ -48,7 +48,7 @@ class SourceCalibrationSettings:
         pair_trials: Weight of a cell's prior for cached distributions and retrieval, as a number
             of trials.
         trust: Factor for cached probabilities, by the length of their context in tokens.
-        memory: Number of trials in a cell after which older trials count half as much.
+        memory: Once a cell has this many trials, older trials count half as much.
     """
 
     edges: tuple[float, ...] = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)

@@ -5,8 +5,7 @@ datastore contains the text ... 9 1 2 8 ..., starting at position 37.
 
     request == position:  0  1  2  3  4  5  6      shard 0 == position:  ...  37  38  39  40  ...
                token:     5  1  2  7  4  1  2                 token:     ...   9   1   2   8  ...
-                                   ^ follows "1 2"                                         ^
-                                   follows
+                                   ^ follows "1 2"                           follows "1 2" ^
 
     pointers of the root == position   shard     match   token
                                    3   REQUEST       2       7
