@@ -1,6 +1,6 @@
-"""Measure the tables and figures of published papers again.
+"""Reproduce the tables and figures of published papers.
 
-The package is not part of paceline, so import it from the root of the repository.
+This package is not installed with paceline. Import it from the root of the repository.
 
 print_paper(run_paper(configure("lookahead", threads=1)))
 """

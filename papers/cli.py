@@ -73,7 +73,7 @@ def sssd(
 
 
 def _measure(config: PaperConfig, files: ResultFiles) -> int:
-    """Measure a paper, print the result and write the requested files."""
+    """Reproduce a paper, print the results and write the requested files."""
     from papers import draw_paper, paper_markdown, print_paper, run_paper, write_paper_json
 
     result = run_paper(config)

@@ -20,9 +20,9 @@ _ROUNDED = ("bfloat16", "float16")  # in these, greedy answers depend on the ord
 
 @dataclass(frozen=True, slots=True)
 class PaperPrompts(PromptOptions):
-    """Half of the built-in prompts.
+    """The prompts of a paper's measurement; by default, half of the built-in prompts.
 
-    Tables that compare tasks use the first `limit` prompts of every category instead.
+    Tables that compare tasks use the first `limit` prompts of every category.
     """
 
     limit: int = 12
@@ -31,25 +31,24 @@ class PaperPrompts(PromptOptions):
 
 @dataclass(frozen=True, slots=True)
 class PaperConfig:
-    """Configuration of a paper's measurement: greedy, with one prompt at a time.
+    """Configuration of a paper's measurement: greedy decoding, one prompt at a time.
 
-    The paper defines the methods and their settings. A paper's own configuration is derived from
-    this class and adds further options.
+    Each paper defines its methods and their settings. A subclass adds the options of one paper.
 
     Attributes:
-        models: The models.
-        selection: The prompts.
-        max_new_tokens: Maximum tokens of an answer; at least 1.
-        seed: Random seed of methods that draw tokens.
-        ignore_eos: Continue after an end-of-sequence token.
-        cost_scale: Size "WIDTHxLAYERS" to enlarge the target to, for the tables of speed-ups only.
-            Other figures do not depend on the cost. Default: not enlarged.
-        draft_cost_scale: Size "WIDTHxLAYERS" to enlarge the draft model to, for the tables of
-            speed-ups. Default: not enlarged.
-        repeats: Passes over all prompts; at least 1.
-        warmup: Untimed answers per method before the run; at least 0.
-        max_seconds: Approximate maximum seconds of the measurement, which uses fewer prompts if
-            needed; at least 0; 0 sets no limit.
+        models: Models to measure.
+        selection: Prompts to answer.
+        max_new_tokens: Maximum number of tokens per answer; at least 1.
+        seed: Random seed for methods that sample tokens.
+        ignore_eos: Continue an answer after an end-of-sequence token.
+        cost_scale: Size "WIDTHxLAYERS" to which the target is enlarged in measurements of speed.
+            Other results do not depend on the size. Default: not enlarged.
+        draft_cost_scale: Size "WIDTHxLAYERS" to which the draft model is enlarged in measurements
+            of speed. Default: not enlarged.
+        repeats: Number of passes over all prompts; at least 1.
+        warmup: Number of untimed answers per method before the run; at least 0.
+        max_seconds: Approximate time limit in seconds; at least 0. To keep to it, fewer prompts are
+            used. 0 sets no limit.
 
     Raises:
         ConfigError: A value is out of range.
@@ -75,10 +74,10 @@ class PaperConfig:
         self.run_of(("none",))
 
     def run_of(self, drafters: Sequence[str], **changes: Any) -> BenchConfig:
-        """Return the benchmark of these drafters and transformers, with `changes`.
+        """Return a benchmark of transformers and these drafters, with changed settings.
 
-        In 16-bit data types, transformers is omitted, because its sums round differently. Answers
-        are compared with plain decoding instead.
+        In 16-bit data types, transformers rounds sums differently and is therefore left out.
+        Answers are then compared with plain decoding.
         """
         known = flat(BenchConfig())
         own = {name: value for name, value in flat(self).items() if name in known}
@@ -97,28 +96,28 @@ class PaperConfig:
 
 
 class TimeLimit:
-    """A time limit in seconds, starting now; 0 sets no limit."""
+    """A time limit in seconds that starts when the object is created; 0 sets no limit."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._start = seconds, time.perf_counter()
 
     def left(self, share: float = 1.0) -> float:
-        """Return the time left in a share of the limit, in seconds; 0 means no limit.
+        """Return the seconds left of a share of the limit; 0 means that there is no limit.
 
-        After the limit, the result is tiny but positive.
+        Once the time is used up, the result is tiny but positive.
         """
         return max(_MIN_SECONDS, self._seconds * share - self._used) if self._seconds else 0.0
 
     def within(
         self, items: Iterable[T], title: str = "", progress: bool = False, share: float = 1.0
     ) -> Iterator[T]:
-        """Yield items until this share of the time is used up, but at least the first.
+        """Yield the first item, and more items until a share of the time is used up.
 
         Args:
-            items: The items.
+            items: Items to yield.
             title: Title of the progress bar.
-            progress: Show a progress bar on standard error.
-            share: Share of the limit.
+            progress: Whether to show a progress bar on standard error.
+            share: Share of the time limit that may be used.
         """
         with progress_bar(shown=progress) as bar:
             for item in bar.track(items, description=title):

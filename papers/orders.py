@@ -1,6 +1,6 @@
-"""Order the prompts of several tasks, for drafters that cache between prompts.
+"""Order the prompts of several tasks, for drafters that learn between prompts.
 
-The orders are those of Zhao et al. 2024, section 3.3.
+The orders are from Zhao et al. 2024, section 3.3.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from papers.part import BenchPart
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A measured order of prompts.
+    """An order of the prompts, and its measurement.
 
     Attributes:
-        consecutive: Number of consecutive prompts from a task; None if the order was random.
-        part: Cold and warm drafters over all prompts in this order.
+        consecutive: Number of consecutive prompts from the same task; None if the order was random.
+        part: Run over all prompts in this order, with drafters whose cache starts empty or is kept.
     """
 
     consecutive: int | None
@@ -40,7 +40,7 @@ def by_task(prompts: Sequence[Prompt], most: int) -> list[list[Prompt]]:
 
 
 def in_turn(tasks: Sequence[Sequence[Prompt]], consecutive: int) -> list[Prompt]:
-    """Return `consecutive` prompts of each task in rotation (figure 6 of the paper)."""
+    """Take `consecutive` prompts from each task in turn (figure 6 of the paper)."""
     longest = max(map(len, tasks))
     return [
         prompt
@@ -58,15 +58,15 @@ def shuffled(tasks: Sequence[Sequence[Prompt]], seed: int) -> list[Prompt]:
 
 
 def scaled(consecutive: int, size: int) -> int:
-    """Scale a number of consecutive prompts from the paper's task size (20) to `size`."""
+    """Scale a number of consecutive prompts from the paper's 20 per task to `size`."""
     return math.ceil(size * consecutive / TASK_SIZE)
 
 
 def prompts_in_sets(selection: PromptOptions) -> list[Prompt]:
-    """Return prompts, taking one from each set in rotation.
+    """Return the prompts in an order that takes one from each set in turn.
 
-    The sets are the files if there are several, otherwise the categories. Of the built-in prompts,
-    the first `limit` of each category are used.
+    If there are several files, each file is a set; otherwise, each category is a set. Of the
+    built-in prompts, the first `limit` of each category are used.
     """
     paths, limit, every = selection.prompts, selection.limit, selection.every
     if not paths:

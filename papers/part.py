@@ -1,4 +1,4 @@
-"""Define what all papers share: runs, and tables with the published numbers."""
+"""Define what all papers share: runs, and tables that include published numbers."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _RATIOS = {"speed-up": "tokens_per_second", "CPU time": "cpu_speedup"}  # relati
 
 @dataclass(frozen=True, slots=True)
 class BenchPart:
-    """The summary of one `run_bench`.
+    """The summary of a benchmark run by `run_bench`.
 
     Attributes:
         label: Name of the run.
-        setting: Phrases that describe the setup.
-        environment: The machine and the versions.
-        complete: Whether the run was not interrupted.
-        reference: Method whose answers the others must equal.
+        setting: Phrases that describe the setup: models, dtype, requests and hardware.
+        environment: The machine and the software versions.
+        complete: Whether the run was completed without interruption.
+        reference: Method whose answers all other methods must match.
         figures: Figures of every method.
-        divergences: Answers that differ from the reference.
+        divergences: The first difference of each answer that differs from the reference.
     """
 
     label: str
@@ -79,7 +79,7 @@ class BenchPart:
         return next((figures for figures in self.figures if figures.method == name), None)
 
     def equality(self) -> str:
-        """Return a sentence about the number of equal answers and the differing ones."""
+        """Return a sentence that says how many answers are equal, and which ones differ."""
         equal, compared = (
             sum(row.equal for row in self.figures),
             sum(row.compared for row in self.figures),
@@ -99,7 +99,7 @@ class BenchPart:
 
 
 class PaperResult(Protocol):
-    """The results for a paper: a frozen dataclass of runs."""
+    """The results for a paper; each paper defines a frozen dataclass of runs."""
 
     title: ClassVar[str]  # title of the paper, with authors and year
 
@@ -109,15 +109,15 @@ class PaperResult(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Return whether everything was measured, without interruption."""
+        """Return whether everything was measured without interruption."""
 
     @property
     def parts(self) -> list[BenchPart]:
-        """Return the runs that were measured."""
+        """Return the benchmark runs that were measured."""
 
 
 def setting(result: PaperResult) -> list[str]:
-    """Return phrases about the setup, first those that all parts share."""
+    """Return phrases about the setup; those that all runs share come first."""
     settings = [part.setting for part in result.parts]
     shared = [phrase for phrase in settings[0] if all(phrase in setting for setting in settings)]
     own = {
@@ -137,8 +137,8 @@ class TableLine:
 
     Attributes:
         label: Label of the row.
-        method: Drafter measured for this row; None if there is none.
-        paper: The published numbers, in the order of the paper's columns.
+        method: Method that was measured for this row; None if there is none.
+        paper: The numbers published in the paper, in the order of its columns.
     """
 
     label: str
@@ -154,12 +154,12 @@ def figures_of(part: BenchPart | None, method: str | None) -> MethodFigures | No
 def ratio(
     part: BenchPart | None, method: str | None, base: str = PLAIN, field: str = "tokens_per_second"
 ) -> float | None:
-    """Return a method's tokens/s relative to `base`; None unless both were timed.
+    """Return a method's speed relative to `base`; None unless both were timed.
 
     Args:
-        part: Run that includes both.
+        part: Run that includes both methods.
         method: Name of the method.
-        base: Name of the other method.
+        base: Name of the method to compare with.
         field: Field of `MethodFigures` to compare; "cpu_speedup" compares processor time.
     """
     rates = [
@@ -172,13 +172,14 @@ def ratio(
 def cells(
     part: BenchPart | None, method: str | None, headings: Sequence[str], base: str = PLAIN
 ) -> list[Cell]:
-    """Return the figures for a method as cells, one for each of `headings`.
+    """Return the figures of a method as table cells, one for each heading.
 
     Args:
-        part: The run.
+        part: Run with the figures.
         method: Name of the method.
-        headings: Headings of the bench's table, or "S", "draft/ token", "N_target/N", "N_disc/N".
-        base: Method that "speed-up" and "CPU time" are relative to.
+        headings: Headings as in a benchmark's table, or "S", "draft/ token", "N_target/N",
+            "N_disc/N".
+        base: Method to which the columns "speed-up" and "CPU time" are relative.
     """
     figures = figures_of(part, method)
     return [
@@ -190,7 +191,7 @@ def cells(
 
 
 def columns(headings: Iterable[str], before: str = "", after: str = "") -> list[Column]:
-    """Return the columns of `cells`, with text before and after their headings."""
+    """Return the columns for `cells`, adding text before and after the headings."""
     return [Column(f"{before}{heading}{after}", _COLUMNS[heading].form) for heading in headings]
 
 
@@ -199,12 +200,12 @@ class TableLayout:
     """The layout of a paper's table.
 
     Attributes:
-        title: Title.
-        headings: Heading of the labels, then headings as in `cells`.
-        paper: Headings of the published numbers.
-        lines: The rows.
+        title: Title of the table.
+        headings: Heading of the column with the labels, followed by headings as in `cells`.
+        paper: Headings of the columns with published numbers.
+        lines: Rows of the table.
         form: Format of the published numbers.
-        base: Method that "speed-up" and "CPU time" are relative to.
+        base: Method to which the columns "speed-up" and "CPU time" are relative.
     """
 
     title: str
@@ -216,7 +217,7 @@ class TableLayout:
 
 
 def line_table(layout: TableLayout, part: BenchPart | None, notes: Iterable[str]) -> Table:
-    """Return a table of a paper: label, measured figures and published numbers."""
+    """Build a table with the labels, the measured figures and the published numbers."""
     first, *measured_headings = layout.headings
     rows = []
     for line in layout.lines:

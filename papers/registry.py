@@ -1,9 +1,9 @@
-"""Find the papers whose tables and figures can be measured, with any model.
+"""List the papers that can be reproduced with any model, and run a reproduction.
 
-A paper is an entry in `PAPERS` and a package. The package has `options.py` with its configuration
-(a `PaperConfig`) and `result.py` with a dataclass of the measurement. `run.py` has
-`run(config, **loaded)`, `tables.py` has `sections(result)`, and `plot.py` has
-`draw(result, path)`. The modules are imported when they are needed.
+Every paper has an entry in `PAPERS` and a package with five modules. `options.py` defines the
+configuration (a `PaperConfig`), and `result.py` a dataclass with the results. `run.py` defines
+`run(config, **loaded)`, `tables.py` defines `sections(result)`, and `plot.py` defines `draw(result,
+path)`. Each module is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAPERS = {
 
 
 def paper_part(name: str, part: str) -> Any:
-    """Return a module of a paper's package: options, result, run, tables or plot.
+    """Import a module of a paper's package: options, result, run, tables or plot.
 
     Raises:
         ConfigError: The paper is unknown; the message names the closest match.

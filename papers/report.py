@@ -18,7 +18,7 @@ _SCHEMA = 2
 
 
 def print_paper(result: PaperResult, console: Console | None = None) -> None:
-    """Print every table and figure of the paper, by default on standard output."""
+    """Print every table and figure of the paper, by default to standard output."""
     console = console or Console(highlight=False)
     console.print(escape(f"{result.title}: {'; '.join(setting(result))}"), style="bold")
     for table in tables(result):
@@ -26,11 +26,11 @@ def print_paper(result: PaperResult, console: Console | None = None) -> None:
 
 
 def paper_markdown(result: PaperResult, picture: str | None = None) -> str:
-    """Return the paper as a Markdown section with settings, tables, notes and command.
+    """Return the results as a Markdown section: settings, tables, notes and command.
 
     Args:
-        result: The measurement.
-        picture: Link to the drawing.
+        result: Results for the paper.
+        picture: Link to the image file of the plot.
     """
     lines = [f"### Paper: {result.title}", "", f"{'; '.join(setting(result))}.", ""]
     lines += [f"![{result.config.paper}]({picture})", ""] if picture else []
@@ -67,10 +67,10 @@ def read_paper_json(path: str | Path) -> PaperResult:
 
 
 def kind(paper: str) -> DocumentKind[Any]:
-    """Return the document kind for a paper's results."""
+    """Return the name that marks a JSON document as a paper's results."""
     return DocumentKind(f"paceline paper {paper}", _SCHEMA, result_class(paper))
 
 
 def tables(result: PaperResult) -> list[Table]:
-    """Return the paper's tables and figures in its order, with the published numbers."""
+    """Return tables and figures in the paper's order, with the published numbers."""
     return paper_part(result.config.paper, "tables").sections(result)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Provide built-in toy models, prompts and a datastore, without any download.
+"""Provide toy models, prompts and a datastore that need no download.
 
 SmolLM2-135M-Instruct is available if its pip package is installed. The files training.json,
-head/card.json and store.json document how the models were made.
+head/card.json and store.json document how the models and the datastore were made.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def draft_of(name: str) -> str | Path:
 
 
 def find_smollm2() -> Path | None:
-    """Return the GGUF file of SmolLM2 in its pip package, or None if not installed."""
+    """Return the GGUF file of SmolLM2 from its pip package; None if not installed."""
     from importlib import metadata  # slow to import, and rarely needed
 
     try:
@@ -74,5 +74,5 @@ def _smollm2() -> Path:
 
 
 def draft_name(model: str, draft_model: str | None) -> str | None:
-    """Return the draft model's name; the target "demo" has a built-in default."""
+    """Return the name of the draft model; the target "demo" has a built-in default."""
     return draft_model or (NAME if model == NAME else None)

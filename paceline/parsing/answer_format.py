@@ -1,4 +1,4 @@
-"""Choose how a model's answers are parsed and constrained."""
+"""Choose how a model's answers are parsed, and which grammar constrains them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AnswerFormat:
             reasoning in the text.
     Attributes:
         tool_format: Format of tool calls; `FORMATS["hermes"]` if the template has none.
-        markers: Texts around reasoning, or None.
+        markers: Texts around the reasoning; None if the model does not reason.
     Raises:
         ConfigError: A name is unknown.
     """
@@ -87,11 +87,12 @@ class AnswerFormat:
         Args:
             prompt_ids: Token ids of the prompt.
             use: Tools of the request.
-            shape: JSON that the answer must contain, if any.
+            shape: JSON that the answer must contain; None if any text is allowed.
             eos_token_ids: Tokens that may end an answer.
             max_reasoning_tokens: Maximum number of reasoning tokens; None means no limit.
         Raises:
-            ConfigError: A schema cannot be compiled, or the model does not reason.
+            ConfigError: A schema cannot be compiled; or reasoning is limited, but the model does
+                not reason.
         """
         prompt = self._tokenizer.decode(
             list(prompt_ids)[-PROMPT_END_TOKENS:], skip_special_tokens=False
@@ -107,11 +108,11 @@ class AnswerFormat:
         return AnswerPlan(processors, lambda: self._reader(use, reasoning, prompt))
 
     def template_has(self, variable: str) -> bool:
-        """Return whether the chat template uses a variable."""
+        """Return whether the chat template contains a variable's name."""
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
-        """Return the reasoning that may follow a prompt, unless the prompt has closed it."""
+        """Return the reasoning that may follow a prompt; none if the prompt has closed it."""
         if self.markers is None or prompt.rstrip().endswith(self.markers.close):
             return ReasoningState()
         return ReasoningState(self.markers, self.markers.is_open(prompt))

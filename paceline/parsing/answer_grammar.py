@@ -1,4 +1,4 @@
-"""Write the grammar of whole answers: reasoning, followed by JSON, text or calls."""
+"""Write the grammar of whole answers: reasoning, then JSON, text or tool calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_CALL = "/([^{\\[ \\n\\r\\t<](.|\\n)*)?/"  # text that no format without open
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """The JSON that an answer must contain, if any.
+    """The JSON that an answer must contain.
 
     Attributes:
         schema: JSON schema; None allows any text.
@@ -109,7 +109,7 @@ class AnswerGrammars:
 
 
 def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add llguidance's white-space options to a schema, as in `grammars`."""
+    """Add llguidance's options for white space to a schema, as in `grammars`."""
     given = schema.get("x-guidance")
     return {
         "whitespace_pattern": grammars.WHITESPACE,
@@ -118,7 +118,7 @@ def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reasoning(reasoning: ReasoningState, rules: RuleWriter) -> str:
-    """Return the expression for the reasoning before the answer."""
+    """Return the grammar expression for the reasoning before the answer."""
     markers = reasoning.markers
     if markers is None:
         return ""

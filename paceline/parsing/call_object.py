@@ -28,7 +28,7 @@ def read_call_object(source: TextSource, writer: EventWriter) -> Generator[None,
 
 
 class _CallObject:
-    """Reads one object; `_raw` holds the text until the name is known."""
+    """Reads one object; until the name is known, `_raw` holds the text read so far."""
 
     def __init__(self, source: TextSource, writer: EventWriter) -> None:
         self._source, self._writer = source, writer

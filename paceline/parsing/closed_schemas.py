@@ -33,7 +33,7 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Any, combined: frozenset[str], is_open: bool = False) -> Any:
-    """Return a schema with closed objects; `is_open` exempts the outermost."""
+    """Close the objects of a schema; with `is_open`, not the outermost object."""
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = dict(schema)
@@ -53,7 +53,7 @@ def _closed(schema: Any, combined: frozenset[str], is_open: bool = False) -> Any
 
 
 def _lists_all(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema lists all properties that its objects need."""
+    """Return whether a schema lists all the properties that it requires."""
     properties, required = schema.get("properties"), schema.get("required", ())
     return (
         isinstance(properties, Mapping)
@@ -64,7 +64,7 @@ def _lists_all(schema: Mapping[str, Any]) -> bool:
 
 
 def _have_tags(branches: Any) -> bool:
-    """Return whether one required property has a different constant in every branch."""
+    """Return whether a required property has a different constant in every branch."""
     if not isinstance(branches, Sequence) or not all(isinstance(b, Mapping) for b in branches):
         return False
     tags = [

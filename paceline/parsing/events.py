@@ -96,7 +96,7 @@ class EventWriter:
     Attributes:
         events: Events that `take` has not returned.
         num_calls: Number of calls so far.
-        in_reasoning: Whether the reasoning has begun and not ended.
+        in_reasoning: Whether the reasoning has begun but not ended.
     """
 
     def __init__(self) -> None:
@@ -138,18 +138,18 @@ class EventWriter:
             self.events.append(ArgumentsText(self.num_calls - 1, text))
 
     def finish(self) -> None:
-        """Report white space at the end of the text."""
+        """Report the white space at the end of an answer without calls."""
         if self._spaces and not self.num_calls:
             self.events.append(ContentText(self._spaces))
         self._spaces = ""
 
     def take(self) -> list[AnswerEvent]:
-        """Return the events since the previous call, joining neighbours of the same kind."""
+        """Return the events since the last `take`, joining neighbours of the same kind."""
         events, self.events = self.events, []
         return joined(events)
 
     def _shown(self, text: str) -> str:
-        """Return the text to report now, holding back white space at its end."""
+        """Return the text to report now; white space at its end is held back."""
         if self._strips:
             text = text.lstrip()
             self._strips = not text

@@ -15,10 +15,10 @@ def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[No
     """Copy the text of one JSON value as it arrives.
 
     Args:
-        source: Unread text, at the first character of the value.
+        source: Unread text, which starts with the value.
         write: Function that receives the text in parts.
     Returns:
-        Whether the value is complete. A number or word is complete once a separator follows.
+        Whether the value is complete. A number or word is complete if a separator follows it.
     """
     first = yield from source.peek()
     if first == '"':
@@ -60,7 +60,7 @@ def decoded_string(text: str) -> str | None:
 
 
 def encoded_part(text: str) -> str:
-    """Escape characters as inside a JSON string."""
+    """Escape characters as in a JSON string, without the quotation marks."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

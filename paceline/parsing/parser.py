@@ -1,4 +1,4 @@
-"""Run a format's generator over the text of an answer."""
+"""Parse the text of an answer with the generator of its format."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ReadAnswer = Callable[[TextSource, EventWriter, Schemas], Waiting]
 class AnswerParser(Protocol):
     """Splits the text of one answer into reasoning, content and tool calls.
 
-    The resulting message does not depend on how the text arrives in chunks.
+    The resulting message does not depend on how the text is split into chunks.
     """
 
     @property
     def in_reasoning(self) -> bool:
-        """Return whether the text so far ends in reasoning."""
+        """Return whether the text so far ends inside the reasoning."""
         ...
 
     def feed(self, text: str) -> list[AnswerEvent]:
@@ -46,7 +46,7 @@ class FormatParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Return whether the text so far ends in reasoning."""
+        """Return whether the text so far ends inside the reasoning."""
         return self._writer.in_reasoning
 
     def feed(self, text: str) -> list[AnswerEvent]:

@@ -30,8 +30,8 @@ class AnswerReader:
         parser: Parser of the answer.
         hidden: Ids of special tokens to omit.
     Attributes:
-        message: Message of the answer so far.
-        reasoning_tokens: Number of tokens in the reasoning so far, with its markers.
+        message: Message that the answer has formed so far.
+        reasoning_tokens: Number of tokens in the reasoning so far, including its markers.
     """
 
     def __init__(self, parser: AnswerParser, hidden: Collection[int]) -> None:

@@ -33,7 +33,7 @@ def read_text(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def after_reasoning(read: ReadAnswer, markers: ReasoningMarkers, is_open: bool) -> ReadAnswer:
-    """Return a generator function that reads the reasoning, then the answer.
+    """Return a generator function that reads the reasoning and then the answer.
 
     Args:
         read: Generator function that reads the answer after the reasoning.

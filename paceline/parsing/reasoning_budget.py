@@ -14,7 +14,7 @@ from paceline.text.detokenizer import Detokenizer
 
 
 class ReasoningBudget:
-    """Ends the reasoning of one answer after a maximum number of tokens.
+    """Ends an answer's reasoning when it reaches a maximum number of tokens.
 
     At the limit, this logits processor forces the text that ends the reasoning. A shallow copy
     starts a new answer.
@@ -25,7 +25,7 @@ class ReasoningBudget:
         is_open: Whether the prompt has already opened the reasoning.
         max_tokens: Maximum number of reasoning tokens; at least 0.
     Raises:
-        ConfigError: The tokenizer cannot write the text that ends the reasoning.
+        ConfigError: The tokenizer cannot encode the text that ends the reasoning.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class ReasoningBudget:
         return ReasoningBudget(self._tokenizer, self._markers, self._is_open, self._max_tokens)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores; once the budget is spent, only the forced token is allowed.
+        """Return the scores; once the budget is used up, only one forced token is allowed.
 
         Args:
-            ids: Prompt, or the ids of the previous call followed by new tokens; [1, n].
-            scores: Scores; [1, vocab].
+            ids: Token ids of the prompt and of the answer so far; [1, n].
+            scores: Scores of the next token; [1, vocab].
         """
         if self._num_seen < 0:
             self._num_seen = ids.shape[1]
@@ -66,7 +66,7 @@ class ReasoningBudget:
         return forced
 
     def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
-        """Add tokens of the answer, and return the tokens that must come next.
+        """Process new tokens of the answer, and return the tokens that must come next.
 
         Args:
             new_token_ids: Tokens since the previous call.

@@ -15,15 +15,15 @@ _CALLS, _CONTENT = "tool_calls", "content"
 class TemplateParser:
     """Parses an answer with a tokenizer's `response_template`.
 
-    A call is reported once it is complete, because transformers parses its arguments at the end.
-    If a call cannot be parsed, its text and all later text are reported as content. Text is fed
-    one character at a time, so the result does not depend on how the text was split.
+    A call is reported only when it is complete, because transformers parses the arguments at the
+    end. If a call cannot be parsed, its text and all later text are reported as content. The text
+    is parsed one character at a time, so the result does not depend on how it was split.
 
     Args:
         template: The tokenizer's template.
         prefix: Text of the prompt, which may include the start of the answer.
-        tools: Definitions of the tools, which specify the types of arguments. Without tools, calls
-            are reported as content.
+        tools: Definitions of the tools, including the types of their arguments. Without tools,
+            calls are reported as content.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TemplateParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Return whether the text so far ends in reasoning."""
+        """Return whether the text so far ends inside the reasoning."""
         return self._writer.in_reasoning
 
     def feed(self, text: str) -> list[AnswerEvent]:

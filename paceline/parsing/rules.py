@@ -18,7 +18,7 @@ class RuleWriter:
     """Collects the rules of a grammar.
 
     Args:
-        special: Ids of the tokenizer's special tokens, by text. A grammar refers to these tokens
+        special: Ids of the tokenizer's special tokens, by text. A grammar refers to special tokens
             by id, because they are not text.
     """
 
@@ -31,7 +31,7 @@ class RuleWriter:
         self._rules: list[str] = []
 
     def literal(self, text: str) -> str:
-        """Return the expression for a literal, which may contain special tokens."""
+        """Return the grammar expression for a literal, which may contain special tokens."""
         parts = [text] if self._pattern is None else self._pattern.split(text)
         return " ".join(
             f"<[{self._special[part]}]>"
@@ -48,10 +48,10 @@ class RuleWriter:
         return name
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Add a rule for JSON with fixed separators under a schema, and return its name.
+        """Add a rule for JSON that matches a schema, and return the name of the rule.
 
-        Objects may have only the properties listed in their schema, unless the schema states
-        otherwise.
+        The separators are fixed. Objects may have only the properties that their schema lists,
+        unless the schema allows others.
         """
         closed = {**closed_schema(schema), "x-guidance": _SEPARATORS}
         return self.rule("%json " + json.dumps(closed, ensure_ascii=False))
@@ -74,5 +74,5 @@ class RuleWriter:
         return name
 
     def grammar(self, start: str) -> str:
-        """Return the grammar for answers that match an expression."""
+        """Return the grammar of all answers that match an expression."""
         return "\n".join([f"start: {start}", *self._rules])

@@ -1,4 +1,4 @@
-"""Define the limits on parsing answers and on the tools of a request."""
+"""Define limits for parsing answers and for the tools of a request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Provide the text of an answer to generators that wait for more text.
+"""Pass the text of an answer to parsers as it arrives.
 
-A parser is a generator that reads a `TextSource`. It yields whenever it needs text that has not
-arrived yet, so its result does not depend on how the text is split.
+A parser is a generator that reads a `TextSource`. Whenever it needs text that has not arrived yet,
+it yields. Its result therefore does not depend on how the text is split.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class TextSource:
             yield
 
     def take(self, literal: str) -> Generator[None, None, bool]:
-        """Read a literal if the unread text starts with it."""
+        """Read a literal if the unread text starts with it, and return whether it does."""
         matches = yield from self.starts_with(literal)
         if matches:
             self._start += len(literal)
         return matches
 
     def skip_spaces(self) -> Generator[None, None, str]:
-        """Read and return white space."""
+        """Read and return all white space at the start of the unread text."""
         return (yield from self.take_while(WHITESPACE.__contains__))
 
     def take_while(self, accepts: Callable[[str], bool]) -> Generator[None, None, str]:
-        """Read and return all characters up to the first one that is not accepted."""
+        """Read and return the characters before the first one that is not accepted."""
         taken = ""
         while (char := (yield from self.peek())) and accepts(char):
             taken += char
@@ -76,10 +76,11 @@ class TextSource:
     def copy_until(
         self, markers: Sequence[str], write: Callable[[str], None]
     ) -> Generator[None, None, str]:
-        """Write text up to the first marker, and read the marker.
+        """Pass on the text before the first marker, and read the marker.
 
         Args:
-            markers: Literals that end the text; if several match, the longest is used.
+            markers: Literals that end the text. If several match at a position, the longest is
+                used.
             write: Function that receives the text in parts.
         Returns:
             The marker; "" at the end of the answer.
@@ -103,14 +104,14 @@ class TextSource:
             yield
 
     def read_until(self, markers: Sequence[str]) -> Generator[None, None, tuple[str, str]]:
-        """Return the text up to the first marker, and the marker ("" at the end)."""
+        """Return the text before the first marker, and the marker ("" at the end)."""
         parts: list[str] = []
         marker = yield from self.copy_until(markers, parts.append)
         return "".join(parts), marker
 
 
 def _first_open(text: str, markers: Sequence[str]) -> int:
-    """Return the first position at which an incomplete marker may begin."""
+    """Return the first position from which the text so far could become a marker."""
     longest = max(map(len, markers), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
         rest = text[at:]

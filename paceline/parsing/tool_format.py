@@ -1,4 +1,4 @@
-"""Define the formats of tool calls, and detect the format of a chat template."""
+"""Define the formats of tool calls, and detect which one a chat template uses."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class ToolFormat:
     Attributes:
         name: Name for `--tool-call-parser`.
         read: Generator function that reads answers.
-        marks: Texts that identify the family; its chat template contains all of them.
+        marks: Texts that identify the family: its chat templates contain all of them.
         write_call: Function that returns the grammar expression for one call, given the tool's
             name, the schema of its arguments and the rules.
         first: Text before the first call.
         between: Text between two calls.
         last: Text after the last call.
         max_calls: Maximum number of calls in an answer; None means no limit.
-        markers: Texts that `read` needs, even if they are special tokens of the tokenizer.
-        prefix: Text before an answer that is not a call.
-        opening: Text with which the first call begins; "" if an answer with calls has no other
-            text.
+        markers: Texts that `read` needs to see even if they are special tokens, which are otherwise
+            hidden.
+        prefix: Text that precedes an answer without calls.
+        opening: Text that marks the start of the first call after other text; "" if an answer
+            contains either text or calls, but not both.
     """
 
     name: str
@@ -189,7 +190,7 @@ FORMATS = {
 
 
 def find_format(template: str) -> ToolFormat | None:
-    """Return the format whose marks a chat template contains, or None."""
+    """Return the format whose marks a chat template contains; None if there is none."""
     return next(
         (each for each in FORMATS.values() if all(mark in template for mark in each.marks)), None
     )

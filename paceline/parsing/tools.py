@@ -23,7 +23,7 @@ class Tool:
         name: Name of the function.
         parameters: JSON schema of its arguments, of type object.
         definition: The whole definition, for the chat template.
-        strict: Whether calls must be valid under the schema even if calling the tool is optional.
+        strict: Whether calls must match the schema even if calling the tool is optional.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ToolUse:
     Attributes:
         tools: Tools that the model sees.
         must_call: Whether the answer must be a call.
-        callable_tools: Tools that a required call may name.
+        callable_tools: Tools that the model may call if a call is required.
         parallel: Whether an answer may contain several calls.
     """
 
@@ -60,7 +60,7 @@ class ToolUse:
 
     @property
     def is_constrained(self) -> bool:
-        """Return whether a grammar must constrain calls to the schemas."""
+        """Return whether a grammar must make calls match the schemas."""
         return bool(self.tools) and (
             self.must_call or not self.parallel or any(tool.strict for tool in self.tools)
         )
@@ -80,7 +80,7 @@ def tool_use(
         tool_choice: "auto" (default), "none", "required", or {"type": "function", "function":
             {"name": NAME}}. With "none", the model does not see the tools.
         parallel: Whether an answer may contain several calls.
-        where: Name of the tools in errors.
+        where: Name of the argument `tools` in error messages.
     Raises:
         ConfigError: A definition or the choice is invalid.
     """

@@ -1,4 +1,4 @@
-"""Convert values to JSON text, from formats that do not use JSON."""
+"""Convert argument values to JSON text, from formats that do not use JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the JSON types that a schema names; empty if it does not name any."""
+    """Return the JSON types that a schema names; empty if it names none."""
     if not isinstance(schema, Mapping):
         return frozenset()
     named = schema.get("type")
@@ -25,7 +25,7 @@ def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 def is_text_only(schema: Mapping[str, Any] | None) -> bool:
-    """Return whether a schema allows only strings, which formats leave unquoted."""
+    """Return whether a schema allows only strings; formats write these without quotes."""
     return types_of(schema) == {"string"}
 
 
@@ -42,7 +42,7 @@ def json_of(value: Any) -> str:
 
 
 def untyped_json(text: str) -> str:
-    """Return JSON text for a value written in JSON, Python or plain text."""
+    """Convert a value written in JSON, in Python or as plain text to JSON text."""
     stripped = text.strip()
     try:
         json.loads(stripped)
@@ -56,7 +56,7 @@ def untyped_json(text: str) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a Python literal, which may contain JSON's constants."""
+    """Evaluate a Python literal, which may contain the constants of JSON."""
     match node:
         case ast.Name(id=word) if word in _WORDS:
             return _WORDS[word]

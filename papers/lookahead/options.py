@@ -20,8 +20,9 @@ class LookaheadConfig(PaperConfig):
     """Configuration for the lookahead paper.
 
     Attributes:
-        ngrams: n-gram sizes N in figure 4; each at least 2. Fewer sizes take less time.
-        windows: Window widths W in figure 4; each at least 1. Wide windows take the most time.
+        ngrams: n-gram sizes N to measure for figure 4; each at least 2. Fewer sizes take less time.
+        windows: Window widths W to measure for figure 4; each at least 1. Wide windows take the
+            most time.
     """
 
     paper: ClassVar[str] = "lookahead"
@@ -38,5 +39,5 @@ class LookaheadConfig(PaperConfig):
 
     @property
     def settings(self) -> list[tuple[int, int]]:
-        """Return N and W for each point in figure 4."""
+        """Return the pair (N, W) for each point in figure 4."""
         return [(ngram, window) for ngram in self.ngrams for window in self.windows]

@@ -11,12 +11,12 @@ PAPER_LAW = ScalingLaw(alpha=0.425, f=3.106)  # In the caption of the figure.
 def spec_of(
     ngram: int, window: int, guesses: int, prompt_pool: bool = False, published: bool = False
 ) -> str:
-    """Return the drafter spec for a setting (N, W, G).
+    """Return the drafter spec for an n-gram size N, window width W and guess count G.
 
     Args:
         ngram, window, guesses: N, W and G.
         prompt_pool: Whether to add the prompt's n-grams to the pool.
-        published: Whether to use exactly the steps in the paper's public code.
+        published: Whether the drafter works exactly like the paper's public code.
     """
     pool = str(prompt_pool).lower()
     spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},prompt_pool={pool}"

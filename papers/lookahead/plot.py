@@ -22,7 +22,7 @@ from papers.part import setting
 
 
 def draw(result: LookaheadResult, path: Path) -> None:
-    """Draw figure 4, and below it tables 3 and 6 as bars.
+    """Draw figure 4 and, below it, tables 3 and 6 as bar charts.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

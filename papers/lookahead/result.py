@@ -11,7 +11,7 @@ from papers.part import BenchPart
 
 @dataclass(frozen=True, slots=True)
 class LookaheadResult:
-    """The measured figure 4 and tables; None for parts that an interruption omitted."""
+    """Measured figure 4 and tables; None for those that an interruption left out."""
 
     title: ClassVar[str] = "Lookahead Decoding (Fu et al., ICML 2024)"
 
@@ -21,10 +21,10 @@ class LookaheadResult:
 
     @property
     def parts(self) -> list[BenchPart]:
-        """Return the runs that were measured."""
+        """Return the benchmark runs that were measured."""
         return [part for part in (self.tables, self.figure) if part is not None]
 
     @property
     def complete(self) -> bool:
-        """Return whether everything was measured, without interruption."""
+        """Return whether everything was measured without interruption."""
         return len(self.parts) == 2 and all(part.complete for part in self.parts)

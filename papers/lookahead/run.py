@@ -1,4 +1,4 @@
-"""Measure the lookahead paper: first its tables' methods, then figure 4."""
+"""Reproduce the lookahead paper: first the methods of its tables, then figure 4."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from papers.part import PLAIN, BenchPart
 
 
 def run(config: LookaheadConfig, **loaded: Any) -> LookaheadResult:
-    """Time the tables' methods, then the settings of the figure.
+    """Time the methods of the tables, and then the settings of figure 4.
 
     See `papers.registry.run_paper`.
     """

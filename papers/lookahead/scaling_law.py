@@ -1,12 +1,13 @@
 """Fit the scaling law of Lookahead Decoding to measurements.
 
-The law is that of Fu et al. 2024, section 4, where g = N - 1 and b = W = G:
+The law is from Fu et al. 2024, section 4. N is the n-gram size, W the window width and G the number
+of guesses. With g = N - 1 and b = W = G:
 
 - `E = (g + 1) - sum over i = 1..g of (1 - alpha^i)^b` (equation 5)
 - `S = (f - 1 + E) / f` (equation 7)
 
-alpha is the probability that a draft token is accepted. One step in f has a good draft, and the
-others yield one token. S is the number of tokens per decoding step (equation 6).
+alpha is the probability that a draft token is accepted. One in f steps has a good draft; every
+other step yields one token. S is the number of tokens per decoding step (equation 6).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class CompressionPoint:
 
     Attributes:
         ngram: Number of tokens in an n-gram, N.
-        window: Number of columns in the window and of guesses, W = G.
+        window: Number of columns in the window, W, which equals the number of guesses, G.
         compression: Tokens per forward pass, S.
     """
 
@@ -42,7 +43,7 @@ class ScalingLaw:
 
     Attributes:
         alpha: Acceptance rate of a draft token, from 0 to 1.
-        f: Number of steps for each step with a good draft; at least 1.
+        f: One in f steps has a good draft; at least 1.
     """
 
     alpha: float
@@ -53,11 +54,11 @@ class ScalingLaw:
         require_range("scaling law", "f", self.f, 1)
 
     def compression(self, ngram: int, window: float) -> float:
-        """Return S at W = G = `window` (equation 7)."""
+        """Return the tokens per step, S, at W = G = `window` (equation 7)."""
         return (self.f - 1 + expected_tokens(self.alpha, ngram - 1, window)) / self.f
 
     def residual(self, points: Sequence[CompressionPoint]) -> float:
-        """Return the root mean squared error of the law at `points`, in tokens per step."""
+        """Return the law's root mean squared error at `points`, in tokens per step."""
         squares = [
             (self.compression(point.ngram, point.window) - point.compression) ** 2
             for point in points
@@ -66,18 +67,19 @@ class ScalingLaw:
 
 
 def expected_tokens(alpha: float, length: int, sequences: float) -> float:
-    """Return E(#tokens) for a step with drafts of `length` tokens (equation 5).
+    """Return the expected tokens per step with drafts of `length` tokens (equation 5).
 
-    With `sequences` = 1 this is equation 4, (1 - alpha^(length + 1)) / (1 - alpha).
+    With `sequences` = 1, this is equation 4: (1 - alpha^(length + 1)) / (1 - alpha).
     """
     return length + 1 - sum(float((1 - alpha**i) ** sequences) for i in range(1, length + 1))
 
 
 def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
-    """Return the least-squares law for `points`; None if they do not determine it.
+    """Fit the law to `points` by least squares; None if they do not determine it.
 
-    S - 1 = (E - 1) / f is linear in 1 / f. The best f (at least 1) for any alpha therefore follows
-    directly. Only alpha is searched, first on a grid, then by golden-section search.
+    S - 1 = (E - 1) / f is linear in 1 / f. For a given alpha, the best f (at least 1) can therefore
+    be computed directly. The best alpha is searched for, first on a grid, then by golden-section
+    search.
     """
     if len({(point.ngram, point.window) for point in points}) < 2 or all(
         point.compression <= 1 for point in points
@@ -97,7 +99,7 @@ def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
 
 
 def _best_of(alpha: float, points: Sequence[CompressionPoint]) -> ScalingLaw | None:
-    """Return the law for an alpha with the least-squares 1 / f; None if 1 / f <= 0."""
+    """Return the law with the best 1 / f for this alpha; None if 1 / f <= 0."""
     gains = [
         (expected_tokens(alpha, point.ngram - 1, point.window) - 1, point.compression - 1)
         for point in points

@@ -18,7 +18,7 @@ _COLUMNS = ("speed-up", "S", "fed/ step", "equal")
 
 
 def sections(result: LookaheadResult) -> list[Table]:
-    """Return figure 4 twice, then tables 3 and 6."""
+    """Return figure 4 for both implementations, then tables 3 and 6."""
     return [
         figure_4(result, published=True),
         figure_4(result, published=False),
@@ -31,9 +31,9 @@ def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
     """Return the measured points of figure 4.
 
     Args:
-        result: The measurement.
-        published: Whether to use the steps in the paper's public code instead of this
-            implementation's.
+        result: Results for the paper.
+        published: Whether to return the points measured with the paper's public code's steps,
+            instead of this implementation's.
     """
     measured = (
         (
@@ -51,7 +51,7 @@ def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
 
 
 def figure_4(result: LookaheadResult, published: bool) -> Table:
-    """Return S by N and W, with the fitted value in parentheses."""
+    """Return the tokens per step, S, by N and W, with the fitted value in parentheses."""
     measured = points(result, published)
     law, known = (
         fit(measured),
@@ -108,7 +108,7 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
 
 
 def table_3(result: LookaheadResult) -> Table:
-    """Return table 3: lookahead and verification branch, with and without prompt pool."""
+    """Return table 3: variants of both branches, with and without the prompt pool."""
     notes = (
         "The paper's columns are for LLaMA-2-7B-chat on MT-Bench, with an A100 and"
         " FlashAttention. The paper's S (equation 6) is the number of generated tokens divided by"
@@ -126,7 +126,7 @@ def table_3(result: LookaheadResult) -> Table:
 
 
 def table_6(result: LookaheadResult) -> Table:
-    """Return table 6: lookahead among other methods."""
+    """Return table 6: lookahead decoding compared with other methods."""
     drafted = figures_of(result.tables, DRAFT) is not None
     notes = (
         "The paper's columns show speed-ups for Vicuna-7B on an A100, with TinyLlama-1B as the"

@@ -1,6 +1,6 @@
 """Count the tokens of rejected drafts that the target would have chosen anyway.
 
-This measures table 1 and figure 3 of Zhao et al. 2024, section 2.5.
+The counts reproduce table 1 and figure 3 of Zhao et al. 2024, section 2.5.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from papers.ouroboros.result import Matches, MatchStudy
 
 
 def own_tokens(outcome: Outcome) -> tuple[bool, ...]:
-    """Return, for each token in a draft chain, whether the target predicts it.
+    """For each token in a draft chain, return whether it is the target's prediction.
 
-    The target predicts each token after the draft tokens before it.
+    The target predicts the token at each position from the draft tokens before that position.
     """
     return tuple(
         token == predicted
@@ -38,10 +38,10 @@ def study(
     gamma: int,
     progress: bool = True,
 ) -> MatchStudy:
-    """Count matches with plain speculative decoding.
+    """Count matching tokens in drafts from plain speculative decoding.
 
-    Ctrl-C and `config.max_seconds` end the study early. Drafts that are shorter than gamma, at the
-    end of an answer or at the draft's end-of-sequence token, do not count.
+    Ctrl-C and `config.max_seconds` end the study early. Only drafts with `gamma` tokens count.
+    Drafts are shorter at the end of an answer and after an end-of-sequence token.
 
     Raises:
         CapacityError: The answers do not fit into the models' context.

@@ -10,6 +10,6 @@ from papers.config import PaperConfig
 
 @dataclass(frozen=True, slots=True)
 class OuroborosConfig(PaperConfig):
-    """Configuration for the Ouroboros paper, without further options."""
+    """Configuration for the Ouroboros paper, which adds no options."""
 
     paper: ClassVar[str] = "ouroboros"

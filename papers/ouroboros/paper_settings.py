@@ -1,4 +1,4 @@
-"""Define settings and numbers from the Ouroboros paper (Zhao et al. 2024)."""
+"""Define settings and published numbers from Ouroboros (Zhao et al. 2024)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ COLD, WARM = "ouroboros", "ouroboros:shared_pool=true"
 def spec_of(
     suffixes: int = 3, inspiration: str = "paper", refinement: bool = True, warm: bool = False
 ) -> str:
-    """Return the drafter for table 3 and figure 5 (appendix B): gamma 12, W 20, N 8.
+    """Return the drafter of table 3 and figure 5 (appendix B): gamma 12, W 20, N 8.
 
-    Its tree contains only the draft and its suffixes.
+    Its draft tree contains only the draft and the suffixes of the draft.
     """
     flags = f"refinement={str(refinement).lower()},shared_pool={str(warm).lower()}"
     tree = f"suffixes={suffixes},max_branches=0,inspiration={inspiration}"
@@ -22,10 +22,10 @@ def spec_of(
 
 
 def figure_5_spec(suffixes: int, published: bool) -> str:
-    """Return the drafter for a point in figure 5; K = 0 refines nothing.
+    """Return the drafter for a point in figure 5; with K = 0, drafts are not refined.
 
     Args:
-        suffixes: K.
+        suffixes: Number of suffixes, K.
         published: Whether to use the paper's settings instead of the defaults.
     """
     if published:

@@ -28,7 +28,7 @@ from papers.part import ratio, setting
 
 
 def draw(result: OuroborosResult, path: Path) -> None:
-    """Draw matches, then tables 2 and 3 as bars, then figure 5 and table 4.
+    """Draw the matches, tables 2 and 3 as bar charts, figure 5 and table 4.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

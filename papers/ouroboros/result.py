@@ -16,16 +16,18 @@ LONGEST = 8  # maximum length of the counted substrings
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Sums over the verified drafts of one length in one task.
+    """Counts of matching tokens, summed over a task's drafts of one length.
 
     Attributes:
         task: Name of the task.
-        verifications: Number of verifications.
-        prefix: Accepted tokens, len(LCP) in the paper.
-        equal: Tokens that equal the target's prediction at their position, #Match-1.
-        rejected: Verifications with a wrong token.
-        discarded: Tokens after the first wrong token.
-        substrings: #Match-k of the discarded tokens by length k, from 1 on (equation 7).
+        verifications: Number of verified drafts.
+        prefix: Number of accepted tokens, called len(LCP) in the paper.
+        equal: Number of draft tokens that equal the target's prediction at their position, called
+            #Match-1 in the paper.
+        rejected: Number of drafts with a rejected token.
+        discarded: Number of tokens after the first rejected token.
+        substrings: For each length k from 1, the number of runs of k discarded tokens that match
+            (#Match-k, equation 7).
     """
 
     task: str
@@ -38,7 +40,7 @@ class Matches:
 
     @staticmethod
     def of(task: str, drafts: Iterable[Sequence[bool]]) -> Matches:
-        """Count the matches of drafts, given as results of `own_tokens`."""
+        """Count the matching tokens of drafts; each draft is a result of `own_tokens`."""
         drafts = list(drafts)
         prefixes = [
             next((index for index, matches in enumerate(draft) if not matches), len(draft))
@@ -73,20 +75,20 @@ class Matches:
         )
 
     def per_verification(self) -> tuple[float, float]:
-        """Return the mean accepted tokens and the mean matching tokens (table 1)."""
+        """Return the mean numbers of accepted and of matching tokens per draft (table 1)."""
         return self.prefix / self.verifications, self.equal / self.verifications
 
     def per_rejection(self) -> list[float]:
-        """Return the means of #Match-k over verifications with a rejection (figure 3).
+        """Return the mean #Match-k of drafts with a rejected token, for each k (figure 3).
 
-        The list is empty if there was no rejection.
+        The list is empty if no draft had a rejected token.
         """
         return [count / self.rejected for count in self.substrings] if self.rejected else []
 
 
 @dataclass(frozen=True, slots=True)
 class MatchStudy:
-    """Counts for each task; tasks without a full-length draft are omitted."""
+    """Counts for each task; tasks without a full-length draft are left out."""
 
     gamma: int
     prompts: int
@@ -96,14 +98,14 @@ class MatchStudy:
 
 @dataclass(frozen=True, slots=True)
 class OuroborosResult:
-    """Results for the paper; fields that an interruption omitted are empty.
+    """Results for the paper; fields that were not measured are empty.
 
     Attributes:
-        config: Its configuration.
-        methods: Tables 2 and 3, and figure 5.
-        matches: Table 1 and figure 3.
-        size: Prompts per task of table 4.
-        orders: Runs of table 4.
+        config: Configuration of the measurement.
+        methods: Run for tables 2 and 3 and for figure 5.
+        matches: Counts for table 1 and figure 3.
+        size: Number of prompts per task for table 4.
+        orders: Runs for table 4, one per order of the prompts.
     """
 
     title: ClassVar[str] = "Ouroboros (Zhao et al., 2024)"
@@ -116,29 +118,29 @@ class OuroborosResult:
 
     @property
     def parts(self) -> list[BenchPart]:
-        """Return the runs that were measured."""
+        """Return the benchmark runs that were measured."""
         return [self.methods, *(order.part for order in self.orders)]
 
     @property
     def complete(self) -> bool:
-        """Return whether everything was measured, without interruption."""
+        """Return whether everything was measured without interruption."""
         counted = self.matches is not None and self.matches.complete
         return self.methods.complete and counted and len(self.orders) == len(orders_of(self.size))
 
     def order(self, consecutive: int | None) -> BenchPart | None:
-        """Return the run for one of the paper's numbers of consecutive prompts.
+        """Return the run with one of the paper's numbers of consecutive prompts.
 
-        None means the random order.
+        With None, return the run in random order.
         """
         number = None if consecutive is None else scaled(consecutive, self.size)
         return next((order.part for order in self.orders if order.consecutive == number), None)
 
 
 def orders_of(size: int) -> list[int | None]:
-    """Return the measured orders: random (None), then the consecutive numbers."""
+    """Return the orders to measure: random (None), and numbers of consecutive prompts."""
     return [None, *dict.fromkeys(scaled(number, size) for number in CONSECUTIVE)]
 
 
 def _runs(draft: Sequence[bool], length: int) -> int:
-    """Return the number of runs of `length` matching tokens."""
+    """Count the places where `length` consecutive tokens match."""
     return sum(all(draft[start : start + length]) for start in range(len(draft) - length + 1))

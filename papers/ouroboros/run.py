@@ -1,4 +1,4 @@
-"""Measure the Ouroboros paper: methods, matches, and the orders of table 4."""
+"""Reproduce the Ouroboros paper: methods, matches, and the orders of table 4."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _DRAFTERS = (COLD, WARM)
 
 
 def run(config: OuroborosConfig, **loaded: Any) -> OuroborosResult:
-    """Time the methods, count matches, then time the orders.
+    """Time the methods, count matching tokens, and time the orders of prompts.
 
-    The prompts of tables 1 and 4 are the first `limit` of every category, 20 at most; `every` does
-    not apply to them. See `papers.registry.run_paper`.
+    Tables 1 and 4 use the first `limit` prompts of every category, but at most 20; they ignore
+    `every`. See `papers.registry.run_paper`.
 
     Raises:
-        ConfigError: No draft model was given.
+        ConfigError: There is no draft model.
     """
     time = TimeLimit(config.max_seconds)
     # each run enlarges the models itself
@@ -100,9 +100,9 @@ def _size(result: OuroborosResult, tasks: int, most: int, left: float) -> int:
 def _orders(
     config: OuroborosConfig, tasks: list[list[Prompt]], size: int, shared: dict[str, Any]
 ) -> Iterator[Order]:
-    """Yield measured orders until one is interrupted.
+    """Measure and yield one order after another, until one is interrupted.
 
-    An interrupted order has too few prompts for a comparison.
+    An interrupted order is not yielded, because it has too few prompts for a comparison.
     """
     timed = config.run_of(_DRAFTERS, baselines=(), max_seconds=0.0)
     for consecutive in orders_of(size):

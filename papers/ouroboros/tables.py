@@ -47,13 +47,13 @@ def sections(result: OuroborosResult) -> list[Table]:
 
 
 def tasks_of(study: MatchStudy | None) -> list[Matches]:
-    """Return the matches for each task, and the sums if there are several tasks."""
+    """Return the counts for each task and, with several tasks, their sums."""
     tasks = list(study.tasks) if study is not None else []
     return [*tasks, Matches.total(tasks)] if len(tasks) > 1 else tasks
 
 
 def table_1(study: MatchStudy | None) -> Table:
-    """Return table 1: accepted tokens and matching tokens."""
+    """Return table 1: numbers of accepted tokens and of matching tokens."""
     means = {task.task: task.per_verification() for task in tasks_of(study)}
     means |= {f"paper's {name}": pair for name, pair in TABLE_1_PAPER.items()}
     rows = [
@@ -78,7 +78,7 @@ def table_1(study: MatchStudy | None) -> Table:
 
 
 def figure_3(study: MatchStudy | None) -> Table:
-    """Return figure 3: common substrings among discarded tokens."""
+    """Return figure 3: runs of matching tokens among the discarded tokens."""
     tasks = [task for task in tasks_of(study) if task.rejected]
     lengths = range(1, LONGEST + 1) if tasks else ()
     discarded = "; ".join(f"{task.task} {task.discarded / task.rejected:.1f}" for task in tasks)
@@ -97,7 +97,7 @@ def figure_3(study: MatchStudy | None) -> Table:
 
 
 def table_2(part: BenchPart) -> Table:
-    """Return table 2: all methods and greedy decoding."""
+    """Return table 2: the speed of all methods and of greedy decoding."""
     notes = (
         "The paper's columns show speed-ups with two pairs of models: Yi 34b and 6b, and Llama-2"
         " 70b and 7b. The authors tuned every method for each model and task (table 7). For figure"
@@ -116,7 +116,7 @@ def table_2(part: BenchPart) -> Table:
 
 
 def table_3(part: BenchPart) -> Table:
-    """Return table 3: the ablation of the method's parts."""
+    """Return table 3: the speed with some parts of the method turned off."""
     notes = (
         "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: tokens/s"
         " relative to the second row, both here and in the paper.",
@@ -131,7 +131,7 @@ def table_3(part: BenchPart) -> Table:
 
 
 def figure_5(part: BenchPart) -> Table:
-    """Return figure 5: the speed by K."""
+    """Return figure 5: the speed by number of suffixes, K."""
     headings, published_or_default = ("tokens/s", "CPU time", "S", "fed/ step"), (True, False)
     rows = [
         (
@@ -156,7 +156,7 @@ def figure_5(part: BenchPart) -> Table:
 
 
 def table_4(result: OuroborosResult) -> Table:
-    """Return table 4: warm pools with several orders of the prompts."""
+    """Return table 4: phrase pools kept between prompts, in several prompt orders."""
     size, headings = result.size, ("tokens/s", "speed-up", "CPU time", "S", "draft/ token")
     # whether random -> rate
     cold = {number is None: rate for number, warm, rate in TABLE_4 if not warm}

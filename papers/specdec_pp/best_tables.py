@@ -1,4 +1,4 @@
-"""Tabulate the best settings and the heads for the SpecDec++ paper."""
+"""Build the SpecDec++ paper's tables of the best settings and of the heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from papers.specdec_pp.run_settings import (
 
 
 def table_1_expected(result: SpecDecResult) -> Table:
-    """Return table 1 by equation 2.3; without times, only the published rows."""
+    """Return table 1 as computed by equation 2.3; if untimed, only published rows."""
     expected = []
     if result.pair_times is not None:
         alone = next((row.wall for row in result.times if row.setting == TARGET_ALONE), None)
@@ -44,7 +44,7 @@ def table_1_expected(result: SpecDecResult) -> Table:
 
 
 def table_1_measured(result: SpecDecResult) -> Table:
-    """Return table 1 by measured speed."""
+    """Return table 1 with measured speeds."""
     measured = picks.measured_picks(result.timed, result.config.head) if result.timed else []
     notes = (
         f"The fastest setting of each kind, by measured tokens/s. {SPEEDUP}",
@@ -106,7 +106,7 @@ def heads_table(result: SpecDecResult) -> Table:
 
 
 def _head_row(head: HeadRow, point: RulePoint | None) -> tuple[Cell, ...]:
-    """Return the figures for a head and, if given a point, for its best threshold."""
+    """Return the table row of a head, with its best threshold if `point` is given."""
     card = (head.label, head.depth, head.reject_weight, head.calibration_error, head.roc_area)
     if point is None:
         return (*card, *(None,) * 4)

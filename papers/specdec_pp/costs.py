@@ -1,6 +1,6 @@
-"""Fit the costs of speculative decoding, and compare rules by them.
+"""Fit the costs of speculative decoding, and compare rules by their cost.
 
-The cost model is that of Huang et al. 2024 ("SpecDec++"), section 2.
+The cost model is from Huang et al. 2024 ("SpecDec++"), section 2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from papers.specdec_pp.result import ForwardTimes, RulePoint, SettingTimes
 
 @dataclass(frozen=True, slots=True)
 class AnswerCost:
-    """The cost of an answer: its time, and both models' forward passes, with prefill."""
+    """The cost of an answer: time and both models' forward passes, including prefill."""
 
     draft_forwards: int
     target_forwards: int
@@ -26,7 +26,7 @@ class AnswerCost:
 
 
 def fit_times(works: Sequence[AnswerCost]) -> ForwardTimes | None:
-    """Return the least-squares fit of equation 2.1; None if it is underdetermined.
+    """Fit equation 2.1 by least squares; return None if it is underdetermined.
 
     The equation is T = t_draft N_draft + t_target N_target.
     """
@@ -50,16 +50,16 @@ def fit_times(works: Sequence[AnswerCost]) -> ForwardTimes | None:
 def setting_times(
     setting: str, result: BenchResult, methods: Iterable[str], drafting: bool = False
 ) -> SettingTimes:
-    """Fit the forward-pass times to some methods' answers (section 4.2).
+    """Fit the duration of forward passes to the answers of some methods (section 4.2).
 
-    The result has wall-clock and processor times.
+    The result contains both wall-clock and processor times.
 
     Args:
         setting: Name of the setting.
-        result: The run.
+        result: Run with the answers.
         methods: Names of the methods.
-        drafting: Whether the draft model ran alone, so that its forward passes are draft forward
-            passes.
+        drafting: Whether the draft model ran alone as the target, so that the run's target forward
+            passes are those of the draft model.
     """
     selected, fits = set(methods), []
     calls = [call for call in result.calls if call.method in selected and len(call.rows) == 1]
@@ -79,12 +79,12 @@ def setting_times(
 
 
 def cheapest(points: Iterable[RulePoint], draft: float, target: float) -> RulePoint | None:
-    """Return the point with the minimum latency; None if there are no points."""
+    """Return the point with the lowest latency; None if there are no points."""
     return min(points, key=lambda point: latency(draft, target, point), default=None)
 
 
 def pareto_front(points: Iterable[RulePoint]) -> list[RulePoint]:
-    """Return the Pareto-optimal points by ascending discard rate (figure 4)."""
+    """Return the Pareto-optimal points in order of rising discard rate (figure 4)."""
     front: list[RulePoint] = []
     for point in sorted(points, key=lambda point: (point.discard_rate, point.verification_rate)):
         if not front or point.verification_rate < front[-1].verification_rate:
@@ -93,10 +93,10 @@ def pareto_front(points: Iterable[RulePoint]) -> list[RulePoint]:
 
 
 def verification_at(front: Sequence[RulePoint], discard_rate: float) -> float | None:
-    """Return the verification rate of a front at a discard rate; None outside it.
+    """Return a front's verification rate at a discard rate; None outside the front.
 
-    The front is interpolated linearly, because a random choice between two rules gives the points
-    between them.
+    The front is interpolated linearly, because choosing between two rules at random gives any point
+    on the line between them.
     """
     return _between(
         [(point.discard_rate, point.verification_rate) for point in front], discard_rate
@@ -104,7 +104,7 @@ def verification_at(front: Sequence[RulePoint], discard_rate: float) -> float | 
 
 
 def discard_at(front: Sequence[RulePoint], verification_rate: float) -> float | None:
-    """Return the discard rate of a front at a verification rate; None outside it."""
+    """Return a front's discard rate at a verification rate; None outside the front."""
     return _between(
         [(point.verification_rate, point.discard_rate) for point in reversed(front)],
         verification_rate,

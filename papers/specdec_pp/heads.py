@@ -1,6 +1,6 @@
-"""Compare the given acceptance heads, and a grid of heads trained on recordings.
+"""Compare given acceptance heads, and heads trained on recordings over a grid.
 
-The grid is that of Huang et al. 2024, appendix C.3.
+The grid of training settings is from Huang et al. 2024, appendix C.3.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def heads_of(config_heads: Sequence[str], draft: PreTrainedModel) -> list[Accept
 
 
 def check_recordings(folders: Sequence[str], draft: PreTrainedModel) -> None:
-    """Check, before any measurement, that all recordings use this draft model.
+    """Check that all recordings use this draft model, before anything is measured.
 
     Raises:
         ConfigError: A recording uses a different draft model, or cannot be read.
@@ -69,7 +69,7 @@ def check_recordings(folders: Sequence[str], draft: PreTrainedModel) -> None:
 
 
 def rows_of(folders: Sequence[str], heads: Sequence[AcceptanceHead]) -> list[HeadRow]:
-    """Return a row for each given head, with the methods in figure 4 that use it."""
+    """Return a row for each given head, listing the methods in figure 4 that use it."""
     rows = []
     for index, head in enumerate(heads):
         methods = {
@@ -85,19 +85,19 @@ def rows_of(folders: Sequence[str], heads: Sequence[AcceptanceHead]) -> list[Hea
 def train_grid(
     folders: Sequence[str], seconds: float, seed: int, progress: bool
 ) -> list[tuple[str, AcceptanceHead]]:
-    """Train heads on the hidden state alone, as in the paper, for every w_rej and D.
+    """Train a head for every w_rej and D, on the hidden state only, as in the paper.
 
     Args:
         folders: Folders of the recordings.
-        seconds: Time after which no training is started; 0 trains all. At least one head is
-            trained.
+        seconds: Time in seconds after which no further training starts, but at least one head is
+            trained; 0 trains all heads.
         seed: Random seed.
-        progress: Show a progress bar.
+        progress: Whether to show a progress bar.
     Returns:
-        A label and a head for each.
+        The label and the head for each setting.
     Raises:
-        ConfigError: A recording cannot be read, the recordings are of different draft models, or
-            there are too few prompts.
+        ConfigError: A recording cannot be read, the recordings use different draft models, or there
+            are too few prompts.
     """
     heads: list[tuple[str, AcceptanceHead]] = []
     recordings = [read_recording(folder) for folder in folders]
@@ -112,7 +112,7 @@ def train_grid(
 def grid_makers(
     heads: Sequence[tuple[str, AcceptanceHead]],
 ) -> tuple[list[HeadRow], dict[str, Maker]]:
-    """Return the rows for trained heads, and factories for their drafters."""
+    """Return the table rows for trained heads, and factories for their drafters."""
     rows: list[HeadRow] = []
     makers: dict[str, Maker] = {}
     for label, head in heads:

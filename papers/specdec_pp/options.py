@@ -10,13 +10,13 @@ from papers.config import PaperConfig
 
 @dataclass(frozen=True, slots=True)
 class SpecDecConfig(PaperConfig):
-    """Configuration of the SpecDec++ paper, with the heads to compare.
+    """Configuration for the SpecDec++ paper, including the heads to compare.
 
     Attributes:
-        head: Folder of an acceptance head; repeatable. The first is compared with all rules.
-            Default: the built-in one.
-        recording: Folder of a recording of `paceline head record`; repeatable. Heads are trained on
-            the recordings and compared. Default: none.
+        head: Folder of an acceptance head; repeatable. The first head is compared with all rules.
+            Default: the built-in head.
+        recording: Folder of a recording made by `paceline head record`; repeatable. Heads are
+            trained on the recordings and compared. Default: none.
     """
 
     paper: ClassVar[str] = "specdec_pp"

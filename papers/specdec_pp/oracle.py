@@ -1,4 +1,4 @@
-"""Implement the SpecDec++ paper's oracle: drafts end where the models disagree.
+"""Implement the SpecDec++ paper's oracle, which ends drafts at a disagreement.
 
 See Huang et al. 2024, section 2.1.
 """
@@ -20,10 +20,11 @@ from papers.specdec_pp.rules import ORACLE
 
 
 class OracleRule(LengthRule):
-    """Stops a draft just before each disagreement, which needs the target's answer.
+    """Stops a draft just before its first token that differs from the target's answer.
 
-    The oracle discards no token, and the target runs once more than there are disagreements (lemma
-    2.1). It drops the token that differs, which is only allowed for drafts without draws.
+    With n differing tokens, the target runs n + 1 times, and no verified token is discarded (lemma
+    2.1). The differing token is removed before verification. This is only allowed if draft tokens
+    are not sampled.
 
     Args:
         answers: The target's answer to each prompt.
@@ -37,10 +38,10 @@ class OracleRule(LengthRule):
         self._answers = answers
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return for each chain the position before the first token that differs.
+        """For each chain, return the number of new tokens before the first difference.
 
         Raises:
-            DrafterError: A prompt has no answer, or a draft has drawn tokens.
+            DrafterError: A prompt has no answer, or a draft contains sampled tokens.
         """
         return [
             self._first_difference(chain, run)

@@ -46,10 +46,11 @@ class Pick:
     Attributes:
         name: Name of the set of prompts.
         plain: Tokens per second of plain decoding.
-        fixed: The best fixed K.
-        head: The best threshold.
-        auto: `threshold=auto`.
-        cpu_gain: Speed of the best threshold over the best fixed K, in processor time.
+        fixed: The best fixed draft length K.
+        head: The best threshold of the head.
+        auto: The setting `threshold=auto`.
+        cpu_gain: Speed of the best threshold divided by that of the best fixed K, both in processor
+            time.
     """
 
     name: str
@@ -60,16 +61,16 @@ class Pick:
     cpu_gain: float | None = None
 
     def gain(self, choice: Choice | None) -> float | None:
-        """Return the speed of a choice relative to the best fixed K."""
+        """Return the speed of a setting relative to the best fixed K."""
         return choice.rate / self.fixed.rate if choice and self.fixed else None
 
     def speedup(self, choice: Choice | None) -> float | None:
-        """Return the speed of a choice relative to plain decoding."""
+        """Return the speed of a setting relative to plain decoding."""
         return choice.rate / self.plain if choice and self.plain else None
 
 
 def measured_picks(sweep: Sweep, heads: Sequence[str]) -> list[Pick]:
-    """Return table 1 by measured speed, for each set of prompts and for all sets."""
+    """Return table 1 with measured speeds, for each set of prompts and for all sets."""
     picks = []
     for name in (*sweep.sets, None):
         part = sweep.of_set(name)
@@ -89,10 +90,10 @@ def measured_picks(sweep: Sweep, heads: Sequence[str]) -> list[Pick]:
 def expected_picks(
     sweep: Sweep, heads: Sequence[str], draft: float, target: float, plain: float | None
 ) -> list[Pick]:
-    """Return table 1 by equation 2.3, as in the paper.
+    """Return table 1 as computed by equation 2.3, as in the paper.
 
     Args:
-        sweep: The rates of all rules.
+        sweep: Run with the rates of all rules.
         heads: Folders of the heads.
         draft, target: Duration of each model's forward pass, in seconds.
         plain: Duration of the target's forward pass in plain decoding, in seconds.
@@ -122,18 +123,23 @@ def fastest(part: BenchPart, methods: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """The comparison of the head's front with another front.
+    """The comparison of the head's Pareto front with that of another rule.
 
     Attributes:
         rival: Name of the other rule.
         name: Name of the set of prompts.
-        points: Points of the other front.
-        within: Points whose discard rate lies within the range of the head's front.
-        below: Of these, points at which the head needs fewer target forward passes.
-        above: Of these, points at which the head needs more target forward passes.
-        forwards: Mean ratio, head over rival, of target forwards at equal discard rates.
-        discards: Mean ratio, head over rival, of discarded tokens at equal target forwards.
-        gain: Minimum latency of the rival over that of the head, for the paper's pair.
+        points: Number of points of the other rule's front.
+        within: Number of these points whose discard rate lies within the range of the head's front.
+        below: Of the points within the range, number at which the head needs fewer target forward
+            passes.
+        above: Of the points within the range, number at which the head needs more target forward
+            passes.
+        forwards: Target forward passes of the head divided by those of the other rule at equal
+            discard rates; mean of all ratios.
+        discards: Discarded tokens of the head divided by those of the other rule at equal numbers
+            of target forward passes; mean of all ratios.
+        gain: Lowest latency of the other rule divided by that of the head, at the cost ratio of the
+            paper's pair of models.
     """
 
     rival: str
@@ -150,7 +156,7 @@ class Against:
 def against(
     rival: str, name: str, rival_points: Sequence[RulePoint], head_points: Sequence[RulePoint]
 ) -> Against:
-    """Compare the fronts of two lists of points."""
+    """Compare the Pareto fronts of a rule and of the head, given all their points."""
     front, head = pareto_front(rival_points), pareto_front(head_points)
     forwards = [
         (head_rate, point.verification_rate)
@@ -180,7 +186,7 @@ def against(
 
 
 def fronts(sweep: Sweep, heads: Sequence[str]) -> list[Against]:
-    """Compare the first head with every other rule, then with fixed K for each set."""
+    """Compare the first head with every other rule, and with fixed K on each set."""
     rules = families(heads)
     rows = [
         *((rival, None) for rival in rules if rival != HEAD),

@@ -79,7 +79,7 @@ _OTHER_HEAD = ("#767676", "*", "--")
 
 
 def draw(result: SpecDecResult, path: Path) -> None:
-    """Draw figure 4 for each set, then costs, section 2.1, table 1 and pass times.
+    """Draw figure 4 for each set, then costs, section 2.1 and tables 1 and 2.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -159,7 +159,7 @@ def _draw_rates(axes: Any, result: SpecDecResult, name: str | None) -> None:
 
 
 def _annotate(axes: Any, texts: dict[str, str], points: Sequence[RulePoint], under: bool) -> None:
-    """Write lengths and thresholds at the points, on one side of the fronts."""
+    """Label the points with their lengths or thresholds, on one side of the fronts."""
     for point in points:
         if texts[point.method] in _LABELLED:
             axes.annotate(
@@ -175,7 +175,7 @@ def _annotate(axes: Any, texts: dict[str, str], points: Sequence[RulePoint], und
 
 
 def _draw_gains(axes: Any, result: SpecDecResult) -> None:
-    """Draw minimum latencies, relative to the best fixed K, by the target's cost."""
+    """Draw the lowest latencies relative to the best fixed K, by the target's cost."""
     points = {
         rule: result.counts.points(methods.values())
         for rule, methods in families(result.config.head).items()
@@ -239,7 +239,7 @@ def _square(values: Any) -> Any:
 
 
 def _min_latency(points: Sequence[RulePoint], target: float) -> float:
-    """Return the minimum latency, in draft forward passes per token."""
+    """Return the lowest latency, in draft forward passes per token."""
     best = cheapest(points, 1.0, target)
     assert best is not None
     return latency(1.0, target, best)

@@ -17,12 +17,12 @@ TARGET_ALONE, DRAFT_ALONE = "target alone", "draft alone"
 
 @dataclass(frozen=True, slots=True)
 class RulePoint:
-    """The rates of a length rule, both per new token.
+    """The discard rate and the verification rate of a length rule, per new token.
 
     Attributes:
         method: Name of the method.
-        discard_rate: Rejected draft tokens per new token.
-        verification_rate: Target forward passes per new token.
+        discard_rate: Number of rejected draft tokens per new token.
+        verification_rate: Number of target forward passes per new token.
     """
 
     method: str
@@ -40,12 +40,12 @@ class RulePoint:
 
 @dataclass(frozen=True, slots=True)
 class ForwardTimes:
-    """Forward-pass times in seconds, fitted to answers; None if a model did not run.
+    """Durations of forward passes, fitted to answers; None if a model did not run.
 
     Attributes:
-        draft, target: Duration of a forward pass, in seconds.
-        r_squared: Share of the variance that the fit explains; None if all answers took the same
-            number of forward passes.
+        draft, target: Duration of a forward pass of each model, in seconds.
+        r_squared: Share of the variance in time that the fit explains; None if all answers took the
+            same number of forward passes.
         answers: Number of answers.
     """
 
@@ -61,8 +61,8 @@ class SettingTimes:
 
     Attributes:
         setting: Name of the setting.
-        wall: Wall-clock times.
-        processor: Processor times, which other jobs on the machine disturb less.
+        wall: Fit to wall-clock times.
+        processor: Fit to processor times, which depend less on other jobs on the machine.
     """
 
     setting: str
@@ -72,20 +72,20 @@ class SettingTimes:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A run, with its figures for each set of prompts."""
+    """A run, and its figures for each set of prompts."""
 
     part: BenchPart
     sets: dict[str, tuple[MethodFigures, ...]]
 
     @staticmethod
     def of(label: str, result: BenchResult) -> Sweep:
-        """Return the sweep of a finished or interrupted run."""
+        """Build a sweep from a finished or interrupted run."""
         names = result.categories
         sets = {name: tuple(result.figures(name)) for name in names} if len(names) > 1 else {}
         return Sweep(BenchPart.of(label, result), sets)
 
     def of_set(self, name: str | None) -> BenchPart:
-        """Return the figures of one set, which may be empty; None selects all prompts."""
+        """Return the run with only one set's figures, or with all figures for None."""
         return (
             self.part
             if name is None
@@ -100,14 +100,14 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class HeadRow:
-    """A head and the methods that measured it; None for unknown values.
+    """A head, its methods and its quality; None for unknown values.
 
     Attributes:
         label: Name of the head.
-        methods: Method by threshold.
-        depth: Number of hidden layers, D.
-        reject_weight: Weight of rejected tokens in training, w_rej.
-        calibration_error: Expected calibration error on held-out prompts.
+        methods: Name of the method for each threshold.
+        depth: Number of hidden layers in the head, D.
+        reject_weight: Weight that rejected tokens had in training, w_rej.
+        calibration_error: Expected calibration error (ECE) on held-out prompts.
         roc_area: Area under the ROC curve on held-out prompts.
     """
 
@@ -121,20 +121,20 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class SpecDecResult:
-    """Results for the paper; fields that an interruption omitted are None or empty.
+    """Results for the paper; fields that were not measured are None or empty.
 
     Attributes:
-        config: Its configuration.
-        counts: Rates of all rules (figure 4).
-        heads: The given heads, or the built-in one.
-        seen: Prompts of figure 4 that the first head was trained or calibrated on.
-        timed: Runs of tables 1 and 2 and of section 2.1.
-        alone: The run of the draft model alone.
-        times: Forward times (table 2).
-        grid: Heads trained on recordings.
-        grid_heads: Rows of these heads.
-        stands_alone: False if the draft model reads the target's hidden states and cannot run
-            alone.
+        config: Configuration of the measurement.
+        counts: Run with the rates of all rules (figure 4).
+        heads: The given heads, or the built-in head.
+        seen: Number of prompts of figure 4 with which the first head was trained or calibrated.
+        timed: Timed run for tables 1 and 2 and for section 2.1.
+        alone: Run of the draft model alone.
+        times: Durations of forward passes (table 2).
+        grid: Run with the heads that were trained on the recordings.
+        grid_heads: Table rows of the trained heads.
+        stands_alone: Whether the draft model can run alone. It cannot if it needs the target's
+            hidden states.
     """
 
     title: ClassVar[str] = "SpecDec++ (Huang, Guo, Wang, 2024)"
@@ -152,12 +152,12 @@ class SpecDecResult:
 
     @property
     def parts(self) -> list[BenchPart]:
-        """Return the runs of the pair that were measured."""
+        """Return the measured runs that use both models."""
         return [sweep.part for sweep in (self.counts, self.timed, self.grid) if sweep is not None]
 
     @property
     def complete(self) -> bool:
-        """Return whether everything was measured, without interruption."""
+        """Return whether everything was measured without interruption."""
         alone = self.alone is not None or not self.stands_alone
         return (
             self.timed is not None
@@ -173,12 +173,12 @@ class SpecDecResult:
 
     @property
     def timed_part(self) -> BenchPart | None:
-        """Return the run of tables 1 and 2 over all prompts."""
+        """Return the timed run for tables 1 and 2, over all prompts."""
         return self.timed.part if self.timed is not None else None
 
     @property
     def pair_times(self) -> tuple[float, float] | None:
-        """Return the draft and target forward-pass times, fitted to both settings."""
+        """Return the draft's and target's forward-pass times, fitted to both settings."""
         both = next((row.wall for row in self.times if row.setting == IN_BOTH), None)
         if (
             both is None

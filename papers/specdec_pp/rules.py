@@ -1,4 +1,4 @@
-"""Name the length rules that the SpecDec++ paper compares.
+"""Define the drafter specs of the length rules that the SpecDec++ paper compares.
 
 See Huang et al. 2024, sections 2.1 and 4.
 """
@@ -28,7 +28,7 @@ def fixed_length(length: int) -> str:
 
 
 def head_spec(heads: Sequence[str], threshold: float | str) -> str:
-    """Return SpecDec++ with a threshold and the first head, or the built-in head."""
+    """Return the spec of SpecDec++ with a threshold and the first or built-in head."""
     return (
         f"specdec_pp:head={heads[0]},threshold={threshold}"
         if heads
@@ -37,11 +37,11 @@ def head_spec(heads: Sequence[str], threshold: float | str) -> str:
 
 
 def families(heads: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the rules in figure 4: for each name, the methods by label.
+    """Return the rules in figure 4: for each rule, its methods by label.
 
-    The rules are fixed lengths, the draft model's probabilities, and heads. The first head appears
-    with its default rule, with the rule as published (which ignores the newest token), and with a
-    rule that allows a single draft token.
+    Rules use a fixed length, the draft model's probabilities, or a head. The first head appears
+    with its default rule, with the published rule, which ignores the newest token, and with a rule
+    that allows a single draft token.
     """
     rules = {
         FIXED: {f"K = {length}": fixed_length(length) for length in LENGTHS},
@@ -65,7 +65,7 @@ def families(heads: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def methods_of(heads: Sequence[str]) -> dict[str, str]:
-    """Return each method's label in tables."""
+    """Return the label of each method in tables."""
     named = {
         method: label for methods in families(heads).values() for label, method in methods.items()
     }
@@ -73,7 +73,7 @@ def methods_of(heads: Sequence[str]) -> dict[str, str]:
 
 
 def head_label(folder: str) -> str:
-    """Return the name of an additional head."""
+    """Return the label of a head after the first one."""
     return f"head {folder}"
 
 

@@ -1,4 +1,4 @@
-"""Measure the SpecDec++ paper: rates for figure 4, times for the tables, heads."""
+"""Reproduce the SpecDec++ paper: rates for figure 4, times for tables, and heads."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from papers.specdec_pp.run_settings import (
 
 
 def run(config: SpecDecConfig, **loaded: Any) -> SpecDecResult:
-    """Count for figure 4, time for the tables, and compare heads.
+    """Count rates for figure 4, measure times for the tables, and compare heads.
 
-    The sets of prompts are the files if there are several, otherwise the categories. Of the
+    If there are several prompt files, each file is a set; otherwise, each category is a set. Of the
     built-in prompts, the first `limit` of each category are used. Timed runs use the prompts that
-    were completed for figure 4. See `papers.registry.run_paper`.
+    were answered for figure 4. See `papers.registry.run_paper`.
 
     Raises:
-        ConfigError: There is no draft model, or it has no head.
+        ConfigError: There is no draft model, or there is no head for it.
     """
     measuring = _SpecDecMeasurement(config, loaded)
     result = measuring.count()
@@ -63,7 +63,7 @@ def run(config: SpecDecConfig, **loaded: Any) -> SpecDecResult:
 
 
 class _SpecDecMeasurement:
-    """The stages of a run; each adds to the result."""
+    """Runs the stages of the measurement; each stage adds to the result."""
 
     def __init__(self, config: SpecDecConfig, loaded: dict[str, Any]) -> None:
         self._config, self._time = config, TimeLimit(config.max_seconds)
@@ -165,7 +165,7 @@ class _SpecDecMeasurement:
         )
 
     def compare(self, result: SpecDecResult) -> SpecDecResult:
-        """Train heads on the recordings, and count their rates as for figure 4."""
+        """Train heads on the recordings, and count their rates as in figure 4."""
         config = self._config
         if not config.recording:
             return result

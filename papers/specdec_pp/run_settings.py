@@ -1,4 +1,4 @@
-"""Define settings for the rules, the heads and the run for the SpecDec++ paper.
+"""Define settings of the rules, the heads and the run for the SpecDec++ paper.
 
 The paper is Huang, Guo, Wang 2024.
 """

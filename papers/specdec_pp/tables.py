@@ -88,7 +88,7 @@ def section_2_1(result: SpecDecResult) -> Table:
 
 
 def table_2(result: SpecDecResult) -> Table:
-    """Return table 2: forward-pass times, by regression."""
+    """Return table 2: durations of forward passes, estimated by regression."""
     measured = {setting.setting: setting for setting in result.times}
     rows = []
     for name, published in TABLE_2.items():
@@ -186,7 +186,7 @@ def figure_4(result: SpecDecResult) -> Table:
 
 
 def figure_4_fronts(result: SpecDecResult) -> Table:
-    """Return a comparison of the head's front with the others."""
+    """Return a comparison of the head's Pareto front with those of the other rules."""
     counted = [
         Column(heading)
         for heading in ("rival, prompts", "on its front", "in reach", "head below", "head above")

@@ -1,4 +1,4 @@
-"""Build the SSSD paper's figures about accepted tokens: 4, 5 and section 4.2."""
+"""Build the SSSD paper's results on accepted tokens: figures 4 and 5, section 4.2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PER_STEP = (
 
 
 def figure_4a(result: SssdResult) -> Table:
-    """Return figure 4a: accepted tokens by source."""
+    """Return figure 4a: accepted tokens by source of the drafts."""
     study = result.replays or NOTHING
     names = (BOTH, REQUEST, *map(published, (BOTH, REQUEST, STORE)))
     rows = []
@@ -67,7 +67,7 @@ def figure_4a(result: SssdResult) -> Table:
 
 
 def figure_4bc(result: SssdResult) -> Table:
-    """Return figures 4b and c: sssd, REST and PIA, with the time of retrieval."""
+    """Return figures 4b and 4c: sssd, REST and PIA, with their retrieval times."""
     study = result.replays or NOTHING
     sizes, sets = study.sizes[1:], list(study.answers) if len(study.answers) > 1 else []
     rows = []
@@ -99,12 +99,12 @@ def figure_4bc(result: SssdResult) -> Table:
 
 
 def rivals(study: Study) -> list[str]:
-    """Return the methods of figures 4b and c that were replayed."""
+    """Return the methods of figures 4b and 4c that were replayed."""
     return [name for name in (study.fusions[0], *RIVALS) if name in study.methods]
 
 
 def section_4_2(result: SssdResult) -> Table:
-    """Return section 4.2: acceptance by temperature."""
+    """Return section 4.2: accepted tokens by sampling temperature."""
     study = result.temperatures or NOTHING
     methods = [(method, size) for size in study.sizes[1:] for method in study.fusions]
     rows: list[list[Cell]] = []
@@ -143,7 +143,7 @@ def change_of_accepted(study: Study, method: str, size: int, name: str) -> float
 
 
 def figure_5(result: SssdResult) -> Table:
-    """Return figure 5: tokens per step in two vocabularies."""
+    """Return figure 5: tokens per step with two vocabularies."""
     vocabularies, rows = result.vocabularies, []
     title, note = (
         "Figure 5: vocabularies",

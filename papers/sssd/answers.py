@@ -1,9 +1,9 @@
-"""Record a model's answers once and replay them.
+"""Record a model's answers once, and replay them with every drafter.
 
-The answers are greedy, sampled at several temperatures, or in another vocabulary. Drafts never
-change an answer, and a seed gives the same sample with any drafter. A replay therefore counts the
-same steps as decoding, with one difference: it ends with the recorded answer, and drafts nothing
-after it.
+The answers are greedy, sampled at several temperatures, or encoded in another vocabulary. Drafts
+never change an answer, and a seed gives the same sample with any drafter. A replay therefore counts
+the same steps as decoding, with one difference: it drafts no tokens after the end of the recorded
+answer.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ def answer(
     left: float = 0.0,
     progress: bool = True,
 ) -> dict[str, list[Trace]]:
-    """Return answers from plain decoding by set, a few prompts at a time.
+    """Answer the prompts with plain decoding, a few at a time; return answers by set.
 
     Args:
-        llm: The engine.
-        prompts: Set and token ids of each prompt.
+        llm: Engine that generates the answers.
+        prompts: Name of the set and token ids of each prompt.
         params: Sampling parameters.
-        left: Time that may be used, in seconds; 0 sets no limit. The first prompts are always
-            answered.
-        progress: Show a progress bar.
+        left: Time limit in seconds; 0 sets no limit. The first prompts are always answered.
+        progress: Whether to show a progress bar.
     """
     answers = dict[str, list[Trace]]()
     for start in TimeLimit(left).within(range(0, len(prompts), ANSWER_BATCH), "answers", progress):
@@ -75,12 +74,13 @@ def sampled(
     """Sample answers at several temperatures, and replay them.
 
     Args:
-        llm: The engine.
+        llm: Engine that generates the answers.
         greedy: Greedy answers to the same prompts.
-        params: Their sampling parameters, with the first seed.
-        options: The replays and their time. Every prompt is sampled at least once.
+        params: Sampling parameters of the greedy answers, with the first seed.
+        options: Options of the replays, including the time limit. Every prompt is sampled at least
+            once.
     Raises:
-        KeyboardInterrupt: Ctrl-C came before every prompt was sampled once.
+        KeyboardInterrupt: Ctrl-C was pressed before every prompt had been sampled once.
     """
     limit, complete = TimeLimit(options.left), True
     traces: dict[str, list[Trace]] = {GREEDY: list(greedy)}
@@ -116,13 +116,13 @@ def in_vocabularies(
     The second vocabulary is skipped if mistral-common is not installed.
 
     Args:
-        traces: The answers.
+        traces: Answers to replay.
         tokenizer: Tokenizer of the model.
         own: Name of the model's vocabulary.
         vocab_size: Size of the model's vocabulary.
-        options: The replays and their time.
+        options: Options of the replays, including the time limit.
     Raises:
-        KeyboardInterrupt: Ctrl-C came before the last vocabulary.
+        KeyboardInterrupt: Ctrl-C was pressed before the last vocabulary.
     """
     store = options.store
     prompts = [tokenizer.decode(list(prompt)) for prompt, _ in traces]

@@ -1,4 +1,4 @@
-"""Time forward passes over draft trees on this machine, and their parts.
+"""Time forward passes over draft trees, and the parts of these passes.
 
 See Marzollo et al. 2024, figures 2 and 3.
 """
@@ -40,15 +40,15 @@ class Taken(NamedTuple):
 
 
 def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> CostStudy:
-    """Time every kind of forward pass, then its matrix products and attention.
+    """Time every kind of forward pass, and then its matrix products and attention.
 
     Args:
-        model: The model.
+        model: Model to time.
         label: Name of the model.
-        left: Time that may be used, in seconds; 0 sets no limit. There is at least one round.
-        progress: Show a progress bar.
+        left: Time limit in seconds; 0 sets no limit. At least one round is completed.
+        progress: Whether to show a progress bar.
     Raises:
-        KeyboardInterrupt: Ctrl-C came before every kind was timed once.
+        KeyboardInterrupt: Ctrl-C was pressed before every kind had been timed once.
     """
     shapes, device = shapes_of(model), model.device
     limit = TimeLimit(left)
@@ -82,9 +82,9 @@ def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> 
 
 
 class _Rig:
-    """A model with eight requests for each context.
+    """A model with eight requests for each context length, for timing.
 
-    The cached tokens are zeros, which take as long to read as others.
+    The cached values are zeros, which take as long to read as any other values.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -113,7 +113,7 @@ class _Rig:
         ]
 
     def run(self, case: Case) -> Taken:
-        """Run one forward pass, without a commit."""
+        """Run one forward pass without committing its tokens, and return its times."""
         lm, requests, tree = (
             self._lms[case.context],
             self._requests[case.context][: case.batch],
@@ -126,14 +126,14 @@ class _Rig:
         return Taken(time.perf_counter() - start, time.process_time() - cpu)
 
     def run_split(self, case: Case) -> dict[str, float]:
-        """Return the shares of "matmuls" and "attention" in one forward pass."""
+        """Return the shares of time for "matmuls" and "attention" in one forward pass."""
         with self._parts.timed() as seconds:
             total = self.run(case).seconds
         return {name: part / total for name, part in seconds.items()}
 
 
 class _Parts:
-    """Times the linear modules of a model, and the rest of its attention modules."""
+    """Times a model's linear modules, and its attention without linear modules."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._device = model.device
@@ -152,7 +152,7 @@ class _Parts:
 
     @contextmanager
     def timed(self) -> Iterator[dict[str, float]]:
-        """Add the times of "matmuls" and "attention" to the yielded dict while open."""
+        """Yield a dict to which the times of "matmuls" and "attention" are added."""
         seconds = {"matmuls": 0.0, "attention": 0.0}
         begun: list[float] = []
 
@@ -188,9 +188,10 @@ def _step(
     computed: tuple[float, float],
     on_cpu: bool,
 ) -> StepCost:
-    """Return median times; the parts' shares come from separately timed passes.
+    """Return the median times of a forward pass and of its parts.
 
-    Timing the parts makes a forward pass slower, so only their shares are used.
+    The parts are timed in separate passes. Timing them makes a pass slower, so only their shares of
+    the time are used.
     """
     seconds, cpu_seconds = (statistics.median(column) for column in zip(*times, strict=True))
     parts = {

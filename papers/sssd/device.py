@@ -1,4 +1,4 @@
-"""Measure the peak rates of this machine, and read the shapes of a loaded model."""
+"""Measure this machine's peak rates, and read the shapes of a loaded model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MATMULS = (nn.Linear, Conv1D)
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    """Measure a device's peak rates by a large matrix product and a large sum.
+    """Measure a device's peak rates with a large matrix product and a large sum.
 
-    As in the paper's public code, the best of several runs counts.
+    As in the paper's public code, the result is the best of several runs.
     """
     size = GEMM_SIZE.get(device.type, GEMM_SIZE["cpu"])
     count = ADDED_BYTES.get(device.type, ADDED_BYTES["cpu"]) // dtype.itemsize

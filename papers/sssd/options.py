@@ -10,11 +10,12 @@ from papers.config import PaperConfig
 
 @dataclass(frozen=True, slots=True)
 class SssdConfig(PaperConfig):
-    """Configuration of the SSSD paper, with the datastore to search.
+    """Configuration for the SSSD paper, including the datastore to search.
 
     Attributes:
-        datastore: Folder of a datastore of the target's tokenizer. Default: the built-in datastore
-            for the built-in target; otherwise only the request is searched.
+        datastore: Folder of a datastore with the target's tokenizer. Default: the built-in
+            datastore for the built-in target. For other targets, the default is to search only the
+            request.
     """
 
     paper: ClassVar[str] = "sssd"

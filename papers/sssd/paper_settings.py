@@ -1,6 +1,7 @@
-"""Define settings and numbers from the SSSD paper (Marzollo et al. 2024).
+"""Define settings and numbers that the SSSD paper published.
 
-s_q is the number of query tokens per request: the newest token and the nodes of the tree.
+The paper is Marzollo et al. 2024. s_q is the number of query tokens per request: the newest token
+and the nodes of the tree.
 """
 
 from __future__ import annotations

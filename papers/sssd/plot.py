@@ -42,7 +42,7 @@ _MATMULS, _ATTENTION, _REST = COLOURS[5], COLOURS[4], THEIRS
 
 
 def draw(result: SssdResult, path: Path) -> None:
-    """Draw figures 2 to 4a, figures 4b and c for each set, section 4.2 and figure 5.
+    """Draw figures 2 to 4a, 4b and 4c for each set, section 4.2, and figure 5.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -105,7 +105,7 @@ def _draw_speed(axes: Any, result: SssdResult, batch: int) -> None:
 
 
 def _draw_costs(panels: Any, result: SssdResult) -> None:
-    """Draw figure 3: the stacked times of a step, at both numbers of cached tokens."""
+    """Draw figure 3: a step's time by part, for both numbers of cached tokens."""
     costs = result.costs
     for axes, context in zip(panels, costs.contexts if costs is not None else (), strict=False):
         steps = [] if costs is None else [step for step in costs.split() if step.context == context]

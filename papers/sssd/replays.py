@@ -36,12 +36,12 @@ class ReplayMethod:
     """A drafter in figure 4.
 
     Attributes:
-        name: Name in reports.
+        name: Name of the method in reports.
         drafter: Name of the drafter.
         options: Options of the drafter.
         stored: Whether the drafter reads the datastore.
-        warmed: Whether the drafter learns the datastore's documents first.
-        window: Number of newest tokens that the drafter may see; 0 shows all.
+        warmed: Whether the drafter learns the documents of the datastore before the replay.
+        window: Number of newest tokens that the drafter can see; 0 shows it all tokens.
     """
 
     name: str
@@ -68,10 +68,10 @@ METHODS = (
 
 
 class Windowed(Drafter):
-    """A drafter that only sees the newest tokens of a request.
+    """A drafter that sees only the newest tokens of each request.
 
-    Each step presents them as a new request. A drafter that reads the request and a datastore then
-    shows almost only the datastore's effect.
+    At each step, these tokens are passed to the inner drafter as a new request. If that drafter
+    searches the request and a datastore, almost all its drafts then come from the datastore.
     """
 
     name = "windowed"
@@ -80,7 +80,7 @@ class Windowed(Drafter):
         self._inner, self._window = inner, window
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the trees of the inner drafter for the shortened requests."""
+        """Return the inner drafter's trees for the shortened requests."""
         shown = [
             Request(request.token_ids[-self._window :], SamplingParams(request.remaining))
             for request in requests
@@ -98,11 +98,11 @@ class ReplayOptions:
     """Options of `replay_all`.
 
     Attributes:
-        store: Folder of the datastore; None skips the methods that read it.
-        methods: Names of the `METHODS` to replay; none replays all.
-        sizes: s_q to replay, in this order.
-        left: Time that may be used, without compilation, in seconds; 0 sets no limit.
-        progress: Show a progress bar.
+        store: Folder of the datastore; None skips the methods that use a datastore.
+        methods: Names of the methods in `METHODS` to replay; if empty, all are replayed.
+        sizes: Numbers of query tokens per request (s_q) to replay, in this order.
+        left: Time limit in seconds, not counting compilation; 0 sets no limit.
+        progress: Whether to show a progress bar.
     """
 
     store: str | None
@@ -115,11 +115,11 @@ class ReplayOptions:
 def replay_all(traces: Mapping[str, Sequence[Trace]], options: ReplayOptions) -> Study:
     """Replay answers with every method at every size, one size at a time.
 
-    At least one size is replayed. After Ctrl-C, the complete sizes are returned.
+    At least one size is replayed. After Ctrl-C, the results for completed sizes are returned.
 
     Args:
-        traces: Answers by set.
-        options: Methods, sizes and time.
+        traces: Recorded answers by set.
+        options: Methods, sizes and time limit.
     """
     rows, complete = list[ReplayRow](), True
     sources = _Sources(options.store)
@@ -152,13 +152,13 @@ def replay_all(traces: Mapping[str, Sequence[Trace]], options: ReplayOptions) ->
 
 
 class _Sources:
-    """Builds drafters with one datastore."""
+    """Builds drafters that use the same datastore."""
 
     def __init__(self, store: str | None) -> None:
         self._store, self._texts = store, list[list[int]]()
 
     def drafter(self, method: ReplayMethod) -> Drafter:
-        """Return a new drafter; `pia` has learned the datastore's documents."""
+        """Return a new drafter; `pia` has already learned the datastore's documents."""
         options = dict(method.options)
         if method.stored:
             options["datastore"] = self._store
@@ -179,11 +179,11 @@ def teach(drafter: Drafter, text: Sequence[int]) -> None:
 
 
 def documents(store: str, most: int) -> list[list[int]]:
-    """Return documents spread over a datastore, with about `most` tokens in total.
+    """Return documents from all over a datastore, with about `most` tokens in total.
 
     Args:
-        store: A folder, or "demo".
-        most: Number of tokens.
+        store: Folder of the datastore, or "demo".
+        most: Approximate total number of tokens.
     Raises:
         DatastoreError: The datastore does not exist, or a shard is damaged.
     """

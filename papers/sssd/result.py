@@ -20,12 +20,12 @@ BOTH, REQUEST, STORE, WINDOW = ("both", "request", "datastore", "window")
 
 
 def published(source: str) -> str:
-    """Return the name for a source with the paper's fixed weights."""
+    """Return the name of the method that uses a source with the paper's fixed weights."""
     return f"{source}, paper's"
 
 
 class Case(NamedTuple):
-    """A kind of forward pass: requests, and cached and query tokens per request."""
+    """A kind of forward pass: number of requests, cached tokens and query tokens."""
 
     batch: int
     context: int
@@ -34,17 +34,17 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Measured times of one kind of forward pass: medians in seconds.
+    """Median times of one kind of forward pass, in seconds.
 
     Attributes:
         batch: Number of requests.
         context: Number of cached tokens per request.
         size: Number of query tokens per request, s_q.
         seconds: Wall-clock time.
-        cpu_seconds: Processor time, which other jobs disturb less; None on an accelerator.
-        roofline: Times of matrix products and of attention by the roofline model.
-        matmuls: Time of the matrix products; None if it was not measured.
-        attention: Time of the attention; None if it was not measured.
+        cpu_seconds: Processor time, which depends less on other jobs; None on an accelerator.
+        roofline: Times of matrix products and of attention according to the roofline model.
+        matmuls: Measured time of the matrix products; None if unknown.
+        attention: Measured time of the attention; None if unknown.
     """
 
     batch: int
@@ -68,15 +68,15 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class CostStudy:
-    """The forward-pass times of a model on a machine.
+    """The durations of a model's forward passes on one machine.
 
     Attributes:
         label: Name of the model.
         peak: Measured peak rates of the machine.
         shapes: Shapes of the model.
-        rounds: Number of times that each kind was timed.
-        complete: Whether the study was not interrupted.
-        steps: The times.
+        rounds: Number of times that each kind of forward pass was timed.
+        complete: Whether the study was completed without interruption.
+        steps: Times of each kind of forward pass.
     """
 
     label: str
@@ -92,10 +92,10 @@ class CostStudy:
         return sorted({step.context for step in self.steps})
 
     def relative(self, case: Case, processor: bool = False) -> float | None:
-        """Return the measured time relative to plain decoding.
+        """Return the measured time of a forward pass, relative to plain decoding.
 
         Args:
-            case: The kind of forward.
+            case: Kind of forward pass.
             processor: Whether to compare processor times, which are None on an accelerator.
         """
         steps = {Case(step.batch, step.context, step.size): step for step in self.steps}
@@ -116,10 +116,10 @@ class Study:
     """Replays of several sets of recorded answers.
 
     Attributes:
-        complete: Whether the study was not interrupted.
+        complete: Whether the study was completed without interruption.
         answers: Number of answers in each set.
         tokens: Number of tokens in each set.
-        rows: The replays.
+        rows: Results of the replays.
     """
 
     complete: bool
@@ -129,7 +129,7 @@ class Study:
 
     @property
     def sizes(self) -> list[int]:
-        """Return the replayed s_q and 1 (plain decoding); empty without replays."""
+        """Return the replayed sizes s_q, and 1 for plain decoding; empty without replays."""
         return sorted({1, *(row.result.max_nodes + 1 for row in self.rows)}) if self.rows else []
 
     @property
@@ -139,7 +139,7 @@ class Study:
 
     @property
     def fusions(self) -> list[str]:
-        """Return the method with all sources, and the same with the paper's weights."""
+        """Return the method that uses all sources, with our weights and the paper's."""
         main = BOTH if BOTH in self.methods else REQUEST
         return [main, published(main)]
 
@@ -148,8 +148,8 @@ class Study:
 
         Args:
             method: Name of the method.
-            size: s_q.
-            name: Name of the set; None adds all sets.
+            size: Number of query tokens per request, s_q.
+            name: Name of the set; None sums over all sets.
         """
         results = [
             row.result
@@ -178,13 +178,13 @@ NOTHING = Study(True, {}, {}, ())
 
 @dataclass(frozen=True, slots=True)
 class VocabularyStudy:
-    """Figure 5: the same answers and datastore in several vocabularies.
+    """The results of figure 5: the same answers and datastore in several vocabularies.
 
     Attributes:
-        study: The replays, with a set per vocabulary.
-        sizes: Size of each vocabulary.
+        study: Results of the replays, with one set per vocabulary.
+        sizes: Number of tokens in each vocabulary.
         characters: Number of characters in the answers.
-        store_tokens: Number of tokens in the datastore, in each vocabulary; 0 without a datastore.
+        store_tokens: Length of the datastore in tokens of each vocabulary; 0 without a datastore.
     """
 
     study: Study
@@ -194,32 +194,32 @@ class VocabularyStudy:
 
     @property
     def complete(self) -> bool:
-        """Return whether the study was not interrupted."""
+        """Return whether the study was completed without interruption."""
         return self.study.complete
 
     def characters_per_token(self, name: str) -> float:
-        """Return the answers' mean characters per token in a vocabulary."""
+        """Return the mean number of characters per answer token in a vocabulary."""
         return self.characters / max(1, self.study.tokens[name])
 
     def characters_per_step(self, method: str, size: int, name: str) -> float | None:
-        """Return a method's mean characters per step in a vocabulary."""
+        """Return a method's mean number of characters per step in a vocabulary."""
         rate = self.study.rate(method, size, name)
         return None if rate is None else rate * self.characters_per_token(name)
 
 
 @dataclass(frozen=True, slots=True)
 class SssdResult:
-    """Results for the paper; fields that an interruption omitted are None or empty.
+    """Results for the paper; fields that were not measured are None or empty.
 
     Attributes:
-        config: Its configuration.
-        store: The datastore, or None.
+        config: Configuration of the measurement.
+        store: Folder of the datastore; None without a datastore.
         store_tokens: Number of tokens in the datastore.
-        timed: Timed runs of figure 2, one per batch size.
-        replays: Replays of figures 2 and 4.
-        costs: Forward times of figures 2 and 3 and of table 1.
-        temperatures: Replays of section 4.2.
-        vocabularies: Figure 5.
+        timed: Timed runs for figure 2, one per batch size.
+        replays: Replays for figures 2 and 4.
+        costs: Durations of forward passes for figures 2 and 3 and for table 1.
+        temperatures: Replays for section 4.2.
+        vocabularies: Replays for figure 5.
     """
 
     title: ClassVar[str] = "SSSD (Marzollo, Zhuang, Roemer, Müller, Cavigelli, 2024)"
@@ -235,12 +235,12 @@ class SssdResult:
 
     @property
     def parts(self) -> list[BenchPart]:
-        """Return the runs that were measured."""
+        """Return the benchmark runs that were measured."""
         return list(self.timed)
 
     @property
     def complete(self) -> bool:
-        """Return whether everything was measured, without interruption."""
+        """Return whether everything was measured without interruption."""
         measured = None not in (self.replays, self.costs, self.temperatures, self.vocabularies)
         return measured and len(self.timed) == len(BATCHES) and self.unbroken
 

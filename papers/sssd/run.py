@@ -1,4 +1,4 @@
-"""Reproduce the SSSD paper: decoding, replays, costs, samples and vocabularies."""
+"""Reproduce the SSSD paper: timed runs, replays, costs, samples and vocabularies."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ OWN = "the model's own"  # name of the model's vocabulary
 
 
 def run(config: SssdConfig, **loaded: Any) -> SssdResult:
-    """Run all stages of the measurement, from timed decoding to timed batches.
+    """Run all stages of the measurement, and return the results.
 
-    The sets of prompts are the files if there are several, otherwise the categories. Of the
+    If there are several prompt files, each file is a set; otherwise, each category is a set. Of the
     built-in prompts, the first `limit` of each category are used. `config.cost_scale` enlarges the
-    model for timed runs only. See `papers.registry.run_paper`.
+    model only in timed runs. See `papers.registry.run_paper`.
 
     Raises:
-        ConfigError: The datastore has ids that the target does not have.
-        DatastoreError: There is no datastore, or it is of another tokenizer.
+        ConfigError: The datastore contains token ids that the target does not have.
+        DatastoreError: The datastore does not exist, or uses a different tokenizer.
     """
     measuring = _SssdMeasurement(config, loaded)
     result = measuring.time_one_by_one()
@@ -64,7 +64,7 @@ def run(config: SssdConfig, **loaded: Any) -> SssdResult:
 
 
 class _SssdMeasurement:
-    """The stages of a run; each adds to the result."""
+    """Runs the stages of the measurement; each stage adds to the result."""
 
     def __init__(self, config: SssdConfig, loaded: dict[str, Any]) -> None:
         self._config, self._time, self._progress = (
@@ -130,7 +130,7 @@ class _SssdMeasurement:
         return dataclasses.replace(result, replays=replay_all(self._greedy, options))
 
     def cost(self, result: SssdResult) -> SssdResult:
-        """Time the target's forward passes at its cost scale."""
+        """Time the forward passes of the target, enlarged to its cost scale."""
         scaled = self._config.run_of((PLAIN,), draft_model=None, draft_cost_scale=None)
         models = load_models(scaled, self._models.target, None, self._models.tokenizer)
         costs = measure(models.target, models.target_label, self._left(COSTS_SHARE), self._progress)
@@ -161,7 +161,7 @@ class _SssdMeasurement:
         return dataclasses.replace(result, vocabularies=study)
 
     def _left(self, share: float) -> float:
-        """Return a share of the remaining time in seconds; 0 means no limit."""
+        """Return the seconds left of a share of the time limit; 0 means no limit."""
         return share * self._time.left()
 
     def _traces(self) -> list[Trace]:

@@ -1,4 +1,4 @@
-"""Compute the expected speed: accepted tokens divided by step cost (figure 2).
+"""Compute the expected speed: tokens per step divided by cost (figure 2).
 
 The paper is Marzollo et al. 2024.
 """
@@ -24,16 +24,16 @@ COSTS = {MEASURED: "cost", "CPU time": "cpu_cost", ROOFLINE: "roofline", "910B4"
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The values of figure 2 for one s_q; None if not measured.
+    """The values of figure 2 for one s_q; values that were not measured are None.
 
     Attributes:
-        size: Query tokens per request, s_q.
-        tokens: Tokens per step; 1 for plain decoding.
-        published: Tokens per step with the paper's weights.
+        size: Number of query tokens per request, s_q.
+        tokens: Number of tokens per step; 1 for plain decoding.
+        published: Number of tokens per step with the paper's weights.
         cost: Measured step time relative to plain decoding.
-        cpu_cost: The same ratio in processor time.
-        roofline: The same ratio by the roofline model, for this machine.
-        device: The same ratio by the roofline model, for the paper's device and model.
+        cpu_cost: The same ratio, measured in processor time.
+        roofline: The same ratio according to the roofline model, for this machine.
+        device: The same ratio according to the roofline model, for the paper's device and model.
     """
 
     size: int
@@ -45,7 +45,7 @@ class Speed:
     device: float | None
 
     def costs(self, kind: str) -> float | None:
-        """Return the cost of one of the kinds in `COSTS`."""
+        """Return the cost of the given kind, a key of `COSTS`."""
         return getattr(self, COSTS[kind])  # type: ignore[no-any-return]
 
     def product(self, kind: str) -> float | None:
@@ -61,7 +61,7 @@ def drafter(size: int, store: str | None) -> str:
 
 
 def speeds(result: SssdResult, batch: int) -> list[Speed]:
-    """Return figure 2 at a batch size, at the smaller number of cached tokens."""
+    """Return figure 2 for a batch size and the smaller number of cached tokens."""
     replays, costs = result.replays or NOTHING, result.costs
     points = []
     for size in SIZES if costs is not None else replays.sizes:
@@ -84,7 +84,7 @@ def speeds(result: SssdResult, batch: int) -> list[Speed]:
 
 
 def best(points: Sequence[Speed], kind: str) -> Speed | None:
-    """Return the s_q with the maximum product; None if there is none."""
+    """Return the values for the s_q with the highest speed-up; None if there are none."""
     known = [(value, point) for point in points if (value := point.product(kind)) is not None]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 

@@ -48,7 +48,7 @@ def sections(result: SssdResult) -> list[Table]:
 
 
 def figure_2(result: SssdResult, batch: int) -> Table:
-    """Return figure 2: accepted tokens, the cost of a step, and their quotient."""
+    """Return figure 2: tokens per step, the cost of a step, and their quotient."""
     points, costs = speeds(result, batch), result.costs
     top = {kind: best(points, kind) for kind in COSTS}
     rows = []
@@ -217,7 +217,7 @@ def budgets(costs: CostStudy | None) -> Table:
 
 
 def figure_3(costs: CostStudy | None) -> Table:
-    """Return figure 3: matrix products and attention, measured and by roofline model."""
+    """Return figure 3: times of matrix products and attention, measured and modelled."""
     rows = []
     for step in costs.split() if costs is not None else ():
         values = (

@@ -1,4 +1,4 @@
-"""Parse tool calls of DeepSeek V3, R1 and V3.1, which are between special tokens."""
+"""Parse tool calls of DeepSeek V3, R1 and V3.1, written between special tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPECIAL = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
 
 
 def read_deepseek(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls, whose arguments are in a code block or follow the name."""
+    """Report text and calls; arguments are in a code block or directly after the name."""
     while marker := (
         yield from source.copy_until([CALLS_BEGIN, CALLS_END, CALL_BEGIN], writer.content)
     ):

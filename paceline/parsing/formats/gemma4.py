@@ -1,4 +1,4 @@
-"""Parse tool calls of Gemma 4, whose strings are between special tokens."""
+"""Parse tool calls of Gemma 4, in which special tokens enclose strings."""
 
 from __future__ import annotations
 

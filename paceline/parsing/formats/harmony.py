@@ -1,4 +1,4 @@
-"""Parse answers of gpt-oss: messages with a channel and, for calls, a recipient."""
+"""Parse answers of gpt-oss: messages with a channel and, in calls, a recipient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 
 
 def read_harmony(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report analysis as reasoning, messages to functions as calls, the rest as text."""
+    """Report analysis as reasoning, messages to functions as calls, others as text."""
     while (yield from source.peek()):
         header, marker = yield from source.read_until([MESSAGE])
         if not marker:  # an answer that ends in a header, or has none

@@ -1,4 +1,4 @@
-"""Parse tool calls of Mistral's models, which follow [TOOL_CALLS]."""
+"""Parse tool calls of Mistral's models, which begin after [TOOL_CALLS]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 def read_mistral(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls: a JSON list, or a name and arguments for each call."""
+    """Report text and calls; calls are a JSON list, or each has a name and arguments."""
     while (yield from source.copy_until([OPEN], writer.content)):
         spaces = yield from source.skip_spaces()
         if (yield from source.take("[")):

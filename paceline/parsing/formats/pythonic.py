@@ -15,7 +15,7 @@ _DEPTHS = BRACKETS | {"(": 1, ")": -1}
 
 
 def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report a list of calls at the start of the answer, in Llama 4's format."""
+    """Report the list of calls that begins an answer in Llama 4's format."""
     spaces = yield from source.skip_spaces()
     raw = yield from _read_list(source, writer)
     writer.content("" if raw is None else spaces + raw)
@@ -35,7 +35,7 @@ def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def _read_list(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
-    """Report the calls in a list, or return its text if the first entry is not a call."""
+    """Report the calls in a list; if its first entry is not a call, return its text."""
     raw = "[" if (yield from source.take("[")) else ""
     if not raw:
         return raw

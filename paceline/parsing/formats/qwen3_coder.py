@@ -1,4 +1,4 @@
-"""Parse tool calls of Qwen3-Coder, with tags for the function and each parameter."""
+"""Parse Qwen3-Coder's tool calls: tags around the function and each parameter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENDS = ("\n</parameter>", "</parameter>")
 
 
 def read_qwen3_coder(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls; the tools' schemas determine which values are strings."""
+    """Report text and calls; the schemas of the tools say which values are strings."""
     while marker := (yield from source.copy_until([OPEN, FUNCTION], writer.content)):
         spaces = (yield from source.skip_spaces()) if marker == OPEN else ""
         if marker == OPEN and not (yield from source.take(FUNCTION)):
@@ -39,7 +39,7 @@ def read_qwen3_coder(source: TextSource, writer: EventWriter, schemas: Schemas) 
 def _read_arguments(
     source: TextSource, writer: EventWriter, schema: Mapping[str, Any] | None
 ) -> Generator[None, None, bool]:
-    """Report all parameters, and return whether they are complete."""
+    """Report a call's arguments, and return whether they are complete."""
     separator = "{"
     yield from source.skip_spaces()
     while (yield from source.take(PARAMETER)):
