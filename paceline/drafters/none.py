@@ -1,4 +1,4 @@
-"""Plain decoding, as a drafter that proposes nothing."""
+"""Provide plain decoding as a drafter that never proposes any tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paceline.drafters.shared.file_options import NoOptions
 
 
 class NoDrafter(Plain):
-    """Proposes empty trees, which means plain decoding."""
+    """Proposes only empty trees, so decoding is the same as without drafts."""
 
     keeps_tokens = True
     Options = NoOptions

@@ -54,7 +54,7 @@ class Hardware:
 
 
 def _read_devices() -> dict[str, Hardware]:
-    """Return the devices in devices.json, with FLOP/s by dtype, bytes/s and bytes."""
+    """Return the devices in devices.json; the units are FLOP/s, bytes/s and bytes."""
     devices = {}
     for name, entry in json.loads(_DEVICES.read_text(encoding="utf-8")).items():
         flops = {dtype: teraflops * 1e12 for dtype, teraflops in entry["teraflops"].items()}

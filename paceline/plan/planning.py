@@ -136,7 +136,7 @@ def steps_of(cost: CostOf, acceptance: Acceptance, batch: int, max_size: int) ->
 
 
 def best_of(steps: list[Step]) -> Step:
-    """Return the step with the most tokens per second, preferring the smallest."""
+    """Return the step with the most tokens per second; the smallest if several tie."""
     return max(steps, key=lambda step: step.speedup)
 
 

@@ -1,4 +1,4 @@
-"""Define constants for sampling, with units and reasons."""
+"""Define the constants of sampling, and explain their values."""
 
 from __future__ import annotations
 

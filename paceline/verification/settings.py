@@ -1,4 +1,4 @@
-"""Define constants for verification, with units and reasons."""
+"""Define the constants of verification, and explain their values."""
 
 from __future__ import annotations
 

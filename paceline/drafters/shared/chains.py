@@ -270,7 +270,7 @@ class ChainDrafter(Drafter):
             shadow.index.update(request.token_ids)
 
     def _prefill(self, shadows: list[Request]) -> None:
-        """Process long prompts in chunks, except for the last chunk."""
+        """Process all chunks of long prompts except for the last one."""
         while late := [
             shadow for shadow in shadows if not shadow.ends_prefill(self._draft.prefill_chunk)
         ]:

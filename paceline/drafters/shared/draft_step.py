@@ -1,4 +1,4 @@
-"""Convert the result of a draft forward pass to new chain tokens."""
+"""Convert the result of a draft forward pass to new tokens of the chains."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Continuation(NamedTuple):
 
 
 class NgramIndex:
-    """Index of the positions of every n-gram in a text, with the latest first.
+    """Indexes the positions of every n-gram in a text, with the latest first.
 
     Args:
         min_ngram: Length of the shortest n-gram, in tokens.
@@ -55,7 +55,7 @@ class NgramIndex:
         return next(self.continuations(tokens, length), Continuation([], 0, 0))
 
     def continuations(self, tokens: list[int], length: int) -> Iterator[Continuation]:
-        """Yield the tokens after earlier occurrences, longest suffix and latest first."""
+        """Yield the tokens after earlier matches: longest suffix first, then latest first."""
         seen = set()
         for size in self._sizes:
             position = self._latest.get(tuple(tokens[-size:]), -1) if size < len(tokens) else -1

@@ -1,4 +1,4 @@
-"""Update caches from verified trees: distributions and acceptance counts.
+"""Update cached distributions and acceptance counts from verified trees.
 
 Each tree is described by a record of integers, so that one array describes the whole step:
 

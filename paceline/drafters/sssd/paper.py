@@ -98,7 +98,7 @@ class Merge(NamedTuple):
 
 @compiled
 def new_merge(max_nodes: int, shards: int) -> Merge:
-    """Return scratch arrays for trees of up to `max_nodes` nodes, one at a time."""
+    """Return scratch arrays for one tree of up to `max_nodes` nodes at a time."""
     room = 4 * MAX_LINKS + PREFIX * STORE_ENTRIES
     pool = new_pool(4 * room, MAX_LINKS, max_nodes + 1, shards)
     return Merge(pool, np.empty(room, dtype=CANDIDATE), np.empty(1 + max_nodes, dtype=TREE_NODE))

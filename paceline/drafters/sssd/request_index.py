@@ -1,8 +1,8 @@
-"""Index the n-grams of a request's prompt and output in compiled hash chains.
+"""Index the n-grams of a request's prompt and output, for compiled code.
 
 For each n in `NGRAM_SIZES`, the index assigns every n-gram to a bucket. Each position is linked to
-the previous position whose n-gram is in the same bucket, as in a chained hash table. For example,
-for n = 2 and the request 5 1 2 7 1 2 8 1 2:
+the previous position whose n-gram is in the same bucket. The links of a bucket form a chain, as in
+a chained hash table. For example, for n = 2 and the request 5 1 2 7 1 2 8 1 2:
 
     position == 0  1  2  3  4  5  6  7  8
     token    == 5  1  2  7  1  2  8  1  2

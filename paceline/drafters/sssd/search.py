@@ -77,7 +77,7 @@ class SearchWorkspace(NamedTuple):
 
 @compiled
 def new_workspace(max_nodes: int, shards: int) -> SearchWorkspace:
-    """Return scratch arrays for trees of up to `max_nodes` nodes, one at a time."""
+    """Return scratch arrays for one tree of up to `max_nodes` nodes at a time."""
     room = SPARE_POINTERS + POINTERS_PER_NODE * max_nodes
     pool = new_pool(room, ROOT_SAMPLES, max_nodes + 1, shards)
     tree = np.empty(1 + max_nodes, dtype=TREE_NODE)
