@@ -7,7 +7,7 @@ rules, which `verification.tree_rules` or a test enforces:
 2. `parents[i] < i`, and siblings have different tokens. Probes come last in a tree, and may have a
    sibling's token.
 3. `probs[i]` is the distribution that node i was sampled from, given its ancestors and earlier
-   siblings (renormalised, as for sampling without replacement). Sampled siblings precede guesses.
+   siblings (renormalised, as for sampling without replacement). Sampled siblings come first.
 4. A drafter may choose how many tokens to sample, but must not discard a token it has sampled.
 5. With `leaf_first`, use new random numbers in every step.
 
@@ -108,13 +108,13 @@ class Drafter:
             (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the
             most likely paths first.
         top_k: Number of the target's most likely tokens that outcomes report per node; 0 for none.
-        learns_at_rest: Whether outcomes report these tokens during long pauses of the drafter, too.
+        learns_at_rest: Whether outcomes report top tokens during long pauses of the drafter, too.
         needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes.
             Recorded answers lack these values.
         draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None
             selects the model's default head.
         needs_draft_model: Class attribute: whether `build` requires a draft model.
-        takes_draft_model: Class attribute: whether `build` accepts a draft model but works without.
+        takes_draft_model: Class attribute: whether `build` can use a draft model but needs none.
         needs_trained: Class attribute: whether the drafter needs a file that was trained or built
             for the models in use.
         needs_store: Class attribute: whether the option `datastore` must name a token store.
@@ -152,7 +152,7 @@ class Drafter:
         """
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Check that the drafter's token ids belong to a transformers tokenizer.
+        """Check that the drafter's token ids belong to a given transformers tokenizer.
 
         The engine calls this method once, during construction.
 

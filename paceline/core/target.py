@@ -110,7 +110,7 @@ class Target(Protocol):
 
     @property
     def packs(self) -> bool:
-        """Return True if a forward pass needs no padding between unequal requests."""
+        """Return True if requests of different lengths can share a pass without padding."""
 
     @property
     def uses_target_states(self) -> bool:
@@ -134,10 +134,10 @@ class Target(Protocol):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers keep recurrent states, which fit only one text length."""
+        """Return True if layers have recurrent states, each valid at one text length."""
 
     def reusable_length(self, source: Request, length: int) -> int:
-        """Return how many of a request's first `length` tokens another can reuse."""
+        """Return how many of the first `length` cached tokens other requests can reuse."""
 
     @property
     def growth_step(self) -> int:
@@ -151,7 +151,7 @@ class Target(Protocol):
         """
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Assign a new slot, or a finished request's slot with its first tokens."""
+        """Assign an empty slot, or reuse a finished request's slot and its first tokens."""
 
     def prefill_media(self, request: Request) -> None:
         """Compute an open request's tokens up to its last image, video or audio clip.

@@ -7,7 +7,7 @@ class DecayingMean:
     """A weighted mean in which earlier values lose weight with each new value.
 
     Args:
-        decay: Factor applied to the weight of earlier values with every new value; in (0, 1].
+        decay: Factor by which each new value reduces the weight of the earlier ones; in (0, 1].
     Attributes:
         sum: Decayed, weighted sum of the values.
         weight: Decayed sum of the weights; 0 before the first value.

@@ -14,7 +14,7 @@ same applies to a drafter that requires a draft model, because the model has alr
 there is a tree to cut. A batch with several drafters may contain both whole trees and trees that
 can be cut. If it is padded, nodes up to the width of the widest whole tree cost nothing. Whole
 trees are charged from the narrowest to the widest: each drafter is charged only for the rows that
-its trees add to those before.
+its trees add to those of the drafters before it.
 """
 
 from __future__ import annotations

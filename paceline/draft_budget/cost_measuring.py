@@ -200,10 +200,10 @@ def check_rows(curve: CostCurve) -> list[int]:
 
 
 def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
-    """Return the row counts for which there is time to measure with a long text.
+    """Return the row counts that can be timed after a long text within the limit.
 
-    If the time is short, row counts are dropped from the middle of the list. The result is either
-    empty or has at least two entries.
+    If the time limit is too short for all row counts, those in the middle of the list are dropped.
+    The result is either empty or has at least two entries.
     """
     result = [rows for rows in sorted(settings.measured_rows_long) if rows in best]
     limit = settings.max_measure_seconds - settings.measure_seconds

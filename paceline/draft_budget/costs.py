@@ -123,7 +123,11 @@ class Costs:
             self._pause_s /= 2  # `renew` doubles the value after this additional check
 
     def _is_outdated(self, loaded: MeasuredCurve) -> bool:
-        """Return whether to measure a disturbed curve of a slow model again now."""
+        """Return whether to replace the disturbed curve of a slow model now.
+
+        The model is too slow for checks, so the curve is measured again if the machine has become
+        less busy.
+        """
         conditions = loaded.conditions
         is_slow = not cost_measuring.check_rows(loaded.curve)
         return is_slow and not conditions.quiet and conditions.calmer_now

@@ -198,8 +198,8 @@ class StepCostSettings:
         prior_weight: Weight of each prior value, as a number of steps.
         margin: Factor by which the time of a step with drafts is multiplied, because smaller gains
             are within the error of the fit.
-        lead_tokens: Number of tokens by which a request must lead to become less likely to finish
-            last by a factor of e.
+        lead_tokens: A request that is ahead by this number of tokens is e times less likely to
+            finish last.
         unknown_probability: Probability assumed for a draft token if the drafter reports none.
     """
 

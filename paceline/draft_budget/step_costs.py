@@ -87,7 +87,7 @@ class StepCosts:
         return result
 
     def _parts(self, num_requests: int) -> tuple[float, float, float]:
-        """Return the times of a plain step, of drafting at all, and of each draft token."""
+        """Return the time of a plain step, and the times that drafting and a token add."""
         a, b, c, d = self._fit
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 

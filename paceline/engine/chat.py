@@ -57,7 +57,7 @@ class ChatPlan:
         """Add the parsed messages to all completions for a prompt.
 
         Args:
-            completion: First answer to the prompt, which contains the others.
+            completion: First answer to the prompt; the other answers are in `others`.
             params: The caller's parameters; `skip_special_tokens` also applies to the messages.
         """
         given = params or SamplingParams()
@@ -88,7 +88,7 @@ class ChatPlan:
 
 
 def planned_params(params: SamplingParams, plan: AnswerPlan) -> SamplingParams:
-    """Add a plan's logits processors; do not skip special tokens that it parses."""
+    """Add a plan's logits processors; show special tokens if the plan parses them."""
     skips = params.skip_special_tokens and plan.new_reader is None
     processors = (*params.logits_processors, *plan.processors)
     return replace(params, logits_processors=processors, skip_special_tokens=skips)

@@ -34,7 +34,7 @@ class InputProcessor:
 
     Attributes:
         tokenizer: The model's tokenizer, or None.
-        source: The caller's `model` argument, which error messages about a missing tokenizer name.
+        source: The caller's `model` argument; an error message quotes it if there is no tokenizer.
         vocab_size: Size of the model's vocabulary.
         eos_token_ids: Tokens that end an answer.
         max_length: Maximum number of tokens in the prompt and answer together.

@@ -14,7 +14,7 @@ from paceline.core.request import Request
 
 
 def recorded_layers(requests: Sequence[Request]) -> tuple[int, ...]:
-    """Return the layers whose states at least one request records, ascending."""
+    """Return, in ascending order, the layers whose states any request records."""
     return tuple(
         sorted(
             {

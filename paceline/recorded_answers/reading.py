@@ -22,7 +22,7 @@ from paceline.util.files import parse_json
 
 
 def read_settings(path: str | Path) -> dict[str, Any] | None:
-    """Return the settings in the first line; None if there is no such file.
+    """Return a file's settings; None if it is missing or holds no recorded answers.
 
     Raises:
         ConfigError: The first line is damaged, or has a different version.

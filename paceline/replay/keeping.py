@@ -47,7 +47,7 @@ class KeepsTop(DelegatingDrafter):
         super().observe(outcomes)
 
     def taken(self) -> list[TopRows]:
-        """Return and clear the records of all requests since the previous call."""
+        """Return and clear the records of all requests started since the last call."""
         recorded, self._recorded = self._recorded, {}
         return [
             TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()

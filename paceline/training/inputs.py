@@ -42,7 +42,7 @@ def read_texts(
 
 
 def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], list[T]]:
-    """Split answers: every `every`-th is held out, the others are training data.
+    """Return the answers to train on, and every `every`-th answer, which is held out.
 
     Raises:
         ConfigError: There are fewer than `every` answers.

@@ -57,7 +57,7 @@ def raw_logits(
 
 
 def scalar_columns(recording: Recording, card: HeadCard) -> Tensor:
-    """Return the scalars read by a head's last layer, [n, 0 or 3]."""
+    """Return the scalars that a head's last layer reads, [n, 0 or 3]."""
     if len(card.inputs) == 1:
         return recording.labels.new_empty(len(recording), 0)
     return torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)

@@ -69,7 +69,7 @@ class DraftProgress(TrainingProgress):
 
     @property
     def best(self) -> TrainingPoint:
-        """First point on the curve with the most accepted tokens."""
+        """Point on the curve with the most accepted tokens; of equal ones, the first."""
         return max(self.curve, key=lambda point: point.per_chain)
 
 

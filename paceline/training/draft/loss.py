@@ -48,8 +48,8 @@ def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Te
     Args:
         hidden: Hidden states, [n, d].
         weight: Rows of the LM head, [vocab, d].
-        targets: Tokens of the target's distribution, as row numbers of `weight`, [n, k]; a token
-            may occur twice in a row.
+        targets: Tokens of the target's distribution, as row numbers of `weight`, [n, k]; a position
+            may list the same token twice.
         probs: The target's probabilities of these tokens, [n, k]; each row sums to 1.
     """
     loss: Tensor = _DistillationLoss.apply(hidden, weight, targets, probs)  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ def states_loss(
         target: The target's hidden states, [n, d].
         weight: Rows of the LM head, [vocab, d]; matrix products use their dtype.
         bias: Bias of the LM head, [vocab].
-        shares: Weight of each position in the mean, float32 [n].
+        shares: Weight of each position in the loss, float32 [n].
     """
     loss: Tensor = _StatesLoss.apply(draft, target, weight, bias, shares)  # type: ignore[no-untyped-call]
     return loss

@@ -24,7 +24,7 @@ class SampledHead:
     """Samples rows of an LM head for each training step.
 
     Args:
-        weight: Rows of the LM head in the reduced vocabulary, [kept, states].
+        weight: Rows of the LM head for the reduced vocabulary, [kept, states].
         bias: Bias of these rows, [kept]; None without a bias.
         token_ids: Token ids of the rows, [kept].
         counts: Number of times that each token occurs as a prediction target, [vocab].

@@ -16,7 +16,7 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
     """Return the settings, with the shape of the draft model that `start` names.
 
     Raises:
-        ConfigError: The draft model cannot be loaded, is of the other kind, or has a different
+        ConfigError: The draft model cannot be loaded, is of a different kind, or has a different
             shape from the settings.
     """
     if not config.start:
