@@ -61,7 +61,7 @@ def walk_sampled(
 
 
 def _is_last(request: Request, tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
-    """Return whether no token may follow a node, due to an end token or NaN logits."""
+    """Return whether a node must be the last one: it ends the text, or logits are NaN."""
     # Logits processors may refuse a text that has ended.
     ends = node >= 0 and tree.token_ids[node] in request.eos_token_ids
     return ends or draft_may_cause_nan(tree, argmax, node)

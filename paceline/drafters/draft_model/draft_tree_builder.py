@@ -219,7 +219,7 @@ class GuessTree:
                 self._guesses.append(GuessNode(token, node, depth, above * prob, False, None))
 
     def _selected(self) -> list[int]:
-        """Return the nodes to verify: the main path, then the most likely other nodes."""
+        """Return the nodes to verify, parents first: main path, then other likely nodes."""
         ranked = sorted(filter(self._worth_keeping, range(len(self._guesses))), key=self._rank)
         return sorted(ranked[: self._limit])
 
