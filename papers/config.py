@@ -41,14 +41,14 @@ class PaperConfig:
         max_new_tokens: Maximum number of tokens per answer; at least 1.
         seed: Random seed for methods that sample tokens.
         ignore_eos: Continue an answer after an end-of-sequence token.
-        cost_scale: Size "WIDTHxLAYERS" to which the target is enlarged in measurements of speed.
-            Other results do not depend on the size. Default: not enlarged.
-        draft_cost_scale: Size "WIDTHxLAYERS" to which the draft model is enlarged in measurements
-            of speed. Default: not enlarged.
+        cost_scale: Enlarge the target to the size "WIDTHxLAYERS" in measurements of speed. Other
+            results do not depend on the size. Default: not enlarged.
+        draft_cost_scale: Enlarge the draft model to the size "WIDTHxLAYERS" in measurements of
+            speed. Default: not enlarged.
         repeats: Number of passes over all prompts; at least 1.
         warmup: Number of untimed answers per method before the run; at least 0.
-        max_seconds: Approximate time limit in seconds; at least 0. To keep to it, fewer prompts are
-            used. 0 sets no limit.
+        max_seconds: Approximate time limit in seconds; at least 0. If time runs short, fewer
+            prompts are used. 0 sets no limit.
 
     Raises:
         ConfigError: A value is out of range.

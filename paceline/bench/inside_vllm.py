@@ -46,7 +46,7 @@ class VllmRun:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps after prefill: one per token not from a draft."""
+        """Return the steps after prefill; each step adds one token that was not drafted."""
         return self.tokens - self.prompts - self.accepted
 
     @property

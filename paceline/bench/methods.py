@@ -49,7 +49,7 @@ class Method(Protocol):
         """Extract the answers from the result of the call."""
 
     def timing(self) -> Timing | None:
-        """Return the engine's times so far; None if unknown."""
+        """Return the engine's total time per phase so far; None if unknown."""
 
 
 class Paceline:
@@ -81,7 +81,7 @@ class Paceline:
         return [MethodAnswer(completion.token_ids, completion.stats) for completion in raw]
 
     def timing(self) -> Timing | None:
-        """Return the engine's times; None on an accelerator, which runs asynchronously."""
+        """Return the engine's time per phase; None on an accelerator (asynchronous)."""
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:

@@ -15,7 +15,7 @@ from paceline.util.config import parse_spec
 
 
 class Lockstep:
-    """Synchronises the processes of a benchmark; a single process needs no waiting.
+    """Synchronises the processes of a benchmark, if there are several.
 
     Args:
         config: Configuration of the run, with the number of ranks.

@@ -76,7 +76,9 @@ def run_bench(
     progress: bool = True,
     options: RunOptions | None = None,
 ) -> BenchResult:
-    """Run a benchmark; after Ctrl-C, keep the prompts that all methods have answered.
+    """Run a benchmark and return its results.
+
+    After Ctrl-C, the results cover the prompts that all methods have answered.
 
     Args:
         config: Methods, prompts and models.

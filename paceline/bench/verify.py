@@ -1,4 +1,4 @@
-"""Compare decoding with and without drafts, to the bits of the first difference."""
+"""Check that decoding gives the same answers with drafts as without drafts."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from paceline.verification.verify import verify as verify_batch
 
 
 class DivergenceProbe:
-    """Verifies like the engine, and records the logits at which an answer diverges."""
+    """Verifies like the engine, and records the logits where an answer diverges."""
 
     def __init__(self) -> None:
         # By request id: the tokens of plain decoding; the position and the logits of a divergence.

@@ -40,7 +40,7 @@ class CliPrompt:
 def answered(
     llm: LLM, prompts: Sequence[Any], sampling: SamplingParams
 ) -> Generator[tuple[int, Completion], None, None]:
-    """Answer prompts in batches; yield each index and completion when it is finished.
+    """Answer prompts in batches; yield each prompt's index and completion when done.
 
     Closing the generator frees all its slots.
 

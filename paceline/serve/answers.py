@@ -43,7 +43,7 @@ class CompletionSet:
     Attributes:
         count: Number of answers.
         completions: Finished answers by index.
-        error: Message of the error that ended a stream early, if any.
+        error: Message of the error that ended a stream early; None if there was no such error.
     Raises:
         ApiError: Too many answers are open.
     """

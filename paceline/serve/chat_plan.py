@@ -73,7 +73,7 @@ class PlannedChat:
     Attributes:
         prompt: Token ids of the conversation.
         answer_requests: Prompts and parameters of the answers.
-        answers: One converter to events per answer.
+        answers: For each answer, the object that converts its chunks to events.
     """
 
     prompt: list[int]

@@ -127,7 +127,7 @@ class ApiError(Exception):
         """Return the HTTP response.
 
         Args:
-            path: Path of the request; the Messages API adds a type to the body.
+            path: Path of the request. For the Messages API, the body also contains a type.
         """
         headers = None if self.headers is None else dict(self.headers)
         kind = {"type": "error"} if path == MESSAGES_PATH else {}
@@ -189,7 +189,7 @@ def _refusal(errors: Any) -> ApiError:
 
 
 def _is_field(part: Any) -> bool:
-    """Return whether a component of an error path is a field or an index.
+    """Return whether one component of an error's path is a field or an index.
 
     The other components are pydantic's names for the alternatives in a union.
     """

@@ -38,7 +38,7 @@ class AnswerSpelling:
 
     Args:
         tokenizer: Tokenizer of the model.
-        prompt_ids: Token ids before the answer. Default: None, if they are unknown.
+        prompt_ids: Token ids before the answer. None (default) means that they are unknown.
         skip_special_tokens: Whether to hide special tokens.
     """
 

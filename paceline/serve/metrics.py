@@ -88,7 +88,7 @@ class ServerMetrics:
         return AnswerTimer(self)
 
     def count_end(self, reason: str) -> None:
-        """Count a finished answer by its reason: "stop", "length" or "abort"."""
+        """Count a finished answer by the reason why it ended: "stop", "length" or "abort"."""
         self.ended.labels(self._name, reason).inc()
 
     def count_status(self, status: int) -> None:

@@ -60,7 +60,7 @@ class Sampler:
         logprobs: int | None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Return the parameters of the answers to a prompt, without its response format.
+        """Return the parameters of a prompt's answers, except for the response format.
 
         Args:
             request: Body of the request.

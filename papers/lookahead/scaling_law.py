@@ -43,7 +43,7 @@ class ScalingLaw:
 
     Attributes:
         alpha: Acceptance rate of a draft token, from 0 to 1.
-        f: One in f steps has a good draft; at least 1.
+        f: Mean number of steps per step with a good draft; at least 1.
     """
 
     alpha: float
@@ -78,8 +78,8 @@ def fit(points: Sequence[CompressionPoint]) -> ScalingLaw | None:
     """Fit the law to `points` by least squares; None if they do not determine it.
 
     S - 1 = (E - 1) / f is linear in 1 / f. For a given alpha, the best f (at least 1) can therefore
-    be computed directly. The best alpha is searched for, first on a grid, then by golden-section
-    search.
+    be computed directly. The best alpha is found by a search, first on a grid and then by golden
+    section.
     """
     if len({(point.ngram, point.window) for point in points}) < 2 or all(
         point.compression <= 1 for point in points

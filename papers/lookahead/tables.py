@@ -32,8 +32,8 @@ def points(result: LookaheadResult, published: bool) -> list[CompressionPoint]:
 
     Args:
         result: Results for the paper.
-        published: Whether to return the points measured with the paper's public code's steps,
-            instead of this implementation's.
+        published: Whether to return the points of the drafter that works like the paper's public
+            code. Otherwise, the default drafter's points are returned.
     """
     measured = (
         (

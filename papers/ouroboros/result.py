@@ -26,8 +26,8 @@ class Matches:
             #Match-1 in the paper.
         rejected: Number of drafts with a rejected token.
         discarded: Number of tokens after the first rejected token.
-        substrings: For each length k from 1, the number of runs of k discarded tokens that match
-            (#Match-k, equation 7).
+        substrings: For each length k from 1, how often k consecutive discarded tokens equal the
+            target's predictions (#Match-k, equation 7).
     """
 
     task: str
@@ -142,5 +142,5 @@ def orders_of(size: int) -> list[int | None]:
 
 
 def _runs(draft: Sequence[bool], length: int) -> int:
-    """Count the places where `length` consecutive tokens match."""
+    """Count how often `length` consecutive tokens match."""
     return sum(all(draft[start : start + length]) for start in range(len(draft) - length + 1))

@@ -29,7 +29,7 @@ _DRAFTERS = (COLD, WARM)
 
 
 def run(config: OuroborosConfig, **loaded: Any) -> OuroborosResult:
-    """Time the methods, count matching tokens, and time the orders of prompts.
+    """Time the methods, count matching tokens, and time several orders of the prompts.
 
     Tables 1 and 4 use the first `limit` prompts of every category, but at most 20; they ignore
     `every`. See `papers.registry.run_paper`.

@@ -57,7 +57,7 @@ def setting_times(
     Args:
         setting: Name of the setting.
         result: Run with the answers.
-        methods: Names of the methods.
+        methods: Names of the methods whose answers are used.
         drafting: Whether the draft model ran alone as the target, so that the run's target forward
             passes are those of the draft model.
     """

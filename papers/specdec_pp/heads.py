@@ -1,4 +1,4 @@
-"""Compare given acceptance heads, and heads trained on recordings over a grid.
+"""Compare given acceptance heads, and heads trained with a grid of settings.
 
 The grid of training settings is from Huang et al. 2024, appendix C.3.
 """

@@ -85,7 +85,7 @@ class Sweep:
         return Sweep(BenchPart.of(label, result), sets)
 
     def of_set(self, name: str | None) -> BenchPart:
-        """Return the run with only one set's figures, or with all figures for None."""
+        """Return the run with the figures of one set only; None selects all prompts."""
         return (
             self.part
             if name is None

@@ -92,7 +92,7 @@ class _SpecDecMeasurement:
             self._shares = SCALED_GRID_SHARES if config.recording else SCALED_SHARES
 
     def count(self) -> SpecDecResult:
-        """Count the rates of every rule, which do not depend on the cost."""
+        """Count every rule's rates; they do not depend on how long the models take."""
         counting = dataclasses.replace(self._counting, max_seconds=self._time.left(self._shares[0]))
         counts = Sweep.of(
             "figure 4",

@@ -82,7 +82,7 @@ def measure(model: PreTrainedModel, label: str, left: float, progress: bool) -> 
 
 
 class _Rig:
-    """A model with eight requests for each context length, for timing.
+    """A model to time, and eight requests for each context length.
 
     The cached values are zeros, which take as long to read as any other values.
     """

@@ -41,7 +41,7 @@ class ReplayMethod:
         options: Options of the drafter.
         stored: Whether the drafter reads the datastore.
         warmed: Whether the drafter learns the documents of the datastore before the replay.
-        window: Number of newest tokens that the drafter can see; 0 shows it all tokens.
+        window: Number of newest tokens that the drafter can see; 0 means all tokens.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Compare drafters on a loaded server, with constant users or random arrivals.
+"""Compare drafters on a server under load from users or from random arrivals.
 
 The drafters share one engine, and every answer is compared with plain decoding.
 

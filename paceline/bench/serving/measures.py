@@ -67,7 +67,7 @@ def _turned(ids: list[int], by: int) -> list[int]:
 
 
 def _first_token(llm: LLM, ids: list[int]) -> tuple[float, int]:
-    """Return the time to the first token in seconds, and the cached prompt tokens."""
+    """Return the seconds to the first token, and the number of cached prompt tokens."""
     start = time.perf_counter()
     chunks = llm.stream(ids, SamplingParams(2, ignore_eos=True))
     next(chunks)

@@ -107,11 +107,11 @@ class LoadFigures:
         cost: Machine time per token in milliseconds: 1000 / throughput.
         latency: Number of users times `cost`, which includes prefill; None for random arrivals.
         first_p50: Median time to the first chunk of an answer.
-        first_p99: 99th percentile of the same time.
+        first_p99: 99th percentile of the time to the first chunk.
         gap_p50: Median time between chunks.
         gap_p99: 99th percentile of the time between chunks.
         token_p50: Median over all answers of the mean time between an answer's tokens.
-        token_p99: 99th percentile of this mean over all answers.
+        token_p99: 99th percentile over all answers of the mean time between an answer's tokens.
         end_p50: Median time to the last chunk.
         end_p99: 99th percentile of the time to the last chunk.
         overhead: Share of the step time that is not spent in target forward passes or in drafting.
@@ -214,7 +214,7 @@ class ServingResult:
 
 
 def throughput(cells: Iterable[Cell]) -> float:
-    """Return the number of new tokens divided by the duration, both over all cells."""
+    """Return the total number of new tokens divided by the total time of the cells."""
     measured = list(cells)
     return sum(answer.new_tokens for cell in measured for answer in cell.answers) / sum(
         cell.seconds for cell in measured

@@ -15,10 +15,10 @@ class SecondTurn:
 
     Attributes:
         before: Number of tokens in the conversation before the second turn.
-        reused: Times with a cached first turn, in seconds.
-        reused_tokens: Number of cached prompt tokens with a cached first turn.
-        recomputed: Times without prefix reuse, in seconds.
-        recomputed_tokens: Number of cached prompt tokens without prefix reuse.
+        reused: Times to the first token if the first turn is cached, in seconds.
+        reused_tokens: Number of prompt tokens taken from the cache if the first turn is cached.
+        recomputed: Times to the first token without prefix reuse, in seconds.
+        recomputed_tokens: Number of prompt tokens taken from the cache without prefix reuse.
     """
 
     before: int
@@ -51,7 +51,7 @@ class Intrusion:
 
     @property
     def ratio(self) -> float:
-        """Return the 99th percentile with arriving prompts, divided by that without."""
+        """Return the 99th percentile gap with arriving prompts, divided by that without."""
         return percentile(self.disturbed, 0.99) / percentile(self.alone, 0.99)
 
 
@@ -64,7 +64,7 @@ class Soak:
             bytes.
         answers: Number of answers that ended normally.
         aborted: Number of answers aborted by their clients.
-        left_open: Number of requests that the engine still held at the end.
+        left_open: Number of requests that the engine had not released at the end.
     """
 
     resident: tuple[tuple[float, int], ...]

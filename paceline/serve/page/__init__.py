@@ -69,7 +69,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
 
 def drafters_for(serving: Serving) -> list[str]:
-    """Return the drafters that requests may select without any files.
+    """Return the drafters that requests may select and that work without files.
 
     A request cannot choose a draft model or a datastore.
     """
