@@ -84,8 +84,8 @@ class EngineLoad:
     Attributes:
         waiting: Number of requests currently waiting for a slot.
         running: Number of requests that currently have a slot.
-        cache_usage: Share of the KV cache's memory limit in use, from 0 to 1. Without a limit, the
-            share of the allocated memory.
+        cache_usage: Share of the KV cache's memory limit that is in use, from 0 to 1. Without a
+            limit, the share of the allocated memory.
         kept_requests: Number of finished requests whose keys and values are currently in the
             cache.
         finished: Number of requests that finished normally.

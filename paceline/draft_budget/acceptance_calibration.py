@@ -52,7 +52,7 @@ class FlatTrees(NamedTuple):
         token_ids: Token ids, [nodes].
         confidence: The drafter's estimate of the probability that the node is accepted, given that
             its parent is, [nodes].
-        starts: Index of each tree's first node, followed by the total, [1 + trees].
+        starts: Index of each tree's first node, followed by the total number of nodes, [1 + trees].
     """
 
     parents: IntArray
@@ -191,7 +191,8 @@ def count(
         calibration: Counts to update.
         trees: Trees as proposed by the drafter.
         new_tokens: New tokens of all requests, concatenated.
-        ends: Index of each request's first new token, followed by the total, [1 + trees].
+        ends: Index of each request's first new token, followed by the total number of tokens, [1 +
+            trees].
     """
     for tree in range(len(trees.starts) - 1):
         parent, first = -1, trees.starts[tree]

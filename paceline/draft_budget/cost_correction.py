@@ -34,14 +34,14 @@ class CostCorrection:
 
     @property
     def factor(self) -> float:
-        """Factor for the duration of steps with drafts, relative to steps without drafts."""
+        """Correction factor for steps with drafts, relative to that for plain steps."""
         if not all(self._num_steps):
             return 1.0
         return self._limited(self._log_ratios[1] - self._log_ratios[0])
 
     @property
     def plain(self) -> float:
-        """Factor for the duration of steps without drafts."""
+        """Correction factor for plain steps, which have no drafts."""
         return self._limited(self._log_ratios[0]) if self._num_steps[0] else 1.0
 
     def note(self, drafted: bool, seconds: float, expected: float) -> None:

@@ -84,7 +84,7 @@ class NodeSelector(ABC):
 
 
 class PaddedSelector(NodeSelector):
-    """Selects one width for all trees, because rows are padded to the widest tree.
+    """Selects one width for all trees, because all are padded to the widest one.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.

@@ -11,7 +11,7 @@ class PrefillChunkController:
 
     Args:
         max_tokens: Largest chunk, in tokens.
-        settings: Limits on the stall and on the chunk size.
+        settings: Maximum stall, and limits on the chunk size.
     """
 
     def __init__(self, max_tokens: int, settings: DraftBudgetSettings = DEFAULTS) -> None:

@@ -130,7 +130,8 @@ def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[in
     Args:
         gains: Expected gain of each node: its path probability times the value of its token;
             [nodes].
-        starts: Index of each chain's first node, followed by the total; [1 + chains].
+        starts: Index of each chain's first node, followed by the total number of nodes; [1 +
+            chains].
         seconds: Duration of the step with 0, 1, ... draft tokens; [1 + nodes].
     """
     num_requests = len(starts) - 1

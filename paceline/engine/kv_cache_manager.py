@@ -62,7 +62,7 @@ class KVCacheManager:
         return len(self._kept)
 
     def usage(self) -> float:
-        """Return the share of the cache's memory limit in use.
+        """Return how much of the cache's memory limit is in use, from 0 to 1.
 
         Without a limit, return the share of the allocated memory.
         """

@@ -118,7 +118,7 @@ class Lifecycle:
         return True
 
     def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
-        """End requests with an error, to be raised in their callers."""
+        """End requests with an error, which their callers will raise."""
         reason = (
             error
             if isinstance(error, Exception)

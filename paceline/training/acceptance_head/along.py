@@ -85,7 +85,7 @@ def draft_along(
         draft: Draft model, attached to the target.
         prompt: Token ids of the prompt.
         answer: Token ids of the target's answer.
-        params: Sampling parameters for draft and target.
+        params: Sampling parameters for both models.
         length: Number of positions in a chain.
         label: Function that samples and labels tokens, given the scores of both models, such as
             `draft_and_label`.

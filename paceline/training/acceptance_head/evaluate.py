@@ -82,7 +82,8 @@ def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> Acceptanc
     """Evaluate a head on prompts that were used for neither training nor calibration.
 
     Raises:
-        ConfigError: A recording was made with a different draft, or there are no such prompts.
+        ConfigError: A recording was made with a different draft model, or there are no such
+            prompts.
     """
     for recording in recordings:
         if recording.settings["draft_fingerprint"] != head.card.draft_fingerprint:

@@ -1,6 +1,6 @@
 """Store a recording for acceptance heads as a folder of shards.
 
-`record.json` holds the settings; an interrupted recording continues only under the same settings.
+`record.json` holds the settings; an interrupted recording continues only with the same settings.
 `prompts.safetensors` holds the token ids of the prompts. `shard-N.safetensors` holds the draft
 tokens for batch N of the prompts. Every file is written atomically.
 """

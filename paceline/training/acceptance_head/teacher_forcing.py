@@ -28,7 +28,7 @@ class AnsweredPrompts(NamedTuple):
     Attributes:
         prompts: Token ids of each prompt, at least one token.
         answers: Token ids of each answer, at least one token.
-        params: Sampling parameters for target and draft.
+        params: Sampling parameters for both models.
     """
 
     prompts: Sequence[list[int]]

@@ -37,7 +37,7 @@ class _DistillationLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Return the stored gradients, scaled."""
+        """Return the stored gradients, multiplied by the gradient of the loss."""
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return gradients[0] * hidden_gradient, gradients[0] * weight_gradient, None, None
 
@@ -80,7 +80,7 @@ class _StatesLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """Return the stored gradient, scaled."""
+        """Return the stored gradient, multiplied by the gradient of the loss."""
         return gradients[0] * ctx.saved_tensors[0], None, None, None, None
 
 

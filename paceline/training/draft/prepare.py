@@ -51,7 +51,7 @@ class DraftData:
     def split(
         answers: Sequence[TextChunk], texts: Sequence[TextChunk], config: DraftTraining
     ) -> DraftData:
-        """Hold out every n-th answer.
+        """Return the data, with every `config.held_out`-th answer held out.
 
         Raises:
             ConfigError: There are too few answers.

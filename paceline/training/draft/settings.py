@@ -103,7 +103,7 @@ class DraftTraining(TrainingSettings):
 
     @property
     def uses_target_states(self) -> bool:
-        """True if the draft reads the target's hidden states."""
+        """True if the draft model uses the target's hidden states."""
         return self.kind != "independent"
 
     def __post_init__(self) -> None:

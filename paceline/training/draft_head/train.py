@@ -46,7 +46,7 @@ class DraftHeadReport:
     among: tuple[float, ...]
 
     def __str__(self) -> str:
-        """Return a description of the shares."""
+        """Return the shares as text for a progress line."""
         shares = [
             f"{first:.1%} / {among:.1%}"
             for first, among in zip(self.first, self.among, strict=True)
