@@ -139,19 +139,19 @@ def notes(result: ServingResult) -> list[str]:
     if result.turn is not None:
         turn = result.turn
         sentences.append(
-            f"In the second turn of a chat, after {turn.before} tokens, the first token arrives"
-            f" after {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached"
-            f" tokens) and after {_ms(turn.recomputed, 0.5)} without it"
-            f" ({max(turn.recomputed_tokens)} cached tokens), a ratio of {turn.ratio:.1f}x"
-            f" (medians of {len(turn.reused)})."
+            f"In the second turn of a chat, after {turn.before} tokens, the first token takes"
+            f" {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached tokens)."
+            f" Without prefix reuse ({max(turn.recomputed_tokens)} cached tokens), it takes"
+            f" {_ms(turn.recomputed, 0.5)}, {turn.ratio:.1f} times as long. Both times are medians"
+            f" of {len(turn.reused)} measurements."
         )
     if result.intrusion is not None:
         gaps = result.intrusion
         sentences.append(
-            "The 99th percentile of the gaps between the chunks of a stream is"
-            f" {_ms(gaps.alone, 0.99)} with no other load and {_ms(gaps.disturbed, 0.99)}"
-            f" ({gaps.ratio:.1f}x) while prompts of {gaps.tokens} tokens arrive ({gaps.begun}"
-            f" started). The longest gaps are {_ms(gaps.alone, 1)} and {_ms(gaps.disturbed, 1)}."
+            "Without other load, the 99th percentile of the gaps between the chunks of a stream is"
+            f" {_ms(gaps.alone, 0.99)}, and the longest gap is {_ms(gaps.alone, 1)}. While prompts"
+            f" of {gaps.tokens} tokens arrive ({gaps.begun} started), the values are"
+            f" {_ms(gaps.disturbed, 0.99)} ({gaps.ratio:.1f}x) and {_ms(gaps.disturbed, 1)}."
         )
     if result.soak is not None:
         soak = result.soak
@@ -159,9 +159,9 @@ def notes(result: ServingResult) -> list[str]:
         sentences.append(
             f"In a soak test of {soak.resident[-1][0] / 60:.1f} minutes, the server completed"
             f" {soak.answers} answers, clients aborted {soak.aborted} others, and"
-            f" {soak.left_open} remained open at the end. Memory use"
-            f" ranged from {min(sizes):.0f} to {max(sizes):.0f} MB; use in the last quarter of"
-            f" the run was {soak.growth:.3f} times that in the second quarter."
+            f" {soak.left_open} remained open at the end. The memory use was between"
+            f" {min(sizes):.0f} and {max(sizes):.0f} MB. In the last quarter of the run, it was"
+            f" {soak.growth:.3f} times as high as in the second quarter."
         )
     return [*sentences, *_repeating(result), *_differing(result.figures())]
 
