@@ -106,7 +106,7 @@ class Target(Protocol):
 
     @property
     def takes_trees(self) -> bool:
-        """Return True if the model can verify trees, or False if only chains."""
+        """Return True if the model can verify trees, not just chains."""
 
     @property
     def packs(self) -> bool:
@@ -158,7 +158,7 @@ class Target(Protocol):
 
         Raises:
             ConfigError: The model rejects the images, videos or audio.
-            UnsupportedModelError: The model cannot continue losslessly after them.
+            UnsupportedModelError: The text after the media cannot be generated losslessly.
         """
 
     def close(self, request: Request) -> None:

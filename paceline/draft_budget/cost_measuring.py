@@ -51,7 +51,7 @@ class Check:
 
     @property
     def confirms(self) -> bool:
-        """True if the curve agrees closely enough with these forward passes."""
+        """True if the curve agrees closely enough with the measured forward passes."""
         return self.off <= TIMING.max_cost_error
 
 

@@ -2,8 +2,8 @@
 
 If other load disturbed a measurement, its curve is still used until a check on an idle machine
 replaces it. Checks take only a small share of the time for which the curve is used. The environment
-variable $PACELINE_COST_CURVE names a JSON file with a curve for every model (two lists, `rows` and
-`seconds`). If it is set, nothing is measured.
+variable $PACELINE_COST_CURVE may name a JSON file with one curve (two lists, `rows` and `seconds`).
+That curve is then used for every model, and nothing is measured.
 """
 
 from __future__ import annotations

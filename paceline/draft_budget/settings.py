@@ -32,7 +32,7 @@ class DraftBudgetSettings:
         calibration_memory: Acceptance calibration: number of trials in a bucket after which older
             trials count half as much; at least 1.
         gain_margin: Node selection: factor by which the time of a step with drafts is multiplied,
-            because smaller gains are within the error of the measured times; at least 1.
+            so that gains within the error of the measured times do not count; at least 1.
         context_step: Node selection: the text length is rounded to a multiple of this number of
             tokens before the cost is looked up; at least 1.
         max_cached_costs: Node selection: number of looked-up costs to keep in memory; at least 1.
@@ -51,8 +51,8 @@ class DraftBudgetSettings:
             at least 1.
         min_pause_steps: Back-off: number of steps without drafts after the first failed burst; at
             least 1.
-        max_pause_steps: Back-off: maximum length of a pause, which doubles after each failed burst,
-            in steps; at least `min_pause_steps`.
+        max_pause_steps: Back-off: maximum number of steps in a pause, whose length doubles after
+            each failed burst; at least `min_pause_steps`.
         empty_steps: Back-off: number of consecutive steps whose trees are cut to nothing before
             the drafter skips a step; 0 or more.
         max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips when
@@ -196,8 +196,8 @@ class StepCostSettings:
         prior: Values of a, b, c and d before any measurement, as multiples of the median step. They
             assume inexpensive drafts, so that drafting is tried.
         prior_weight: Weight of each prior value, as a number of steps.
-        margin: Factor by which the time of a step with drafts is multiplied, because smaller gains
-            are within the error of the fit.
+        margin: Factor by which the time of a step with drafts is multiplied, so that gains within
+            the error of the fit do not count.
         lead_tokens: A request that is ahead by this number of tokens is e times less likely to
             finish last.
         unknown_probability: Probability assumed for a draft token if the drafter reports none.

@@ -31,8 +31,8 @@ class CacheSpace(ABC):
         max_slots: Maximum number of slots; None means no limit.
         max_bytes: Maximum size of keys, values and states in bytes; None means no limit.
         kept: Finished requests that are still in the cache.
-        forget_oldest: Function that evicts the oldest of these requests; it returns False if there
-            is none.
+        forget_oldest: Function that evicts the oldest finished request from the cache; it returns
+            False if there is none.
     """
 
     def __init__(

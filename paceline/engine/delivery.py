@@ -96,7 +96,7 @@ def completions_of(
 
     Args:
         groups: For each prompt, the requests for its answers.
-        handles: Handles of all these requests, in the same order.
+        handles: Handles of all requests in `groups`, in the same order.
         tokenizer: Tokenizer of the model, or None.
     """
     completions = iter([completion_of(handle, tokenizer) for handle in handles])

@@ -182,8 +182,8 @@ class Engine(SharedSteps):
             keep_outcomes: Collect the outcome of every step in `RequestHandle.outcomes`.
             keep_slots: Keep the cache slots of ended requests until `withdraw` is called.
         Raises:
-            CapacityError: A request does not fit into the cache even on its own. Nothing is
-                queued.
+            CapacityError: The cache could not hold a request even if there were no others. Nothing
+                is queued.
             ConfigError: A drafter named in a request cannot be used, or the number of torch
                 threads has changed since the batch-invariance check. Also raised if this process
                 was forked while another thread ran a step. Nothing is queued.

@@ -73,7 +73,7 @@ class KVCacheManager:
         return min(1.0, used / limit) if limit else 0.0
 
     def check(self, request: Request) -> None:
-        """Check that a request fits into the cache on its own.
+        """Check that the cache can hold a request if there are no others.
 
         Raises:
             CapacityError: The request needs more memory than the cache may use.

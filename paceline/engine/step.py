@@ -254,7 +254,7 @@ def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
 
     Args:
         model: Target model.
-        retries: These requests, each with its number of cached tokens before the step.
+        retries: Requests to run again, each with its number of cached tokens before the step.
     """
     for request, cached in retries.items():
         model.undo(request, cached)

@@ -58,7 +58,7 @@ class StepRunner:
     def run(self) -> list[Outcome]:
         """Admit waiting requests, and run one step for a group of requests.
 
-        An error ends the requests in the group, and their callers raise it.
+        An error ends the requests in the group, and is raised in their callers.
         """
         start = time.perf_counter()
         handles: list[RequestHandle] = []

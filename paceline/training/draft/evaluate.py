@@ -151,7 +151,7 @@ def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDAr
 def agreement_by_position(
     rows: Rows, chunk: TextChunk, length: int, guess: Callable[[Tensor], Tensor]
 ) -> NDArray[np.float64]:
-    """Return whether each answer token is guessed, as 1 or 0, [length, tokens].
+    """Return 1 for each answer token that is guessed, else 0, [length, tokens].
 
     Args:
         rows: Rows for the evaluation.
