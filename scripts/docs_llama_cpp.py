@@ -18,9 +18,9 @@ def llama_cpp_answers() -> str:
             f" {row['accepted_tokens']} | {row['tokens_per_forward']:.2f} |"
         )
     setup = (
-        f"SmolLM2-135M-Instruct (Q4_1) in {content['library']}, {content['answers']} questions of"
-        f" GSM8K, on one thread of an {content['processor']}"
-        f" processor. All drafts are verified, up to {content['max_nodes']} nodes per step."
+        f"SmolLM2-135M-Instruct (Q4_1) in {content['library']}, {content['answers']} questions"
+        f" from GSM8K, on one thread of an {content['processor']} processor. The engine verifies"
+        f" all drafts, up to {content['max_nodes']} nodes per step."
     )
     return "\n".join([*lines, "", setup])
 
@@ -44,11 +44,11 @@ def llama_cpp_costs() -> str:
     setup = (
         f"Processor time of SmolLM2-135M-Instruct (Q4_1) in {content['library']} after a text of"
         f" 256 tokens, on one thread of an {content['processor']} processor. A commit of 16 nodes"
-        f" with 9 leaves takes {commit:.2f} ms, and copying the sequence to the front of the cache"
-        f" takes {move:.1f} ms. In three runs with {answers['prompts']} answers of"
-        f" {answers['tokens']} tokens each,"
-        " half of them to prompts that ask for repetitive text, on a busy machine,"
-        f" the processor time of `auto` was that of plain decoding, multiplied by {ratios}."
+        f" with 9 leaves takes {commit:.2f} ms. Copying the sequence to the front of the cache"
+        f" takes {move:.1f} ms. Three runs on a busy machine compared `auto` with plain decoding."
+        f" Each run had {answers['prompts']} answers of {answers['tokens']} tokens, half of them to"
+        " prompts that ask for repetitive text. The processor time of `auto`, divided by that of"
+        f" plain decoding, was {ratios}."
     )
     return "\n".join([*lines, "", setup])
 
@@ -63,8 +63,8 @@ def llama_cpp_tokens() -> str:
         )
         lines.append(f"| `{row['drafter']}` | {first:.3f} | {second:.3f} | {first / second:.3f} |")
     setup = (
-        f"The same {content['prompts']} texts of {content['tokens']} tokens and the same Q4_1 file"
-        f" in both engines, {content['library']}. All drafts are verified, up to"
+        f"Both engines ran the same {content['prompts']} texts of {content['tokens']} tokens with"
+        f" the same Q4_1 file; {content['library']}. They verified all drafts, up to"
         f" {content['max_nodes']} nodes per step."
     )
     return "\n".join([*lines, "", setup])
