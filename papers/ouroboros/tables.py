@@ -83,8 +83,8 @@ def figure_3(study: MatchStudy | None) -> Table:
     lengths = range(1, LONGEST + 1) if tasks else ()
     discarded = "; ".join(f"{task.task} {task.discarded / task.rejected:.1f}" for task in tasks)
     notes = (
-        "Means over the verifications that rejected a token. The discarded tokens are those after"
-        f" the first wrong one; their mean number: {discarded or '-'}.",
+        "The values are means over the verifications that rejected a token. The discarded tokens"
+        f" are those after the first wrong token. Their mean number: {discarded or '-'}.",
         PICTURE,
     )
     rows = [(f"k = {k}", *(task.per_rejection()[k - 1] for task in tasks)) for k in lengths]
@@ -147,8 +147,8 @@ def figure_5(part: BenchPart) -> Table:
         for k in SUFFIXES
     ]
     notes = (
-        "First with gamma 12, W 20, N 8 as in the paper, then with the defaults here. CPU time:"
-        " speed-up over K = 0 in processor time.",
+        "The first columns use gamma 12, W 20, N 8, as in the paper. The others use paceline's"
+        " defaults. CPU time: speed-up over K = 0 in processor time.",
         "The paper shows this curve only in a figure.",
     )
     shown = ["", *columns(headings), *columns(headings, "default's ")]

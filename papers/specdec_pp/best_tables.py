@@ -35,10 +35,11 @@ def table_1_expected(result: SpecDecResult) -> Table:
             result.counts, result.config.head, *result.pair_times, alone.target if alone else None
         )
     notes = (
-        "As in the paper: rates of figure 4, tokens/s by Eq. 2.3 with the times of table 2, each"
-        " best over K 2 to 14 and the thresholds 0.1 to 0.9.",
-        "The paper's rows: Llama-2-chat 7B and 70B; its version 1 has the labels of the two rows"
-        " of its table swapped.",
+        "As in the paper, Eq. 2.3 computes tokens/s from the rates in figure 4 and the times in"
+        " table 2. Each value is the best over K from 2 to 14, or over the thresholds from 0.1 to"
+        " 0.9.",
+        "The paper's rows are for Llama-2-chat 7B and 70B. In version 1 of the paper, the labels of"
+        " the two rows are swapped.",
     )
     return _table_1("Table 1: best against best, by equation 2.3", expected, notes)
 
@@ -76,16 +77,16 @@ def heads_table(result: SpecDecResult) -> Table:
     ]
     if result.grid is None:
         notes.append(
-            "For the ablation over w_rej and D, record (`paceline head record`), then run with"
-            " --recording FOLDER, which trains a head for each. Compare further heads with --head"
-            " FOLDER, repeated."
+            "For the ablation over w_rej and D, record data with `paceline head record`. Then run"
+            " this command with --recording FOLDER, which trains a head for each pair of values. To"
+            " compare further heads, repeat --head FOLDER."
         )
     else:
         notes.append(
-            f"{len(result.grid_heads)} of {GRID} heads of w_rej 1, 3, 6, 12 and D 0 to 4 were"
-            f" trained in the time, {EPOCHS} epochs each, on the hidden state alone as in the"
-            f" paper; thresholds {', '.join(map(str, PAPER_THRESHOLDS))};"
-            f" {result.grid.part.figures[0].answers} prompts."
+            f"{len(result.grid_heads)} of {GRID} heads with w_rej 1, 3, 6, 12 and D 0 to 4 were"
+            f" trained within the time limit, for {EPOCHS} epochs each. As in the paper, their only"
+            f" input is the hidden state. Thresholds: {', '.join(map(str, PAPER_THRESHOLDS))}."
+            f" Prompts: {result.grid.part.figures[0].answers}."
         )
     notes.append(
         "In the paper, w_rej 6, D 3, h 0.7 reaches at least 99.3 % of the best tokens/s on each"

@@ -168,12 +168,12 @@ def figure_4(result: SpecDecResult) -> Table:
                 )
     plain = counts.part.method(PLAIN)
     notes = (
-        "Each cell: rejected draft tokens (N_disc/N) and target forward passes (N_target/N,"
-        " including prefill), both per new token. *: on the Pareto front of this kind of rule."
-        " product, confidence and entropy stop below the bound in the label (`paceline drafters`);"
-        " like the head, they draft at most 20 tokens.",
-        "count_undecided=false: the rule as published, which ignores the newest token"
-        " (option of specdec_pp).",
+        "Each cell contains the number of rejected draft tokens (N_disc/N) and of target forward"
+        " passes (N_target/N, including prefill), both per new token. *: on the Pareto front of"
+        " this kind of rule. With product, confidence and entropy, drafting stops when the value"
+        " falls below the bound in the label. Like the head, these rules draft at most 20 tokens.",
+        "count_undecided=false is the published rule, which ignores the newest token (option of"
+        " specdec_pp).",
         f"The first head was trained or calibrated on {result.seen} of the"
         f" {plain.answers if plain else 0} prompts.",
         PICTURE,

@@ -84,11 +84,11 @@ def figure_4bc(result: SssdResult) -> Table:
             )
     notes = (
         f"{PER_STEP} {_replayed(study)}",
-        "us: microseconds of the drafter per request and step, batch 1, one pass on a machine with"
-        " other jobs. both (or request, without a datastore) is sssd. rest reads the same"
-        " datastore; rest and pia are implementations after their papers, pia in plain Python. pia"
-        f" first learns up to {WARM_TOKENS:,} tokens of the datastore (the paper: 10,000 answers),"
-        " then every replayed answer.",
+        "us: microseconds that the drafter takes per request and step, at batch 1, in one pass on a"
+        " machine with other jobs. The rows named both (or request, without a datastore) are sssd."
+        " rest reads the same datastore. rest and pia are implemented as in their papers, pia in"
+        f" plain Python. pia first learns up to {WARM_TOKENS:,} tokens of the datastore (in the"
+        " paper: 10,000 answers), and then every replayed answer.",
         PICTURE,
     )
     times = (Column(f"us s_q = {size}", ".0f") for size in RETRIEVAL_SIZES)

@@ -73,11 +73,11 @@ def figure_2(result: SssdResult, batch: int) -> Table:
     )
     notes = (
         f"{PER_STEP} cost: time of a forward pass relative to s_q = 1; product: expected speed,"
-        " which is tokens per step divided by cost; *: the best s_q. The cost of drafting is not"
-        " included, as in the paper's figure.",
-        f"Measured: {measured}; CPU time: the same in processor time, which other jobs disturb"
-        " less. roofline: table 1 with this machine's peaks. 910B4: the same for the paper's"
-        " device and Llama-2 7B, with the tokens per step measured here.",
+        " which is tokens per step divided by cost; *: the best s_q. As in the paper's figure, the"
+        " time for drafting is not included.",
+        f"Measured: {measured}; CPU time: the same in processor time, which other jobs affect"
+        " less. roofline: computed from table 1 and this machine's peak rates. 910B4: the same for"
+        " the paper's device and Llama-2 7B, with the tokens per step that were measured here.",
         *([PICTURE] if batch == SPLIT_BATCH else []),
     )
     kinds = [
@@ -162,12 +162,13 @@ def table_1(costs: CostStudy | None) -> Table:
             )
         )
     notes = (
-        "Formulas as in the paper, IO in numbers: b requests, s_q query tokens and s_kv cached"
-        " tokens of each, n x m weights; for attention n heads of size d (fewer key-value heads if"
-        " they are shared). approx.: for large n and m, or s_kv.",
-        f"Evaluated for one occurrence at b = {SPLIT_BATCH} and s_kv = {context}, {shapes.width}"
-        " bytes a number. The paper's table has neither the third matrix of a gated MLP nor the LM"
-        " head; they count here.",
+        "The formulas are those of the paper, with IO in numbers. b: number of requests; s_q and"
+        " s_kv: number of query tokens and cached tokens of each request; n x m: size of the"
+        " weights. For attention, n is the number of heads, and d is their size. If heads"
+        " share keys and values, n is smaller for these. approx.: for large n and m, or s_kv.",
+        f"The values are for one occurrence, with b = {SPLIT_BATCH}, s_kv = {context} and"
+        f" {shapes.width} bytes per number. Unlike the paper's table, this table includes the third"
+        " matrix of a gated MLP and the LM head.",
     )
     return Table.of(title, shown, rows, notes)
 
@@ -232,9 +233,9 @@ def figure_3(costs: CostStudy | None) -> Table:
     notes = (
         f"Milliseconds per forward pass at batch {SPLIT_BATCH}. products: all linear modules,"
         " including the LM head. attention: the rest of the attention modules, including positions"
-        " and the KV cache. rest: norms, embedding, masks, Python. Parts are timed in separate"
-        " forward passes, which take longer; the table shows their shares of the time on the"
-        " left.",
+        " and the KV cache. rest: norms, embedding, masks, Python. The parts were timed in"
+        " separate, slower forward passes. The table shows their shares of the total time in the"
+        " column 'ms'.",
         PICTURE,
     )
     kinds = ("products", "attention")
