@@ -12,7 +12,7 @@ class TokenCounts:
     """Token counts of one request.
 
     Attributes:
-        table: Counts of several requests, float32 [requests, 2, vocab].
+        table: Counts in text and answer for several requests, float32 [requests, 2, vocab].
         row: Row of the request in the table.
         answer: Counted tokens of the answer. The prompt is always counted completely.
     """

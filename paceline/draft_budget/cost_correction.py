@@ -12,7 +12,8 @@ class CostCorrection:
 
     Each object belongs to one number of requests. It keeps two averages of log(measured /
     expected), one for steps with drafts and one for steps without. Unlike `MovingAverage`, they
-    start as plain means, limit outliers and decay together.
+    start as plain means and limit outliers. After each step without drafts, the average for steps
+    with drafts also moves towards the other average.
 
     Args:
         settings: Rates and limits.

@@ -32,8 +32,8 @@ class NodeSelector(ABC):
     Attributes:
         rows_per_unit: Number of rows per unit.
         num_units: Number of units.
-        num_free_units: Number of units without a cost: trees that cannot be cut need their rows
-            anyway.
+        num_free_units: Number of units without a cost, because trees that cannot be cut need the
+            same rows.
     """
 
     rows_per_unit: int

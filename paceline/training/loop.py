@@ -79,7 +79,7 @@ class Trainer(ABC):
         max_gradient_norm: Maximum gradient norm; larger gradients are clipped. None means no
             clipping.
         progress: Progress of the training run.
-        parameters: Weights to train, in the order in which the gradient norm adds them up.
+        parameters: Weights to train; their order affects the rounding of the gradient norm.
         optimisers: Optimisers for these weights.
         schedules: Learning-rate schedules of the optimisers, advanced after each step.
     """

@@ -171,7 +171,7 @@ def _from_second_token(rows: Rows) -> Rows:
 
 
 def eagle3_layers(target: PreTrainedModel) -> tuple[int, ...]:
-    """Return the target layers whose inputs a new head reads.
+    """Return the target layers whose inputs a new head takes as its inputs.
 
     They are the same layers as in published heads. In a target with too few layers for that, they
     are the first, the middle and the last layer.

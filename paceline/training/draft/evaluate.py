@@ -1,4 +1,4 @@
-"""Evaluate a draft model by accepted tokens per chain and forward-pass costs."""
+"""Evaluate a draft model by its accepted tokens per chain and its cost."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class DraftJudgement:
         tokens: Number of tokens in these answers.
         length: Number of draft tokens per chain in `chains`.
         chains: Acceptance by prompt category and over all prompts.
-        target_seconds: Duration of a target forward pass over 1, 2, ... tokens, in seconds.
-        draft_seconds: Duration of a draft model forward pass, in seconds.
+        target_seconds: Seconds per target forward pass over 1, 2, ... tokens.
+        draft_seconds: Seconds per forward pass of the draft model.
         gains: Expected gain by chain length.
     """
 
@@ -76,7 +76,7 @@ class DraftJudgement:
 
     @property
     def cost_ratio(self) -> float:
-        """Cost of a draft model forward pass relative to a target forward pass."""
+        """Cost of a draft-model forward pass, relative to a target forward pass."""
         return self.draft_seconds / self.target_seconds[0]
 
     @property

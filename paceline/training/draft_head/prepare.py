@@ -71,7 +71,7 @@ class DraftHeadData:
     Attributes:
         model: Target model.
         training: Hidden states to train on.
-        held_out: Hidden states of the answers for validation.
+        held_out: Hidden states of the held-out answers, for validation.
         card: Description of the draft head for its file.
     """
 
