@@ -24,7 +24,8 @@ class Order:
 
     Attributes:
         consecutive: Number of consecutive prompts from the same task; None if the order was random.
-        part: Run over all prompts in this order, with drafters whose cache starts empty or is kept.
+        part: Run over all prompts in this order, with drafters whose cache is emptied or kept after
+            each prompt.
     """
 
     consecutive: int | None

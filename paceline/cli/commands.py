@@ -7,7 +7,7 @@ COMMANDS = {
     "chat": "Chat with a model in the terminal.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "bench": "Measure the speed of drafters and check their answers.",
-    "paper": "Reproduce the tables and figures of a paper on your models.",
+    "paper": "Reproduce the tables and figures of a paper with your models.",
     "prompts": "Generate user prompts with a chat model, for `paceline record`.",
     "record": "Record a model's answers to prompts as JSON lines.",
     "replay": "Simulate drafters on recorded answers, without a model.",

@@ -35,15 +35,15 @@ Inputs = Annotated[
     Parameter(
         name="INPUT",
         required=True,
-        help="File: .jsonl (text, messages, or prompt and output), .txt, .npy (ids) or .parquet; or"
-        " datasets:NAME@SPLIT; repeatable.",
+        help="File to add: .jsonl (text, messages, or prompt and output), .txt, .npy (ids) or"
+        " .parquet; or a data set as datasets:NAME@SPLIT; repeatable.",
     ),
 ]
 Tokenizer = Annotated[
     str,
     Parameter(
         help="Tokenizer of the target model: directory or hub id; 'demo' and 'smollm2' are built-in"
-        " models; 'mistral-common' is the 32k tokenizer from that package."
+        " models; 'mistral-common' is the 32k tokenizer of the package with that name."
     ),
 ]
 

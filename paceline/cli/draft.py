@@ -22,7 +22,7 @@ draft = command_group("draft")
 Recordings = Annotated[
     list[Path],
     Parameter(
-        name=("--recording", "--recordings"), help="File from `paceline record`; repeatable."
+        name=("--recording", "--recordings"), help="File written by `paceline record`; repeatable."
     ),
 ]
 flattened("Training")(DraftTraining)

@@ -19,7 +19,7 @@ draft_head = command_group("draft-head")
 Recordings = Annotated[
     list[Path],
     Parameter(
-        name=("--recording", "--recordings"), help="File from `paceline record`; repeatable."
+        name=("--recording", "--recordings"), help="File written by `paceline record`; repeatable."
     ),
 ]
 flattened("Training")(DraftHeadTraining)

@@ -38,7 +38,9 @@ head = command_group("head")
 Recordings = Annotated[
     Path,
     Parameter(
-        name="RECORDING", required=True, help="Folder from `paceline head record`; repeatable."
+        name="RECORDING",
+        required=True,
+        help="Folder written by `paceline head record`; repeatable.",
     ),
 ]
 HeadFolder = Annotated[Path, Parameter(name="HEAD", help="Folder of the acceptance head.")]

@@ -142,7 +142,7 @@ class MethodOptions:
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all drafters
             that the given models support.
-        baselines: transformers, transformers:prompt_lookup, transformers:assistant or
+        baselines: Baselines: transformers, transformers:prompt_lookup, transformers:assistant or
             transformers:generate_batch; repeatable, or separated by spaces or commas; 'none' runs
             no baselines. Default: the first two and, if there is a draft model, the third.
     """

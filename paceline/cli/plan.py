@@ -54,9 +54,9 @@ class Workload:
     Attributes:
         batch: Number of requests per forward pass; at least 1.
         context: Number of cached tokens per request; at least 0.
-        tokens_per_forward: Mean tokens per forward pass for each tree size. 'chat', 'maths' and
-            'code' are values measured with sssd. A file contains {"nodes": tokens, ...} or the
-            output of `paceline replay --json` for one drafter.
+        tokens_per_forward: Source of the mean number of tokens per forward pass at each tree size:
+            'chat', 'maths' or 'code' (measured with sssd), or a file. The file contains {"nodes":
+            tokens, ...} or the output of `paceline replay --json` for one drafter.
     """
 
     batch: int = 1

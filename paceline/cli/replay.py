@@ -31,15 +31,15 @@ Traces = Annotated[
     Parameter(
         name="TRACE",
         required=True,
-        help="File from `paceline record`, or JSON lines with prompt and output (text or ids);"
-        " repeatable.",
+        help="File written by `paceline record`, or JSON lines with prompt and output (text or"
+        " ids); repeatable.",
     ),
 ]
 TraceTokenizer = Annotated[
     str | None,
     Parameter(
-        help="Tokenizer for text: directory or hub id; 'demo' or 'mistral-common'. Default: none;"
-        " token ids need none."
+        help="Tokenizer for answers recorded as text: directory, hub id, 'demo' or"
+        " 'mistral-common'. Default: none; answers recorded as token ids need no tokenizer."
     ),
 ]
 

@@ -33,7 +33,7 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Any, combined: frozenset[str], is_open: bool = False) -> Any:
-    """Close the objects of a schema; with `is_open`, not the outermost object."""
+    """Close the objects of a schema; `is_open` leaves the outermost object open."""
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = dict(schema)

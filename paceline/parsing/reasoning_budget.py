@@ -16,8 +16,8 @@ from paceline.text.detokenizer import Detokenizer
 class ReasoningBudget:
     """Ends an answer's reasoning when it reaches a maximum number of tokens.
 
-    At the limit, this logits processor forces the text that ends the reasoning. A shallow copy
-    starts a new answer.
+    At the limit, this logits processor forces the text that ends the reasoning. For each new
+    answer, use a shallow copy.
 
     Args:
         tokenizer: Tokenizer of the model.

@@ -115,7 +115,7 @@ def _named_arguments(call: Any) -> tuple[str, str]:
     """Return the name of a call, and its arguments as JSON text.
 
     Raises:
-        ValueError: The template's value is not a call, or its arguments are not JSON.
+        ValueError: The template's result is not a call, or the call's arguments are not JSON.
     """
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None

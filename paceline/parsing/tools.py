@@ -80,7 +80,7 @@ def tool_use(
         tool_choice: "auto" (default), "none", "required", or {"type": "function", "function":
             {"name": NAME}}. With "none", the model does not see the tools.
         parallel: Whether an answer may contain several calls.
-        where: Name of the argument `tools` in error messages.
+        where: How error messages refer to the argument `tools`.
     Raises:
         ConfigError: A definition or the choice is invalid.
     """

@@ -32,8 +32,7 @@ def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str
     Args:
         llm: Model to serve; it must have a tokenizer.
         settings: Limits on client requests.
-        api_keys: Valid API keys, one of which every request must send. Default: no key is
-            required.
+        api_keys: Valid API keys; every request must send one of them. Default: no key is required.
     Raises:
         ConfigError: The model has no tokenizer.
     """

@@ -130,7 +130,7 @@ class OuroborosResult:
     def order(self, consecutive: int | None) -> BenchPart | None:
         """Return the run with one of the paper's numbers of consecutive prompts.
 
-        With None, return the run in random order.
+        If `consecutive` is None, return the run in random order.
         """
         number = None if consecutive is None else scaled(consecutive, self.size)
         return next((order.part for order in self.orders if order.consecutive == number), None)
