@@ -184,7 +184,7 @@ def measuring_seconds(curve: CostCurve, limit: float) -> float:
 
 
 def _text_seconds(curve: CostCurve) -> float:
-    """Return the expected duration of preparing the short text, in seconds."""
+    """Return the expected duration of all passes before the first timing, in seconds."""
     return float(curve.of(np.array([SHORT_TEXT]))[0] + TIMING.min_rounds * curve.seconds[0])
 
 

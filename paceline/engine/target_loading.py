@@ -37,7 +37,7 @@ def load_target(
         model: Directory, hub id, GGUF file, built-in name or loaded model.
         engine: "transformers" or "llama.cpp".
         dtype, device, unpack, weights: As in `load_model`. llama.cpp always computes in the formats
-            of the file, so it accepts no `dtype` or `weights`.
+            of the file, so it accepts only the defaults of `dtype` and `weights`.
     Raises:
         ConfigError: As in `load_model`; or the engine is unknown, or cannot run the model.
     """
