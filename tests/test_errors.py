@@ -196,7 +196,7 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ([GOOD, []], ConfigError, "prompt 1: got no token; expected at least one"),
     ([GOOD, [1, 256]], ConfigError, r"prompt 1: got token ids from 1 to 256; expected 0 to 255"),
     ([GOOD, [-1, 4]], ConfigError, "prompt 1: got token ids from -1 to 4"),
-    ([GOOD, [1] * 64], CapacityError, "prompt 1: got 64 tokens.* expected less than 64"),
+    ([GOOD, [1] * 64], CapacityError, "prompt 1: got 64 tokens.* expected fewer than 64"),
     (
         [GOOD, [1.0, 2.0]],
         ConfigError,

@@ -222,7 +222,7 @@ def test_another_tokenizer_is_refused_at_the_same_size(
     LLM(pair.target, "draft_model", tmp_path, tokenizer)
     with pytest.raises(
         ConfigError,
-        match=r"draft model: got a tokenizer in which id 100 is '.*'; expected '.*target's family",
+        match=r"got a tokenizer in which id 100 is '.*'; expected '.*', as in the target's",
     ):
         LLM(pair.target, "draft_model", tmp_path, another(tokenizer, 100))
     LLM(pair.target, "draft_model", pair.draft, another(tokenizer, 100))  # the draft's is not known
@@ -244,7 +244,7 @@ def test_sizes_that_padding_does_not_explain_are_refused(pair: Pair, tokenizer: 
     for rows, known in ((320, None), (700, tokenizer), (200, tokenizer)):
         with pytest.raises(
             ConfigError,
-            match=f"got a vocabulary of {rows} tokens; expected 256, the target's.*family",
+            match=f"got a vocabulary of {rows} tokens; expected 256, the target's.*Choose",
         ):
             LLM(pair.target, "draft_model", padded(pair.draft, rows), known)
 

@@ -313,7 +313,7 @@ def test_a_draft_model_without_a_head(pair: Pair, tmp_path: Path) -> None:
     """The shipped head belongs to another draft model, and so does this one."""
     with pytest.raises(
         ConfigError,
-        match=r"got no head; expected.*Train one for this draft model.*pass head=DIRECTORY",
+        match=r"no head was given.*Train a head for this draft model.*pass head=DIRECTORY",
     ):
         create("specdec_pp", draft_model=pair.draft)
     other = copy.deepcopy(pair.draft)

@@ -336,7 +336,7 @@ def test_a_damaged_checkpoint_is_refused(
     trained(pair, answers, tmp_path, QUICK)
     content = (tmp_path / STATE).read_bytes()
     (tmp_path / STATE).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ConfigError, match="damaged file"):
+    with pytest.raises(ConfigError, match="is damaged"):
         DraftFolder(tmp_path, {"hidden": QUICK.hidden, "length": QUICK.length}, {})
 
 
