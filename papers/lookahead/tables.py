@@ -18,7 +18,7 @@ _COLUMNS = ("speed-up", "S", "fed/ step", "equal")
 
 
 def sections(result: LookaheadResult) -> list[Table]:
-    """Return figure 4 for both implementations, then tables 3 and 6."""
+    """Return figure 4 for the published and the default drafter, then tables 3 and 6."""
     return [
         figure_4(result, published=True),
         figure_4(result, published=False),
@@ -108,7 +108,7 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
 
 
 def table_3(result: LookaheadResult) -> Table:
-    """Return table 3: variants of both branches, with and without the prompt pool."""
+    """Return table 3: several settings (N, W, G), with or without the prompt pool."""
     notes = (
         "The paper's columns are for LLaMA-2-7B-chat on MT-Bench, with an A100 and"
         " FlashAttention. The paper's S (equation 6) is the number of generated tokens divided by"

@@ -134,12 +134,12 @@ class Against:
             passes.
         above: Of the points within the range, number at which the head needs more target forward
             passes.
-        forwards: Target forward passes of the head divided by those of the other rule at equal
-            discard rates; mean of all ratios.
-        discards: Discarded tokens of the head divided by those of the other rule at equal numbers
-            of target forward passes; mean of all ratios.
-        gain: Lowest latency of the other rule divided by that of the head, at the cost ratio of the
-            paper's pair of models.
+        forwards: Mean ratio of the head's target forward passes to the other rule's, at equal
+            discard rates.
+        discards: Mean ratio of the head's discarded tokens to the other rule's, at equal numbers of
+            target forward passes.
+        gain: Ratio of the other rule's lowest latency to the head's, with the costs of the paper's
+            models.
     """
 
     rival: str
