@@ -74,7 +74,7 @@ class PaperConfig:
         self.run_of(("none",))
 
     def run_of(self, drafters: Sequence[str], **changes: Any) -> BenchConfig:
-        """Return a benchmark of transformers and these drafters, with settings changed.
+        """Return a benchmark of these drafters and transformers, changed by `changes`.
 
         In 16-bit data types, transformers rounds sums differently and is therefore left out.
         Answers are then compared with plain decoding.

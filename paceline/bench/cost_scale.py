@@ -1,10 +1,10 @@
 """Enlarge a small trained model so that it takes as long to run as a large one.
 
-A drafter's quality depends on the models' predictions, and its cost on their size. The predictions
-of a small trained pair of models are realistic, but its costs are not. `enlarge` pads the residual
-stream with dimensions that stay zero, and adds heads, neurons and layers with zero output weights.
-The enlarged model computes all matrix products at the larger size, but its answers do not change.
-Reports label such models as cost-scaled.
+A drafter's quality depends on the models' predictions, and its cost on their size. A small trained
+pair of models makes realistic predictions, but runs unrealistically fast. `enlarge` pads the
+residual stream with dimensions that stay zero, and adds heads, neurons and layers with zero output
+weights. The enlarged model computes all matrix products at the larger size, but its answers do not
+change. Reports label such models as cost-scaled.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _fill_linear(
     writes: bool,
     normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Copy or fill a module's weights; use zeros if it writes to the residual stream."""
+    """Copy the original weights; fill the rest with random values or zeros (`writes`)."""
     rows, columns = original.weight.shape
     if writes:
         linear.weight.zero_()

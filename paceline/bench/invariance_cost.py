@@ -60,8 +60,8 @@ class InvarianceCost:
 
     Attributes:
         model: Name of the model.
-        clock: "processor" with one thread, because other processes barely affect processor time;
-            otherwise "wall".
+        clock: "processor" (processor time) with one thread, otherwise "wall". Other processes
+            barely affect processor time.
         reasons: For each dtype, the reason why batch invariance holds.
         costs: Step times of all combinations.
         environment: Description of the machine.

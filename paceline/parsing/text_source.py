@@ -111,7 +111,7 @@ class TextSource:
 
 
 def _first_open(text: str, markers: Sequence[str]) -> int:
-    """Return the first position from which the text so far could become a marker."""
+    """Return the first position where a marker may have begun but is incomplete."""
     longest = max(map(len, markers), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
         rest = text[at:]

@@ -84,7 +84,7 @@ class Serving:
 
         Args:
             ids: Token ids of the prompt.
-            max_tokens: Maximum number of tokens in the answer; with 0, the prompt may fill the
+            max_tokens: Maximum number of tokens in the answer. If it is 0, the prompt may fill the
                 context.
         Raises:
             ApiError: The prompt is too long (status 400, with the code that OpenAI clients

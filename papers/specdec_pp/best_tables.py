@@ -27,7 +27,7 @@ from papers.specdec_pp.run_settings import (
 
 
 def table_1_expected(result: SpecDecResult) -> Table:
-    """Return table 1 as computed by equation 2.3; if untimed, only published rows."""
+    """Return table 1 by equation 2.3; without measured times, only published rows."""
     expected = []
     if result.pair_times is not None:
         alone = next((row.wall for row in result.times if row.setting == TARGET_ALONE), None)

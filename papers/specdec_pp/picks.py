@@ -130,10 +130,8 @@ class Against:
         name: Name of the set of prompts.
         points: Number of points of the other rule's front.
         within: Number of these points whose discard rate lies within the range of the head's front.
-        below: Of the points within the range, number at which the head needs fewer target forward
-            passes.
-        above: Of the points within the range, number at which the head needs more target forward
-            passes.
+        below: Number of points in this range at which the head needs fewer target forward passes.
+        above: Number of points in this range at which the head needs more target forward passes.
         forwards: Mean ratio of the head's target forward passes to the other rule's, at equal
             discard rates.
         discards: Mean ratio of the head's discarded tokens to the other rule's, at equal numbers of

@@ -28,7 +28,7 @@ def fixed_length(length: int) -> str:
 
 
 def head_spec(heads: Sequence[str], threshold: float | str) -> str:
-    """Return the spec of SpecDec++ with a threshold and the first or built-in head."""
+    """Return the SpecDec++ spec with a threshold, and the first or the built-in head."""
     return (
         f"specdec_pp:head={heads[0]},threshold={threshold}"
         if heads

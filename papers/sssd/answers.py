@@ -1,9 +1,9 @@
 """Record a model's answers once, and replay them with every drafter.
 
 The answers are greedy, sampled at several temperatures, or encoded in another vocabulary. Drafts
-never change an answer, and a seed gives the same sample with any drafter. A replay therefore counts
-the same steps as decoding, with one difference: it drafts no tokens after the end of the recorded
-answer.
+never change an answer, and with the same seed, every drafter gives the same sample. A replay
+therefore counts the same steps as decoding. The only difference is that a replay drafts no tokens
+after the end of the recorded answer.
 """
 
 from __future__ import annotations
