@@ -64,7 +64,7 @@ def llama_cpp_tokens() -> str:
         lines.append(f"| `{row['drafter']}` | {first:.3f} | {second:.3f} | {first / second:.3f} |")
     setup = (
         f"Both engines ran the same {content['prompts']} texts of {content['tokens']} tokens with"
-        f" the same Q4_1 file; {content['library']}. They verified all drafts, up to"
+        f" the same Q4_1 file ({content['library']}). They verified all drafts, up to"
         f" {content['max_nodes']} nodes per step."
     )
     return "\n".join([*lines, "", setup])

@@ -21,7 +21,7 @@ _REASONS = {
     "with an indexer": "Models whose indexer has a cache that cannot be rolled back",
     "by blocks": "Models that select keys by blocks with a cache that cannot be rolled back",
     "has no key/value cache": "Models without a KV cache, which drafting cannot make faster",
-    "in a cache class of its own": "Models that keep recurrent states in a cache for one request",
+    "in a cache class of its own": "Models that store recurrent states in a cache for one request",
     "outside transformers' cache layers": "Models with recurrent states outside cache layers",
     "run a draft chain": "Models whose forward method cannot run a draft chain",
     "run a draft tree": "Models whose forward method cannot run a draft tree",

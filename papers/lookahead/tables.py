@@ -101,9 +101,9 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
     return (
         f"Equations 5 to 7, S = (f - 1 + E) / f, fitted to the measured points: alpha ="
         f" {law.alpha:.3f}, f = {law.f:.3f}. E is the expected number of tokens in a step with"
-        f" guesses. The RMS error is {law.residual(measured):.3f} over {len(measured)} points from"
-        f" {min(values):.2f} to {max(values):.2f}. As in the paper, the prompt is not in the"
-        " n-gram pool."
+        f" guesses. The RMS error is {law.residual(measured):.3f} over {len(measured)} points"
+        f" with S from {min(values):.2f} to {max(values):.2f}. As in the paper, the prompt is not"
+        " in the n-gram pool."
     )
 
 

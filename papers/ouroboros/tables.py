@@ -62,8 +62,8 @@ def table_1(study: MatchStudy | None) -> Table:
     ]
     notes = [
         f"Plain speculative decoding, greedy, with drafts of {MATCH_GAMMA} tokens. accepted:"
-        " tokens that the target accepts; match: tokens that equal the target's prediction after"
-        " the preceding draft tokens. Drafts cut short by the end of an answer are not counted."
+        " tokens that the target accepts; match: draft tokens that equal the target's prediction"
+        " at their position. Drafts cut short by the end of an answer are not counted."
     ]
     if study is not None:
         verified = "; ".join(
@@ -179,8 +179,8 @@ def table_4(result: OuroborosResult) -> Table:
         " scaled to the number of prompts per task here.",
         "Each order of the prompts is measured in a separate run. The cold and warm drafters,"
         " both with default options, take turns on each prompt. speed-up: tokens/s relative to"
-        " the cold drafter in the same run. The paper's speed-ups are relative to the paper's own"
-        " cold run, either shuffled or with CN = 20.",
+        " the cold drafter in the same run. The paper's speed-ups are relative to a cold run in"
+        " the paper: the shuffled run, or the run with CN = 20.",
     )
     return Table.of(
         "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes

@@ -110,8 +110,8 @@ def table_2(result: SpecDecResult) -> Table:
         )
     notes = [
         "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1),"
-        " fitted by least squares to the time T of each answer. The forward passes over the"
-        " prompts are included. R2: share of the variance in T that the fit explains. cpu: the"
+        " fitted by least squares to the time T of each answer. The fit includes the forward"
+        " passes over the prompts. R2: share of the variance in T that the fit explains. cpu: the"
         " same values, fitted to processor times.",
         "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
         " GPUs. All R2 values in the paper are at least 0.98.",

@@ -123,7 +123,7 @@ def section_4_2(result: SssdResult) -> Table:
         " accepted if it equals the token sampled from the target. change: relative change in"
         " accepted tokens per step, compared with greedy decoding of the same prompts.",
         "Changing the temperature also changes the generated text. The share of text that repeats"
-        " the request or the datastore changes with it.",
+        " the request or the datastore then changes as well.",
     )
     shown = [
         heading

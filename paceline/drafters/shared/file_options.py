@@ -62,7 +62,7 @@ class JacobiOptions:
     """Options of `jacobi`.
 
     Attributes:
-        block: B, number of tokens that are solved together; at least 1. By default, the block is
+        block: B, number of tokens that are refined together; at least 1. By default, the block is
             the entire rest of the answer.
     """
 
