@@ -58,7 +58,7 @@ def figure_4a(result: SssdResult) -> Table:
         " datastore.",
         "Columns labelled \"paper's\" use the paper's fixed weights; the others use the calibrated"
         " fusion.",
-        "sum: the tokens accepted with each source alone, added up, and the bonus token. In the"
+        "sum: the bonus token, and the accepted tokens of two drafters with one source each. In the"
         " paper, a drafter with both sources nearly reaches this sum.",
         PICTURE,
     )
