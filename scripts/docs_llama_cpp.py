@@ -46,9 +46,9 @@ def llama_cpp_costs() -> str:
         f" 256 tokens, on one thread of an {content['processor']} processor. A commit of 16 nodes"
         f" with 9 leaves takes {commit:.2f} ms. Copying the sequence to the front of the cache"
         f" takes {move:.1f} ms. Three runs on a busy machine compared `auto` with plain decoding."
-        f" Each run had {answers['prompts']} answers of {answers['tokens']} tokens, half of them to"
-        " prompts that ask for repetitive text. The processor time of `auto`, divided by that of"
-        f" plain decoding, was {ratios}."
+        f" Each run had {answers['prompts']} answers of {answers['tokens']} tokens, half of them"
+        " for prompts that ask for repetitive text. The processor time of `auto`, divided by that"
+        f" of plain decoding, was {ratios}."
     )
     return "\n".join([*lines, "", setup])
 

@@ -81,7 +81,7 @@ class Paceline:
         return [MethodAnswer(completion.token_ids, completion.stats) for completion in raw]
 
     def timing(self) -> Timing | None:
-        """Return the engine's time per phase; None on an accelerator (asynchronous)."""
+        """Return the engine's time per phase; None on asynchronous accelerators."""
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:

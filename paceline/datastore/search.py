@@ -105,8 +105,8 @@ def narrow(
         depth: Number of tokens matched so far.
         query: Tokens that must follow the matched tokens.
     Returns:
-        The ranks [low, high); (0, 0) if there are none or more than SORTED_TOKENS tokens would be
-        compared; (DAMAGED, 0) for a damaged shard.
+        The ranks [low, high). (0, 0) if no suffix matches, or if the search would compare more
+        than SORTED_TOKENS tokens. (DAMAGED, 0) if the shard is damaged.
     """
     row = table[shard]
     if low < 0 or high > row.suffix_count or depth + query.end - query.begin > SORTED_TOKENS:

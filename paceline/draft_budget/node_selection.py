@@ -51,7 +51,11 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return the index of each node's unit, for drafts that can be cut."""
+        """Return the number of the budget unit to which each node belongs.
+
+        Args:
+            drafts: Drafts with `flat`, whose trees can be cut.
+        """
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:

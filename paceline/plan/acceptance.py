@@ -1,4 +1,4 @@
-"""Read how many tokens per forward pass were measured for each draft tree size."""
+"""Read the measured tokens per forward pass for each draft tree size."""
 
 from __future__ import annotations
 

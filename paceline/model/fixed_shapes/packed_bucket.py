@@ -35,8 +35,8 @@ class PackedBucket(Bucket):
 
     Args:
         owner: Model to run.
-        key: Shape of the forward passes. Its rows are requests, and its columns are the tokens of
-            all requests.
+        key: Shape of the forward passes: one row per request, and one column per token of any
+            request.
         cache: KV cache, whose stores must not move.
     """
 

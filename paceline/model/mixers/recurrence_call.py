@@ -35,8 +35,8 @@ Fold = Callable[[Sequence[Sequence[int]]], None]
 class RecurrenceCall:
     """Computes the recurrences of one mixer call along a draft tree.
 
-    Each method replaces a transformers function with the same arguments and result. The order of
-    the calls determines which of the mixer's stored states each call uses.
+    Each method stands in for a transformers function, with the same arguments and result. The
+    order of the calls determines which of the mixer's stored states each call uses.
 
     Args:
         tree: Tokens of the forward pass.

@@ -15,7 +15,7 @@ _DEPTHS = BRACKETS | {"(": 1, ")": -1}
 
 
 def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the list of calls that begins an answer in Llama 4's format."""
+    """Parse the list of tool calls at the start of an answer in Llama 4's format."""
     spaces = yield from source.skip_spaces()
     raw = yield from _read_list(source, writer)
     writer.content("" if raw is None else spaces + raw)

@@ -14,7 +14,11 @@ from paceline.training.text_chunks import TextChunk
 
 
 def loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return a mask of each chunk's rows, [b, rows], and their loss weights, [n]."""
+    """Return which rows each chunk has, and the weights of these rows in the loss.
+
+    Returns:
+        A mask [b, rows], and the weights of the n rows that the mask selects, [n].
+    """
     lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
     present = rows.positions < lengths
     weights = torch.tensor(settings.GUESS_WEIGHTS)[

@@ -129,7 +129,8 @@ class Eagle3Student:
         Args:
             token_ids: Token ids of the texts, [b, t].
             states: States after each token, [b, t, 1 + layers, hidden].
-            rows: Rows without the first token of the texts, sorted by the number of guesses.
+            rows: Tokens to compute. They exclude the first token of each text. Tokens that follow
+                fewer draft tokens come first.
         """
         cache, end = DynamicCache(), 0
         outputs: list[Tensor] = []

@@ -133,10 +133,8 @@ def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
 def row_width(call: AttentionCall) -> int:
     """Return the size in bytes of a row of scores.
 
-    A row has memory for whole steps, plus one cache line.
-
-    The cache line avoids distances that are powers of two. At such a distance, rows would compete
-    for the same cache lines.
+    A row is padded to whole steps, plus one cache line. Without that cache line, the distance
+    between rows could be a power of two, and rows would compete for the same cache lines.
     """
     return (call.keys + STEP - 1) // STEP * STEP_BYTES + amx.ROW
 
