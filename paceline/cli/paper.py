@@ -30,8 +30,8 @@ def run_paper(
     Example: paceline paper lookahead --png figures.png
 
     Args:
-        name: Name of the paper: lookahead, ouroboros, specdec_pp or sssd. Without a name, the help
-            for all papers is shown.
+        name: Name of the paper: lookahead, ouroboros, specdec_pp or sssd. Default: show the help
+            for all papers.
         options: Target model and options; `paceline paper NAME --help` lists the options.
     """
     return run([name, *options] if name else [], _papers_app())

@@ -75,8 +75,8 @@ class DraftTraining(TrainingSettings):
             at most 1. 1 keeps the whole vocabulary.
         length: Number of draft tokens per chain in the evaluation; at least 1.
         context: Maximum number of tokens per text chunk; at least 8.
-        answers: Share of the training steps that use recorded answers. These are the last steps;
-            the others use text. From 0 to 1.
+        answers: Share of the training steps that use recorded answers; from 0 to 1. These are the
+            last steps; the others use text.
         held_out: Hold out every n-th answer for validation; at least 2.
         validations: Number of validations during training; at least 1. Each validation saves the
             draft model if it is the best so far.
