@@ -44,10 +44,7 @@ class LogitsError(PacelineError):
 
 
 class DrafterError(PacelineError):
-    """Raised if a drafter breaks its contract.
-
-    The message names the drafter, the request and the rule.
-    """
+    """Raised if a drafter breaks its contract; names the drafter, request and rule."""
 
 
 class ParallelError(PacelineError):

@@ -76,9 +76,7 @@ def run_bench(
     progress: bool = True,
     options: RunOptions | None = None,
 ) -> BenchResult:
-    """Run a benchmark and return its results.
-
-    After Ctrl-C, the results cover the prompts that all methods have answered.
+    """Run a benchmark; after Ctrl-C, return the results of completed prompts.
 
     Args:
         config: Methods, prompts and models.

@@ -118,9 +118,8 @@ class Drafter:
         needs_trained: Class attribute: whether the drafter needs a file that was trained or built
             for the models in use.
         needs_store: Class attribute: whether the option `datastore` must name a token store.
-        keeps_tokens: Class attribute: whether the drafter never changes `Request.token_ids`, so
-            that the engine need not compare them after each call. Subclasses do not inherit the
-            value.
+        keeps_tokens: Class attribute: whether the drafter never changes `Request.token_ids`. The
+            engine then need not compare them after each call. Not inherited by subclasses.
     """
 
     name: str = "drafter"

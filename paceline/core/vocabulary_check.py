@@ -18,8 +18,7 @@ def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> Non
         tokenizer: Tokenizer of the prompts, if known.
     Raises:
         ConfigError: The sizes differ, or the drafter may propose ids outside the target's
-            vocabulary; the message gives both sizes. `Drafter.check_vocab_size` may raise this
-            error, too.
+            vocabulary; the message gives both sizes. Also raised by `Drafter.check_vocab_size`.
     """
     if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):
         raise ConfigError(

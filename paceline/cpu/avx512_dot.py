@@ -218,10 +218,7 @@ def times(builder: Any, size: Any, number: int) -> Any:
 
 
 def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: int = 1) -> Any:
-    """Emit instructions that compute the address of a chunk of a row or block.
-
-    The chunk begins at byte `offset` of a row. If `rows` is above 1, the rows are packed in blocks.
-    """
+    """Emit instructions that compute the address of a chunk of a row or packed block."""
     return builder.add(
         base, times(builder, builder.add(times(builder, row_bytes, index), offset), rows)
     )
@@ -265,10 +262,7 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
 
 
 def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
-    """Emit instructions that add the two halves of each group of `size` lanes.
-
-    The sums of both vectors form one vector.
-    """
+    """Emit instructions that add the two halves of each group of `size` lanes."""
     low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (
         pick(builder, first, second, low),

@@ -116,10 +116,7 @@ def _raised(error: ConfigError) -> None:
 def _texts(
     name: str, tokenizer: Any, answers_only: bool, bad: _Bad
 ) -> Iterator[list[str | list[int]]]:
-    """Yield each document as a list of parts.
-
-    A part is text or token ids. Texts are tokenised separately, and the ids are then concatenated.
-    """
+    """Yield each document as a list of texts or token ids to concatenate."""
     if name.endswith(".txt"):
         for text in _text_documents(Path(name), bad):
             yield [text]
@@ -251,10 +248,7 @@ def parse_record(source: str, line: str) -> Any:
 
 
 def _text_documents(path: Path, bad: _Bad) -> Iterator[str]:
-    """Yield a file's text in parts of about TEXT_CHARACTERS characters.
-
-    The text is cut at line ends.
-    """
+    """Yield text in parts of about TEXT_CHARACTERS characters, cut at line ends."""
     with _opened(path) as file:
         lines, size = [], 0
         for number, line in enumerate(file, 1):

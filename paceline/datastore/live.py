@@ -178,9 +178,7 @@ class Datastore:
                 time.sleep(LOCK_RETRY_S)
 
     def close(self) -> None:
-        """Write the appended outputs to disk, and stop the thread.
-
-        Snapshots stay valid.
+        """Write the appended outputs to disk, and stop the thread; snapshots stay valid.
 
         Raises:
             DatastoreError: The outputs cannot be written; see `flush`.
@@ -195,10 +193,7 @@ class Datastore:
         self.flush()
 
     def become_child(self) -> None:
-        """Reset the object in a forked child, which has no thread.
-
-        Outputs that were not on disk at the time of the fork are written by the parent.
-        """
+        """Reset a forked child, which has no thread; the parent writes earlier outputs."""
         self._changed, self._disk = threading.Condition(), threading.Lock()
         self._unwritten = UnwrittenOutputs(self._options)
         self._running = RunningOutputs(self._options.max_unwritten_tokens)

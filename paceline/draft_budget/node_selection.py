@@ -51,11 +51,7 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return the number of the budget unit to which each node belongs.
-
-        Args:
-            drafts: Drafts with `flat`, whose trees can be cut.
-        """
+        """Return the index of the budget unit to which each node belongs."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:

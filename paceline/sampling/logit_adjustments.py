@@ -1,9 +1,8 @@
 """Adjust logits for biases, penalties, bad words and minimum length.
 
 The order is logit_bias, repetition penalty, frequency and presence penalty, bad_words, min_tokens.
-vLLM uses the same order, and so does transformers, which lacks some of the options. At each node,
-the adjustments depend on the request's text and the path to the node, so drafts do not change the
-result.
+vLLM and transformers use the same order. At each node, the adjustments depend on the request's text
+and the path to the node, so drafts do not change the result.
 """
 
 from __future__ import annotations

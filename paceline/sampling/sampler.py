@@ -230,8 +230,7 @@ def noise_from(words: Tensor, vocab: int) -> Tensor:
 def _token_words(vocab: int, device: torch.device) -> Tensor:
     """Return a fixed random word per token id.
 
-    Without these words, rows with different keys would contain the same noise in a different
-    order.
+    Without these words, rows with different keys would be permutations of each other.
     """
     with torch.inference_mode(False):
         return _mix(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))

@@ -147,9 +147,8 @@ class _Nucleus(NamedTuple):
 def _find_nucleus(scores: Tensor, limits: _SamplingLimits, num_sorted: int) -> _Nucleus:
     """Return the tokens that pass top_k, top_p and min_p, applied in this order.
 
-    If several tokens have the same score as the last token that passes, all of them pass. The
-    nucleus nearly always consists of a few very likely tokens, so only the most likely tokens are
-    sorted.
+    Tokens with the same score as the last token that passes also pass. The nucleus nearly always
+    consists of a few very likely tokens, so only the most likely tokens are sorted.
 
     Args:
         scores: Scores [batch, rows, vocab].

@@ -1,9 +1,8 @@
 """Prepare the verification of sampled drafts on a device, without waiting for it.
 
-The share of a node, which `rules` defines, depends on the tree and the logits, but not on random
-numbers. The acceptance probability of every node can therefore be computed before the walk through
-the tree, and so can the token after every node. In rejection sampling, every accepted node has a
-share of 1.
+The share of a node (`rules`) depends on the tree and the logits, but not on random numbers. The
+acceptance probability of every node and the token after every node can therefore be computed
+before the walk. In rejection sampling, every accepted node has a share of 1.
 """
 
 from __future__ import annotations

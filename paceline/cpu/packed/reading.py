@@ -85,10 +85,7 @@ def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
 
 
 def nibble_bytes(builder: Any, block: Any, offset: int) -> Any:
-    """Emit instructions that split 16 bytes into 32 four-bit integers.
-
-    The low four bits of all bytes come first, then the high four bits. Each integer becomes a byte.
-    """
+    """Emit instructions that split 16 bytes into 32 integers: low halves, then high."""
     stored = load(builder, block, offset, NIBBLES)
     low = builder.and_(stored, constant(15, NIBBLES))
     return join(builder, low, builder.lshr(stored, constant(4, NIBBLES)))
@@ -106,10 +103,7 @@ class Factor(NamedTuple):
     lanes: tuple[int, ...]
 
     def spread(self, builder: Any, blocks: Sequence[int]) -> Any:
-        """Emit instructions that copy the factors of blocks to 16 lanes.
-
-        `blocks` holds the index of a block for each lane.
-        """
+        """Emit instructions that copy the factor of each lane's block to 16 lanes."""
         return pick(builder, self.vector, self.vector, [self.lanes[block] for block in blocks])
 
 
@@ -177,10 +171,7 @@ class Reader:
 
 
 def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit instructions that look up 32 codes in a table.
-
-    The indices are bytes below 16.
-    """
+    """Emit instructions that look up 32 codes, by byte indices below 16, in a table."""
     table = ir.Constant(NIBBLES, [code % 256 for code in codes])
     if on_x86() and "ssse3" in instruction_flags():
         kind = ir.FunctionType(NIBBLES, [NIBBLES] * 2)
@@ -248,10 +239,7 @@ class Q4_1(_Shifted):
 
 
 class Q5_0(_Scaled):
-    """Decodes blocks with a scale and 32 five-bit integers; subtracts 16 from each.
-
-    The fifth bits are stored separately.
-    """
+    """Decodes blocks with a scale and 32 five-bit integers; subtracts 16 from each."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
         """Emit instructions that decode the integers of a part to 32 signed bytes."""
