@@ -26,7 +26,7 @@ from paceline.model.eagle.captured_states import StateRequest, capture_states
 from paceline.model.eagle.gather import states_to_read
 from paceline.model.forward_mode import Mode, in_forward_mode
 from paceline.model.mixers.chain_pass import ChainPass
-from paceline.model.mixers.recurrent_batch import recurrent_batch
+from paceline.model.mixers.recurrent_batch import RecurrentBatch, recurrent_batch
 from paceline.model.mixers.seam import RecurrentPass
 from paceline.model.model_runner import ModelRunner
 from paceline.model.padded_batch import PaddedBatch, lay_out
@@ -182,10 +182,12 @@ class ForwardPasses(CachedRequests):
     def _begin_states(self, trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch) -> None:
         """Set the part of the forward state that recurrent mixers read."""
         if self.architecture.states:
-            batch = recurrent_batch(self._requests, trees, layout)
-            state = self._runner.view.state
-            state.recurrent = RecurrentPass(batch, self._cache.state_layers, state.folds)
-            self._recurrent = [state.recurrent]
+            self._begin_recurrent(recurrent_batch(self._requests, trees, layout))
+
+    def _begin_recurrent(self, batch: RecurrentBatch) -> None:
+        state = self._runner.view.state
+        state.recurrent = RecurrentPass(batch, self._cache.state_layers, state.folds)
+        self._recurrent.append(state.recurrent)
 
     def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
         # In these models (ALiBi), positions are columns, so rows of different lengths cannot share
@@ -213,21 +215,14 @@ class ForwardPasses(CachedRequests):
         """Run one request, and record how a commit advances its recurrent states."""
         if not self.architecture.states:
             return self._runner.padded(layout, [request])
-        if self.architecture.has_chain_mixers:
-            return self._forward_mixers(layout, request, tree)
+        if self.architecture.has_chain_mixers:  # its recurrent states all belong to mixers
+            self._begin_recurrent(recurrent_batch([request], [tree], layout))
+            return self._runner.padded(layout, [request])
         chain = ChainPass(layout, self._cache.state_layers, self._model.device)
         logits = self._runner.padded(layout, [request])
         chain.finish()
         self._recurrent.append(chain)
         return logits
-
-    def _forward_mixers(self, layout: PaddedBatch, request: Request, tree: DraftTree) -> Tensor:
-        """Run one request of a model whose recurrent states all belong to mixers."""
-        state = self._runner.view.state
-        batch = recurrent_batch([request], [tree], layout)
-        state.recurrent = RecurrentPass(batch, self._cache.state_layers, state.folds)
-        self._recurrent.append(state.recurrent)
-        return self._runner.padded(layout, [request])
 
     def _shared(self, flat: Tensor) -> Tensor:
         """Convert logits to the target's vocabulary, or to the reduced one if requested."""

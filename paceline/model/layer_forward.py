@@ -111,7 +111,6 @@ class LayerCalls:
         self._min_rows, self._max_rows = products.min_rows, products.max_rows
         self.is_usable = True
         self._num_layers = len(twins)
-        self._config: Any = twins[0].self_attn.config  # type: ignore[union-attr]
         inside = [twin.get_submodule(name) for twin in twins for name in _INSIDE]
         self._hooks = [
             hooks
@@ -186,7 +185,7 @@ class LayerCalls:
     def _is_usual(self) -> bool:
         """Return whether the modules inside the layers are unchanged and have no hooks."""
         return (
-            self._config._attn_implementation == BY_POSITION
+            self._state.implementation == BY_POSITION
             and not any(self._hooks)
             and not torch_module._global_forward_hooks
             and not torch_module._global_forward_pre_hooks

@@ -78,16 +78,22 @@ def test_a_curve_that_is_off_or_was_disturbed_is_replaced(
     assert slope_of(Costs(model)) == found  # it is kept
 
 
-@pytest.mark.usefixtures("measured_costs")
-def test_checks_in_use_become_rare(model: CachedLM, machine: Machine) -> None:
-    costs = Costs(model)
-    costs.curve()
+def seconds_of_checks(costs: Costs, machine: Machine, num_seconds: int) -> list[int]:
+    """Use a curve for some seconds; return those at which it was checked, and confirmed."""
     checked = []
-    for second in range(1000):
+    for second in range(1, num_seconds + 1):
         before = machine.forwards
         assert not costs.renew(1.0)
         if machine.forwards > before:
             checked.append(second)
+    return checked
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_checks_in_use_become_rare(model: CachedLM, machine: Machine) -> None:
+    costs = Costs(model)
+    costs.curve()
+    checked = seconds_of_checks(costs, machine, 1000)
     pauses = np.diff(checked)
     assert len(checked) == 4
     assert all(later == 2 * earlier for earlier, later in itertools.pairwise(pauses))
@@ -117,12 +123,7 @@ def test_the_check_after_loading_is_an_additional_one(model: CachedLM, machine: 
     Costs(model).curve()
     costs = Costs(model)
     costs.curve()
-    checked = []
-    for second in range(200):
-        before = machine.forwards
-        assert not costs.renew(1.0)
-        if machine.forwards > before:
-            checked.append(second + 1)
+    checked = seconds_of_checks(costs, machine, 200)
     assert checked == [TIMING.loaded_pause_s, TIMING.loaded_pause_s + TIMING.first_pause_s, 181]
 
 

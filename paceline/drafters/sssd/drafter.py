@@ -55,6 +55,7 @@ class Sssd(Drafter):
 
     name = "sssd"
     keeps_tokens = True
+    learns_at_rest = False
     Options = SssdOptions
 
     def __init__(self, options: SssdOptions) -> None:
@@ -77,7 +78,6 @@ class Sssd(Drafter):
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
         # The target's top tokens include the newest token.
         self.top_k = 1 + len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0
-        self.learns_at_rest = False
         self._top_tokens = LastTopTokens(len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0)
         self._index: dict[int, RequestIndex] = {}
         # Append once, so that the code is compiled before a request waits for it.

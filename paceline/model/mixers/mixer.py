@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.kv_cache.state_layer import StateLayer
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
 
 MixerCall = Callable[[Tensor], Tensor]
 """A module's own forward method, from [rows, columns, hidden] to the same shape."""
+
+
+def own_forward(twin: nn.Module) -> FunctionType | None:
+    """Return the `forward` of a module's class; None if it was replaced or hooked."""
+    forward = inspect.unwrap(type(twin).forward)
+    hooked = "forward" in vars(twin) or any(hasattr(m, "_hf_hook") for m in twin.modules())
+    return None if hooked or not isinstance(forward, FunctionType) else forward
 
 
 class StateUpdate(Protocol):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paceline.backend.overrides import ForwardOverride
 from paceline.backend.product_calls import MixerOverride
 from paceline.kv_cache.state_layer import StateLayer
-from paceline.model.mixers.mixer import MixerCall, StateUpdate
+from paceline.model.mixers.mixer import MixerCall, StateUpdate, own_forward
 from paceline.model.mixers.recurrence_call import RecurrenceCall, token_tree
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
 from paceline.model.mixers.settings import ACTIVATIONS
@@ -124,9 +124,8 @@ def recurrence_mixer(
         override: Replacement for the matrix products in the module's own code; None means torch's
             products.
     """
-    forward = inspect.unwrap(type(twin).forward)
-    hooked = "forward" in vars(twin) or any(hasattr(m, "_hf_hook") for m in twin.modules())
-    if hooked or not isinstance(forward, FunctionType):
+    forward = own_forward(twin)
+    if forward is None:
         return None
     if getattr(twin, "activation", None) not in ACTIVATIONS or not _takes_states_only(forward):
         return None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from paceline.backend.recurrences import FoldedStates
 from paceline.core.tree import IntArray
 from paceline.kv_cache.state_layer import StateLayer
-from paceline.model.mixers.mixer import MixerCall, StateUpdate
+from paceline.model.mixers.mixer import MixerCall, StateUpdate, own_forward
 from paceline.model.mixers.recurrence_call import token_tree
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
 from paceline.recurrence.choice import recurrences_for
@@ -86,9 +86,8 @@ def window_mixer(twin: nn.Module) -> WindowMixer | None:
     Args:
         twin: The view's copy of the module.
     """
-    forward = inspect.unwrap(type(twin).forward)
-    hooked = "forward" in vars(twin) or any(hasattr(m, "_hf_hook") for m in twin.modules())
-    if hooked or not isinstance(forward, FunctionType) or not hasattr(twin, "conv_kernel_size"):
+    forward = own_forward(twin)
+    if forward is None or not hasattr(twin, "conv_kernel_size"):
         return None
     _, *arguments = inspect.signature(forward).parameters
     biased = any(
