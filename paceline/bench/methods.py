@@ -68,8 +68,9 @@ class Paceline:
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
-        """Replace the drafter with a new one."""
+        """Replace the drafter with a new one, and check the cost curve if it was loaded."""
         self._llm.change_drafter(self._make())
+        self._llm.check_loaded_costs()
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Return a call that generates completions."""

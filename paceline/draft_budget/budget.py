@@ -34,6 +34,7 @@ from paceline.draft_budget.drafter_stats import DrafterStats
 from paceline.draft_budget.drafts import Drafts
 from paceline.draft_budget.node_selection import NodeSelector, PaddedSelector, RaggedSelector
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+from paceline.util.timing_settings import TIMING
 
 
 class DraftBudget:
@@ -183,6 +184,11 @@ class DraftBudget:
             self._costs.clear()
             self._corrections.clear()
         self._seconds_used = 0.0
+
+    def check_loaded(self) -> None:
+        """Check a curve from the cache now, so that no answer waits for its first check."""
+        self._seconds_used += TIMING.loaded_pause_s
+        self.renew()
 
     def _correction(self, num_requests: int) -> CostCorrection:
         """Return the correction of the cost curve for a given number of requests.

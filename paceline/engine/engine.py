@@ -235,6 +235,15 @@ class Engine(SharedSteps):
                 if self._withdrawn:
                     self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
+    def check_loaded_costs(self) -> None:
+        """Check a cost curve from the cache now, so that no answer waits for the check.
+
+        Does nothing if the curve was given or measured, or is not needed.
+        """
+        with self._turn:
+            if self.draft_budget is not None:
+                self.draft_budget.check_loaded()
+
     def admit(self) -> None:
         """Assign cache slots to waiting requests, and start their drafters."""
         if len(self._schedule.waiting):

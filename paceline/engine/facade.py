@@ -68,6 +68,14 @@ class EngineFacade:
         """
         return self._engine.costs
 
+    def check_loaded_costs(self) -> None:
+        """Check a cost curve from the cache now, so that no answer waits for the check.
+
+        Without this call, the check follows the first second of use. Call the method after the
+        first answer, which loads the curve.
+        """
+        self._engine.check_loaded_costs()
+
     @property
     def draft_decisions(self) -> list[StepDecision]:
         """The draft budget's decisions in the most recent steps, oldest first.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.draft_budget.budget import DraftBudget
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.cost_measuring import ROWS, check, measure
 from paceline.draft_budget.costs import Costs
@@ -202,3 +203,27 @@ def test_a_disturbed_curve_is_checked_every_minute(model: CachedLM, machine: Mac
     known = costs.recall()
     assert known is not None
     assert known.conditions.quiet
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_loaded_curve_can_be_checked_before_its_use(model: CachedLM, machine: Machine) -> None:
+    Costs(model).curve()
+    costs = Costs(model)
+    budget = DraftBudget(costs.curve, costs.renew)
+    before = machine.forwards
+    budget.check_loaded()
+    assert machine.forwards == before  # nothing has loaded the curve yet
+    costs.curve()
+    before = machine.forwards
+    budget.check_loaded()
+    assert machine.forwards > before
+    assert seconds_of_checks(costs, machine, 100) == [TIMING.first_pause_s]
+
+
+@pytest.mark.usefixtures("measured_costs")
+def test_a_curve_that_was_just_measured_is_not_checked(model: CachedLM, machine: Machine) -> None:
+    costs = Costs(model)
+    costs.curve()
+    before = machine.forwards
+    DraftBudget(costs.curve, costs.renew).check_loaded()
+    assert machine.forwards == before

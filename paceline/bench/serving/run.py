@@ -160,6 +160,7 @@ class _Bench:
         for drafter in self._config.drafters:
             self._llm.change_drafter(self._make(drafter))
             waited(ask(transport, ClientRequest(name, ids, WARMUP_TOKENS, None)))
+        self._llm.check_loaded_costs()
 
     def _round(
         self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]
