@@ -1,4 +1,4 @@
-"""Register attention by position with transformers, under the name "paceline".
+"""Register paceline's attention kernels with transformers, as "paceline".
 
 paceline's forward passes call this function with the order of their keys (`AttentionState`). The
 function also works in `model.generate`, for a model loaded with
@@ -64,7 +64,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention by position, with the signature that transformers requires.
+    """Compute attention, summing in text order, with transformers' signature.
 
     Args:
         query: Queries, [batch, heads, columns, dim]. `key` and `value` are [batch, key heads,
@@ -101,7 +101,7 @@ def _attend(
 
 @cache
 def _attention_of(device: str) -> Callable[..., Tensor]:
-    """Return a device's function for attention by position, importing its kernels."""
+    """Import the attention kernel for a device, and return its function."""
     if device == "cpu":
         return cpu_backend().attention
     from paceline.attention.triton_kernel import attention_by_position

@@ -49,7 +49,7 @@ def attention_by_position(
     metadata: AttentionMetadata,
     options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
-    """Compute attention by position; queries that see no keys get zeros.
+    """Compute attention, summing in text order; queries that see no keys get zeros.
 
     Args:
         query: Queries, [rows, heads, columns, dim]; for a packed batch, [1, heads, columns of all

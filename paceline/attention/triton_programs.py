@@ -134,7 +134,10 @@ def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constex
 
 @triton.jit
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
-    """Return the cache positions of keys from a rank onwards, and which keys exist."""
+    """Return the cache positions of KEYS visible keys, and which of these keys exist.
+
+    The keys have the ranks `rank`, `rank` + 1, ... among all keys that the query sees.
+    """
     ranks = rank + tl.arange(0, KEYS)
     side_by_side = tl.load(leading + query)
     there = ranks < tl.load(count + query)

@@ -157,9 +157,9 @@ class AttentionMetadata:
 
 
 def _even(rows: int, columns: int) -> tuple[IntArray, int]:
-    """Return the fields `starts` and `columns` of `VisibleRanges`.
+    """Return the fields `starts` and `columns` for a `VisibleRanges` object.
 
-    All rows have the same number of columns.
+    Each row has `columns` columns.
     """
     return np.arange(rows + 1) * columns, columns
 

@@ -15,7 +15,7 @@ from paceline.backend.plain_tensors import MULTIPLIED, PLAIN
 
 
 class OverrideSettings(Protocol):
-    """Settings of overrides; `paceline.backend.products.Products` implements them."""
+    """The settings that overrides read; implemented by `paceline.backend.products`."""
 
     @property
     def backend(self) -> Backend:

@@ -66,7 +66,7 @@ class MixerOverride(ForwardOverride):
 
 
 class ConvolutionOverride(ForwardOverride):
-    """Computes a convolution without padding as one product per token's window."""
+    """Computes an unpadded convolution: multiplies each token's window by the weight."""
 
     __slots__ = ()
 

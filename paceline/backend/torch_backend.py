@@ -134,7 +134,7 @@ class TorchBackend:
 
 
 def _rows(states: Tensor, metadata: AttentionMetadata) -> Tensor:
-    """Return keys or values with one row for each row of queries."""
+    """Return keys or values [rows, ...], in the same row order as the queries."""
     rows = metadata.key_rows
     if states.shape[0] > int(rows.max()):
         return states[torch.from_numpy(rows)]

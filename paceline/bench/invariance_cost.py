@@ -50,7 +50,10 @@ class ContextCost:
 
     @property
     def speed(self) -> float:
-        """Return the speed with batch invariance, relative to steps without it (medians)."""
+        """Return the speed with batch invariance, as a fraction of the usual speed.
+
+        Both speeds are computed from the median step time.
+        """
         return statistics.median(self.usual) / statistics.median(self.seconds)
 
 
@@ -128,7 +131,10 @@ def measure(
 
 
 class _TimedSteps:
-    """Requests with random cached states, which take as long to read as real ones."""
+    """Times steps of requests whose cached keys and values are random.
+
+    Attention takes as long to read random values as real ones.
+    """
 
     def __init__(self, lm: CachedLM, batch: int, context: int) -> None:
         self._lm = lm

@@ -82,7 +82,7 @@ class Paceline:
         return [MethodAnswer(completion.token_ids, completion.stats) for completion in raw]
 
     def timing(self) -> Timing | None:
-        """Return the engine's time per phase; None on asynchronous accelerators."""
+        """Return the engine's time per phase; None unless the model runs on a CPU."""
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:

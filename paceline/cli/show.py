@@ -52,10 +52,9 @@ class Shown:
 
 
 def table_console(stderr: bool = False) -> Console | None:
-    """Return the console on which to print tables.
+    """Return the console for tables, or None for the terminal's default console.
 
-    The result is None for a terminal's default console. Tables in files, pipes and standard error
-    are printed on a wide console.
+    Tables in files, pipes and standard error are printed on a wide console.
     """
     return (
         None

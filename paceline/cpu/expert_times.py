@@ -99,7 +99,7 @@ def time_experts(
 def _calls(
     kind: ExpertsKind, num_rows: int, products: Products, noise: torch.Generator
 ) -> list[Callable[[], Any]]:
-    """Return two calls of the experts: with paceline's products, and without."""
+    """Return two functions that compute the experts, with paceline and with torch."""
     module: Any = kind.module
     weight = module.down_proj
     scores = torch.rand(num_rows, module.num_experts, generator=noise)

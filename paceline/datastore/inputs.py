@@ -150,7 +150,7 @@ def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterat
 
 
 def _parts(source: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
-    """Return the texts or token ids of which a record's document consists."""
+    """Return the texts or token ids that make up a record's document."""
     if isinstance(record, Mapping):
         text, messages = record.get("text"), record.get("messages")
         prompt, output = record.get("prompt", ""), record.get("output")

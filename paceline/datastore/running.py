@@ -48,7 +48,7 @@ class RunningOutputs:
             del self._texts[output]
 
     def documents(self) -> list[NDArray[np.uint32]]:
-        """Return all outputs, or none if there is only one."""
+        """Return all unfinished outputs, or none if there is only one (see `__bool__`)."""
         return [np.array(text, dtype=np.uint32) for text in self._texts.values()] if self else []
 
     def _size_of(self, output: int) -> int:

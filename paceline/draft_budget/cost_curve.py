@@ -53,10 +53,10 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCurve:
-    """A measured curve in the form in which it is cached.
+    """A measured cost curve, as stored in the cache.
 
     Attributes:
-        curve: The curve.
+        curve: The cost curve.
         spreads: For each row count, the relative interquartile range of the repeated measurements.
         conditions: Conditions of the measurement.
     """

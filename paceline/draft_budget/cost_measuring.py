@@ -152,7 +152,10 @@ def measure(
 
 
 def check(model: TimedTarget, curve: CostCurve) -> Check | None:
-    """Compare a curve with a few forward passes; return None if they take too long."""
+    """Compare a curve with a few forward passes, and return the result.
+
+    The result is None if the forward passes would take too long.
+    """
     rows = check_rows(curve)
     if not rows:
         return None

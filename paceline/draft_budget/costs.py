@@ -123,10 +123,10 @@ class Costs:
             self._pause_s /= 2  # `renew` doubles the value after this additional check
 
     def _is_outdated(self, loaded: MeasuredCurve) -> bool:
-        """Return whether to replace the disturbed curve of a slow model now.
+        """Return whether the cost curve of a slow model should be measured again.
 
-        The model is too slow for checks, so the curve is measured again if the machine has become
-        less busy.
+        Checks would take too long for a slow model. If other programs disturbed the measurement,
+        it is repeated once the machine is less busy.
         """
         conditions = loaded.conditions
         is_slow = not cost_measuring.check_rows(loaded.curve)

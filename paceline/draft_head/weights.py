@@ -52,9 +52,9 @@ class Weights:
         return len(self.outer)
 
     def widened(self, hidden: int, embedding: int) -> Weights:
-        """Return the weights for a model that was enlarged with zero dimensions.
+        """Return the weights, padded with zeros to fit an enlarged model.
 
-        `paceline.bench.cost_scale` enlarges models in this way.
+        `paceline.bench.cost_scale` enlarges models with dimensions that are zero.
 
         Args:
             hidden: Size of a state in the enlarged model.

@@ -50,7 +50,7 @@ class ContractReport:
         steps: Number of trees requested.
         drafted: Total number of nodes in these trees.
         accepted: Number of nodes that the target accepted.
-        draws: Whether any tree carried distributions.
+        draws: Whether any tree came with probability distributions.
     """
 
     steps: int

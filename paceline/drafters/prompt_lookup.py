@@ -35,7 +35,7 @@ from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 
 
 class PromptLookup(Drafter):
-    """Drafts from text matches. With a seed, the text equals that of plain decoding."""
+    """Drafts from matches in the text; seeded answers equal those of plain decoding."""
 
     name = "prompt_lookup"
     keeps_tokens = True

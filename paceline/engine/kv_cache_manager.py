@@ -157,7 +157,7 @@ class KVCacheManager:
             pass
 
     def _keep(self, request: Request) -> None:
-        """Keep a finished request, and drop kept requests that are prefixes of it."""
+        """Keep the cache of a finished request; drop kept requests that are its prefixes."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
         prefix.prompt_length = min(request.prompt_length, request.cached)

@@ -59,7 +59,7 @@ class LlamaCppDraftModel:
         return np.array(self._chain.token_ids, dtype=np.intc)
 
     def _advanced(self, token_ids: list[int]) -> Request:
-        """Return the request for a text, once the drafter has observed the new tokens."""
+        """Return the request for a text, after the drafter has observed its new tokens."""
         request = self._request
         if request is not None:
             known = len(request)

@@ -91,7 +91,7 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 
 
 def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
-    """Return the cost of products with a fixed number of rows, for a whole answer.
+    """Return the cost of a fixed row count in the matrix products of a whole answer.
 
     Args:
         modules: Modules of a view whose products have a fixed number of rows.

@@ -60,7 +60,7 @@ class ProbeReport:
 
     @property
     def products(self) -> str:
-        """Description of the matrix products; "" means torch's."""
+        """Description of the matrix products; "" for torch's ordinary products."""
         return (
             "with our products"
             if self.own_products

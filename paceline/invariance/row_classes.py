@@ -35,7 +35,7 @@ class RowClass:
 
 
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the first row count of each range of agreeing counts, ascending.
+    """Return the start of each range of row counts with identical results, ascending.
 
     Large counts are tested with rows from the middle of `rows`, and small counts with the first
     and the last rows.
@@ -136,7 +136,7 @@ def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tens
 
 
 def _twin(weight: Tensor) -> Tensor:
-    """Return a copy with the same strides and the same offset from 64-byte alignment."""
+    """Copy a weight, keeping its strides and its offset from 64-byte alignment."""
     spare = 64 // weight.element_size()
     store = weight.new_empty(weight.numel() + spare)
     start = (weight.data_ptr() - store.data_ptr()) % 64 // weight.element_size()

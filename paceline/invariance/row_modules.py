@@ -28,7 +28,7 @@ from paceline.model.mixers.recurrent_batch import RecurrentBatch
 
 @dataclass(slots=True)
 class RowModule:
-    """A kind of module, represented by the first such module in the model.
+    """The first module of one kind, which represents all such modules of the model.
 
     Attributes:
         name: Name of the module in the model.
@@ -36,7 +36,7 @@ class RowModule:
         before: Sizes of the input's axes before the token axis.
         after: Sizes of the input's axes after the token axis.
         like: Tensor with the dtype and device of the input.
-        times: Number of such modules.
+        times: Number of modules of this kind.
     """
 
     name: str
@@ -68,7 +68,7 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """Module kind in the user's model, of which this one is a view's copy."""
+        """This kind of module as it is in the user's model, without the view's override."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)

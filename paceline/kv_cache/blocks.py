@@ -128,7 +128,7 @@ class BlockList:
         """Take a free store, and return its block and index.
 
         Args:
-            states: The layer's first states, [batch, heads, queries, dim].
+            states: First keys or values of the layer, [batch, heads, queries, dim].
             slots: Number of slots.
             capacity: Number of cache positions per slot.
         """

@@ -1,4 +1,4 @@
-"""Assign each slot a range of cache positions that is as long as its text needs."""
+"""Assign each slot a contiguous range of cache positions that fits its text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class RegionMove(NamedTuple):
 
     @property
     def old(self) -> slice:
-        """Return the positions before the move."""
+        """Return the cache positions from which this move copies."""
         return slice(self.source, self.source + self.length)
 
     @property
     def new(self) -> slice:
-        """Return the positions after the move."""
+        """Return the cache positions to which this move copies."""
         return slice(self.target, self.target + self.length)
 
 

@@ -102,7 +102,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
                 self.is_recurrent_states_initialized[index] = True
 
     def working(self) -> dict[str, Tensor]:
-        """Return the working states after a mixer call."""
+        """Return the states after a mixer call, by name."""
         kinds = ((_CONVOLUTION, self.conv_states), (_RECURRENT, self.recurrent_states))
         return {
             f"{kind}.{index}": states
@@ -137,7 +137,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             states[[first, second]] = states[[second, first]]
 
     def resize(self, slots_kept: slice | list[int], slots: int) -> None:
-        """Change the number of slots; copies of `slots_kept` come first."""
+        """Change the number of slots; the first ones become copies of `slots_kept`."""
         for name, states in self.held.items():
             content = states[slots_kept]
             self.held[name] = _zeros((slots, *states.shape[1:]), states.dtype, states.device)

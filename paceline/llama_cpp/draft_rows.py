@@ -21,7 +21,7 @@ class RequestRows:
         request: The request.
         tree: Its draft tree.
         num_pending: Number of its pending tokens in the forward pass.
-        num_scored: Number of pending tokens before the newest whose logits are wanted.
+        num_scored: Number of pending tokens, before the newest one, whose logits are needed.
         branch: Its sequences.
         leaf_of: For each node, the sequence of a leaf below it.
         sequences_of: For each node, the sequences of all leaves below it.

@@ -16,7 +16,7 @@ _MAX_LEVEL, _MAX_SCALE = 15, 63
 
 
 class _Line(NamedTuple):
-    """Scale and minimum of each sub-block: a value is `scale * level - minimum`."""
+    """Scales and minima of sub-blocks, in which a value is `scale * level - minimum`."""
 
     scale: Tensor
     minimum: Tensor

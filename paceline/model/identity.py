@@ -132,7 +132,7 @@ class Sketch:
         )
 
     def resembles(self, model: PreTrainedModel) -> bool:
-        """Return whether the sketch is that of this model, or of a close copy.
+        """Return whether the sketch was made from this model or from a close copy of it.
 
         Close copies are quantised, fine-tuned or padded.
         """

@@ -1,4 +1,4 @@
-"""Prepare a draft model for its target: shared vocabulary and target modules."""
+"""Prepare a draft model for its target, and attach the target's modules to it."""
 
 from __future__ import annotations
 

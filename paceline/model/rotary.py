@@ -193,7 +193,7 @@ def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
 
 
 def _original_name(name: str) -> str:
-    """Return the name of the attribute with the initial frequencies for `name`.
+    """Return the name of the attribute that stores the initial frequencies.
 
     `name` is the attribute with the current frequencies, such as `inv_freq` or
     `full_attention_inv_freq`.
@@ -237,7 +237,10 @@ class _TokenFrequencies:
         return self._forward(x, position_ids.clamp(max=switch - 1), **kind)
 
     def _long(self, x: Tensor, position_ids: Tensor, switch: int, kind: dict[str, str]) -> Any:
-        """Add a column beyond the switch, run the original method, and drop the column."""
+        """Run the original method with one more position, beyond the frequency switch.
+
+        The result for this position is dropped.
+        """
         extended = torch.cat((position_ids, torch.full_like(position_ids[..., :1], switch)), dim=-1)
         result = self._forward(x, extended, **kind)
         if isinstance(result, Tensor):

@@ -162,7 +162,7 @@ def _logits(model: PreTrainedModel) -> Tensor:
 
 
 def _make_loud(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Replace the second text's activations with much larger values."""
+    """Give the second text far larger activations, so that any influence shows."""
     if not given or not _has_rows(given[0]):
         return None
     rows = given[0].reshape(2, ROW_CHECK_TOKENS, -1)

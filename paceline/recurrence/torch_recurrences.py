@@ -171,7 +171,7 @@ TORCH_RECURRENCES = TorchRecurrences()
 
 
 class _Walk:
-    """Iteration over all requests' tokens, with the states that later tokens need.
+    """Iterates over the tokens of all requests, and keeps states for later tokens.
 
     Args:
         tree: Tokens of the forward pass.

@@ -131,7 +131,7 @@ def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
 
 
 class _Nucleus(NamedTuple):
-    """The most likely tokens that pass all limits.
+    """The most likely tokens that pass the limits top_k, top_p and min_p.
 
     Attributes:
         best: Highest scores, in order, [batch, rows, sorted tokens].

@@ -127,7 +127,7 @@ class ApiError(Exception):
         """Return the HTTP response.
 
         Args:
-            path: Path of the request. For the Messages API, the body also contains a type.
+            path: Path of the request. For the Messages API, the body also contains a `type` field.
         """
         headers = None if self.headers is None else dict(self.headers)
         kind = {"type": "error"} if path == MESSAGES_PATH else {}

@@ -68,7 +68,7 @@ class ResponseFormatter(Protocol):
         ...
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Process a chunk of an answer that is sent as a whole."""
+        """Process a chunk of an answer that is not streamed."""
         ...
 
     def delta(self, index: int, chunk: Chunk) -> Sequence[BaseModel]:

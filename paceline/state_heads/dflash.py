@@ -62,7 +62,10 @@ class DFlashModule(nn.Module):
         return fused
 
     def write(self, fused: Tensor, positions: Tensor, cache: Any) -> None:
-        """Write the keys and values of states [rows, columns, hidden] to the cache."""
+        """Compute the keys and values of fused states, and write them to the cache.
+
+        The states have the shape [rows, columns, hidden].
+        """
         cosine, sine = self.rotary_emb(fused, position_ids=positions)
         for index, layer in enumerate(self.layers):
             attention: Any = layer.self_attn

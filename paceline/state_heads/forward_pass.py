@@ -106,8 +106,8 @@ def lay_out(
 ) -> HeadBatch:
     """Return the inputs of a forward pass, and set the write window of the cache.
 
-    The pass also covers the slots between those of the rows. These slots, and columns beyond a
-    row's tokens, write to unused cache positions.
+    The pass covers every slot from the first to the last one in `rows`. Slots without a row, and
+    columns beyond a row's tokens, write to unused cache positions.
 
     Args:
         rows: Tokens of each text.

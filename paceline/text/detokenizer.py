@@ -143,7 +143,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the text that remains if the answer ends here. It has no bytes."""
+        """Return the text that remains if the answer ends here; its `data` is empty."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown

@@ -150,7 +150,7 @@ def obtain_folder(
 
 
 def replace_folder(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> None:
-    """Create a folder in the cache again; see `obtain_folder` for the arguments."""
+    """Recreate a folder in the cache; see `obtain_folder` for the arguments."""
     with _clear_errors(), _locked(folder, lambda: None):
         _fill(folder, source, make)
 

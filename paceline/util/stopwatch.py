@@ -47,7 +47,7 @@ class Conditions:
 
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
-        """Return the conditions of measurements that were made with a stopwatch.
+        """Return the conditions under which the measurements were made.
 
         Args:
             spreads: Spread of the repeats of each call.
@@ -96,7 +96,7 @@ class Stopwatch:
 
     @classmethod
     def suited(cls, device: torch.device, call: Callable[[], object]) -> Stopwatch:
-        """Return a stopwatch that suits the current load, judged from a few calls."""
+        """Time a few calls to judge the load, and return a stopwatch that suits it."""
         watch = cls(device)
         for _ in range(TIMING.min_rounds):
             watch.seconds(call)

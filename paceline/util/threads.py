@@ -68,7 +68,7 @@ class Threads:
             self._executor.shutdown(wait=False)
 
     def become_child(self) -> None:
-        """Discard the parent's threads."""
+        """Discard the parent's threads, which a forked child process does not have."""
         self._executor = None
 
 

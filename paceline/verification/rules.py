@@ -157,7 +157,7 @@ def emit(
     draw: Callable[[int], int] | None,
     ended: Callable[[list[int]], object],
 ) -> tuple[list[int], list[int]]:
-    """Return the accepted nodes and the emitted tokens of an accepted path.
+    """Return the accepted nodes of a path, and the tokens that the request emits.
 
     Args:
         tree: Draft tree.

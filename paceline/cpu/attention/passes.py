@@ -20,7 +20,7 @@ _multiply = multiply_rows(FLOAT32, _PAIR)
 
 @inlined
 def load_queries(call: AttentionCall, tile: Tile) -> None:
-    """Convert the queries to float32, and multiply them by the scaling."""
+    """Convert the queries to float32, and multiply them by the scaling factor."""
     scaling, row_bytes = simd_f32x8.splat(np.float32(call.scaling)), call.dim * FLOAT_BYTES
     for i in range(tile.length):
         column, member = divmod(tile.first + i, call.groups)
@@ -122,9 +122,10 @@ def add_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: in
 
 @inlined
 def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
-    """Return `count` if each of `count` queries sees the whole block, otherwise 0.
+    """Return `count` if all `count` queries see the whole block, otherwise 0.
 
-    This also moves each query's cursor to the run that overlaps the block.
+    This also moves each query's cursor to its first range of keys that ends within or after the
+    block.
     """
     runs, cursors = tile.runs, tile.cursors
     all_see = True

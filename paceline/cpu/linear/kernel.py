@@ -85,9 +85,9 @@ multiply = TeamJob(_multiply, PRODUCT_CALL)
 def _multiply_few(
     call: ProductCall, base: int, rows: int, sums: int, scratch: int, first: int, width: int
 ) -> None:
-    """Multiply all rows by four outputs at a time, and prefetch the next weights.
+    """Multiply all rows by the weights of four outputs at a time, with prefetching.
 
-    `base` is the address that output 0 would have if all weights were in memory.
+    `base` is where the weights of output 0 are, or would be if they were unpacked as well.
     """
     kind, count, inner = call.kind, call.count, call.inner
     stride = inner * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)

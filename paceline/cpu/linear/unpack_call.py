@@ -61,7 +61,7 @@ def unpack_task(
         target: Address for the unpacked values, bfloat16 [count, inner].
 
     Returns:
-        The address that output 0 would have if all weights were unpacked.
+        The address at which output 0 would start if its weights were unpacked as well.
     """
     unpacking.first, unpacking.count = first, count
     unpacking.num_parts, unpacking.target = call.inner // PART, target

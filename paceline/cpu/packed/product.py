@@ -56,7 +56,10 @@ def product_job(weight: PackedWeight) -> TeamJob:
 
 
 def packing_of(weight: PackedWeight, count: int) -> tuple[int, int, int, int]:
-    """Return the last four fields of the `ProductCall` for `count` rows."""
+    """Return the four `ProductCall` fields that describe a packed weight.
+
+    They are the last four fields, for a product of `count` rows.
+    """
     by_quads, order = product_job(weight) is multiply_packed, weight.order
     unpack = unpacking.quad_job if by_quads else unpacking.row_job
     return (

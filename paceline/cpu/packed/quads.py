@@ -34,7 +34,7 @@ _TOTALS = BFLOAT16.sums
 
 
 class _QuadOperands(NamedTuple):
-    """The arguments of `multiply_quads` that follow the number of rows."""
+    """Arguments of the operation from `multiply_quads`, except for `num_rows`."""
 
     rows: Any
     row_bytes: Any
@@ -108,9 +108,10 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
 
 
 def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> None:
-    """Emit instructions that add up and write the results of four quads.
+    """Emit instructions that add up the sums of four quads, and write the totals.
 
-    The sums are added in the order of `avx512_dot`, followed by the bias.
+    A quad is a group of four outputs. The sums are added in the order of `avx512_dot`, and the
+    bias is added last.
     """
     quads = [
         builder.load(pointer(builder, plus(builder, source, number * LINE), _TOTALS), align=LINE)

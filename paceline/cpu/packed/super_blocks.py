@@ -65,7 +65,7 @@ class _K4(Reader):
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that read the factors of the blocks at given addresses."""
+        """Emit instructions that read the scales and minima of blocks at given addresses."""
         both = _factors_of_blocks(builder, [self._factors(builder, block) for block in blocks])
         return Factors(both[:_PARTS], both[_PARTS:], 2)
 

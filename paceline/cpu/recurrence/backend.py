@@ -114,7 +114,7 @@ class CpuRecurrences:
         )
 
     def walk(self, tokens: GatedTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
-        """Run a gated recurrence along the tree, starting from the stored states."""
+        """Compute a gated recurrence over a tree's tokens, starting from stored states."""
         value, lanes = tokens.value, held.shape[3]
         size = value.shape[2]
         if size % LANES:

@@ -57,9 +57,9 @@ def run_tasks(
     """Run tasks until all are taken; return the number that this thread ran.
 
     Args:
-        counter: Address of the number of tasks that threads have taken.
+        counter: Address of the counter: the number of tasks that threads have taken.
         count: Number of tasks.
-        work: Compiled function that receives a task and the last four arguments.
+        work: Compiled function that receives `call`, `tokens`, a task, `states` and `lanes`.
         call: Record of the call.
         tokens: Tokens of the call, `TreeArrays` or `PathArrays`.
         states: Memory of this thread for the states of one task.

@@ -191,7 +191,7 @@ class DraftModelGates:
         self._seconds = perf_counter() - self._begun
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """End the step: record its duration, and compare texts with their trees."""
+        """End the step: record its duration, and compare new tokens with the open trees."""
         if self._running is None:
             return
         self._running.record_step(

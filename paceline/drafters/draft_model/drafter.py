@@ -239,8 +239,8 @@ def adjusted_answers(
 
     Args:
         logits: Logits after the root and each processed node, [batch, 1 + width, vocab].
-        copies: The draft model's copies of the requests.
-        inputs: Processed tree of each request.
+        copies: The draft model's copy of each request.
+        inputs: For each request, the tree that the draft model has processed.
         questions: For each request, the nodes whose next tokens are needed, or None.
     """
     _, drawn, (columns, probs) = sampler.draw_tokens(

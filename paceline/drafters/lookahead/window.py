@@ -26,11 +26,11 @@ AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 
 
 class LookaheadWindow:
-    """The window of one request.
+    """The lookahead window of one request.
 
     Args:
-        levels: Token ids for each level, oldest iteration first.
-        ngram: N; a full window has N - 1 levels.
+        levels: Token ids of each level, starting with the oldest iteration.
+        ngram: N, the n-gram length; a full window has N - 1 levels.
     """
 
     def __init__(self, levels: list[list[int]], ngram: int) -> None:

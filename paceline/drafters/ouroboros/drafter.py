@@ -220,7 +220,7 @@ class Ouroboros(Drafter):
                 shadow.pool.add(context, phrase)
 
     def _catch_up(self, request: Request, shadow: PhraseSequence) -> None:
-        """Add the target's new tokens to the copy and the pool, and start a new draft."""
+        """Update the draft model's request and the pool, and start a new draft."""
         shadow.sync_with_target(self._draft, request.token_ids)
         shadow.request.finish_reason = None
         shadow.pool.add_text(request.token_ids, shadow.pooled_tokens, self._options.ngram)

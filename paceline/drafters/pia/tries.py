@@ -103,7 +103,7 @@ class PhraseTries:
                 node.output += 1
 
     def following(self, phrase: list[int], request: int) -> Children:
-        """Return the nodes that followed the phrase and are visible to the request."""
+        """Return the trie nodes that follow `phrase` and are visible to the request."""
         tree = self._trees.get(phrase[0])
         children = tree.children if tree is not None else {}
         for token in phrase[1:]:

@@ -97,16 +97,16 @@ def _pair(
     cached: tuple[int, int, int],
     scratch: Any,
 ) -> int:
-    """Merge the cached tokens after a node with the node's children in retrieval.
+    """Merge two sources of tokens after a node: cached distributions and retrieval.
 
-    Retrieval is the paired source. A token in both sources becomes one candidate.
+    A token in both sources becomes one candidate.
 
     Args:
         inputs: Sources, calibration and request.
         node: Node whose children are offered.
         frontier: Candidates.
-        cached: Index of the first candidate from the cached distributions, index after the last
-            one, and length of their context.
+        cached: For candidates from the cached distributions: index of the first one, index after
+            the last one, and context length.
         scratch: Cached probabilities, [TOP].
     Returns:
         Number of waiting candidates.
@@ -143,10 +143,10 @@ def _weigh(
     first: int,
     waiting: int,
 ) -> int:
-    """Adjust the confidences of a node's candidates by its children in another source.
+    """Adjust the confidences of a node's candidates, using another source.
 
-    Tokens that only this source has become new candidates. If the node has no children in the
-    source, nothing changes.
+    Tokens that only this source proposes are added as candidates. If the node has no children in
+    the source, nothing changes.
 
     Args:
         inputs: Sources, calibration and request.

@@ -133,7 +133,7 @@ class ThresholdRule(LengthRule):
         return None
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return a first estimate, for rules that evaluate tokens one forward pass later."""
+        """Return a token's confidence until the rule evaluates it, one pass later."""
         return 1.0
 
 
@@ -174,6 +174,6 @@ class EntropyRule(ThresholdRule):
         return [rows.entropies()]
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the lower bounds, which are negative for high entropies."""
+        """Return lower bounds on the acceptance rates; negative if the entropy is high."""
         entropies: list[float] = new.figures[0].tolist()
         return [1.0 - math.sqrt(_SETTINGS.entropy_weight * entropy) for entropy in entropies]

@@ -122,7 +122,7 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
 
 @kernel
 def _index_for(table: SuccessorTable, key: Any) -> int:
-    """Return the index of a key, or the oldest index in its bucket."""
+    """Return the index of a key's entry, or of the oldest entry in its bucket."""
     first = _bucket(table, key)
     chosen = first
     for index in range(first, first + _WAYS):

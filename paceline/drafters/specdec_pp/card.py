@@ -26,7 +26,7 @@ _NAME = 8  # number of digits in a prompt's name
 
 
 class RuleCost(Protocol):
-    """The cost of a length rule for each new token (Huang et al. 2024, section 2)."""
+    """The costs of a length rule, per new token (Huang et al. 2024, section 2)."""
 
     @property
     def verification_rate(self) -> float:

@@ -155,9 +155,9 @@ class SpecDecPP(ChainDrafter):
         return trees
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        """Return the chain with the head's confidences and second choices.
+        """Return the chain as a tree, with confidences and second choices.
 
-        The head has not evaluated the last token yet, so that token gets its early confidence.
+        The head has not evaluated the last token yet, so that token's confidence is an estimate.
         """
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]

@@ -1,14 +1,14 @@
-"""Count a node's pointers, grouped by the next token and by source.
+"""Count a node's text pointers, grouped by the next token and by source.
 
-Matches are counted by source and by band of length (1, 2, 3, 4-5, 6-8, 9-15, 16 and more tokens);
-weak matches (`weak_matches`) are counted separately. A node with the pointers
+Matches are counted by source and length band: 1, 2, 3, 4-5, 6-8, 9-15, or 16 and more tokens. Weak
+matches (`weak_matches`) are counted separately. For example, a node has the pointers
 
     position == shard     match   token                           source
            3    REQUEST       2       7    position < prompt      prompt
            9    REQUEST       2       8                           output
           40    0             5       8                           store
 
-has two tokens:
+and therefore two next tokens (a triple stands for prompt, output and store):
 
     tokens[0] == token 7   by_band[prompt, band of 2]: 1    longest (2, 0, 0)   nearest 3
     tokens[1] == token 8   by_band[output, band of 2]: 1    longest (0, 2, 5)   nearest 9

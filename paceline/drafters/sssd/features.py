@@ -1,16 +1,16 @@
 """Describe each candidate token by the 36 inputs of a small network.
 
-The fields up to `skips` belong to the token; the others belong to its node and are the same for
-all tokens of the node. Counts and lengths are encoded as log(1 + n), and shares as log odds. In
-the example in `counting`, token 7 was found once in the prompt. Token 8 was found twice: in the
-output, and in the datastore after 5 matching tokens.
+Fields up to `skips` describe the token. The others describe its node, and are equal for all its
+tokens. Counts and lengths are encoded as log(1 + n), and shares as log odds. In the example of
+`counting`, token 7 was found once, in the prompt. Token 8 was found in the output and, after 5
+matching tokens, in the datastore. Its inputs are:
 
     token 8          == prompt   output   store        node     == prompt   output   store
     longest_of_token == 0        log 3    log 6        longest  == log 3    log 3    log 6
     top_share        == 0        4.6      4.6          tokens   == log 2    log 2    log 2
     count            == 0        log 2    log 2        pointers == log 2    log 2    log 2
 
-4.6 is the log odds of a share of 1, computed as log(1.01 / 0.01).
+4.6 encodes a share of 1: log(1.01 / 0.01).
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def describe_token(
 
     Args:
         inputs: Inputs to fill.
-        counts: Counts of the node.
-        which: Index of the token.
-        best: Index of the request's best candidate.
+        counts: Counts of the tokens that follow the node.
+        which: Index of the token in `counts.tokens`.
+        best: Index of the token with the longest match in the request, or -1.
         end: Text position after the node.
         seen: Latest position of the token in the request, or -1.
     """

@@ -92,7 +92,7 @@ def put(pool: Pool, count: int, position: int, shard: int, match: int, token: in
 
 @kernel
 def copy_newest(text: RequestText, pool: Pool) -> int:
-    """Copy the newest tokens of the request to the tail; return how many were copied."""
+    """Copy the request's newest tokens to `pool.tail`, and return their number."""
     context = min(text.length, LONGEST)
     for index in range(context):
         pool.tail[LONGEST - context + index] = text.ids[text.length - context + index]

@@ -107,7 +107,7 @@ def request_at(address: int) -> RequestState:
 
 @compiled
 def text_of(request: RequestState) -> RequestText:
-    """Return the arrays of a request."""
+    """Return a request's text and its index, as views of the request's arrays."""
     room = request.room
     ids = numba.carray(_pointer(request.ids), (room,), np.int64)
     previous = numba.carray(_pointer(request.previous), (len(NGRAM_SIZES), room), np.int32)
@@ -147,7 +147,7 @@ def last_position(text: RequestText, token: int) -> int:
 
 @kernel
 def link(text: RequestText, begin: int, end: int) -> None:
-    """Add the tokens at positions [begin, end) to the chains."""
+    """Add the n-grams that end at [begin, end) to the chains of their hash buckets."""
     buckets = text.heads.shape[1]
     for position in range(begin, end):
         for size_index in range(len(NGRAM_SIZES)):

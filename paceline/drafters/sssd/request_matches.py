@@ -1,4 +1,4 @@
-"""Find matches in the request, and inherit pointers from a node's parent."""
+"""Point to matches in the request; pass a node's pointers on to its children."""
 
 from __future__ import annotations
 

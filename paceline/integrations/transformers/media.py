@@ -56,7 +56,7 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
 
 
 def _offsets_of(positions: Any, rows: Sequence[RowRequest]) -> list[int]:
-    """Return the position offset of each row; without positions, an empty list.
+    """Return each row's position offset; an empty list if no positions were passed.
 
     Args:
         positions: Positions prepared by `generate`, [rows, columns], possibly with a leading

@@ -62,7 +62,7 @@ class CapturedStates:
 
 
 def _picked(picks: Sequence[_Pick], calls: Sequence[Tensor]) -> Tensor:
-    """Return the selected rows of all calls of a module."""
+    """Select rows from the tensors of a module's calls, and join them."""
     rows = [pick(states) for pick, states in zip(picks, calls, strict=True)]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 

@@ -125,7 +125,7 @@ class FixedShapeRunner:
         return self._run(bucket) if bucket.fill(packing, token_ids, positions) else None
 
     def _has_stores(self) -> bool:
-        """Return whether all layers have stores; drop buckets built for earlier stores."""
+        """Drop buckets of replaced stores, and return whether every layer has a store."""
         if self._generation != self._cache.generation:
             self._drop_buckets()
             self._generation = self._cache.generation

@@ -101,7 +101,7 @@ class RecurrenceMixer:
 
 
 class _Folds:
-    """Commits the recurrences of one mixer call."""
+    """Adds accepted tokens to the states of the recurrences in one mixer call."""
 
     def __init__(self, call: RecurrenceCall) -> None:
         self._tree, self._folds = call.tree, call.folds

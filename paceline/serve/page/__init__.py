@@ -49,7 +49,10 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
     @router.get("/page/operator.json")
     async def operator() -> Response:
-        """Return the dashboard's metrics; the page computes rates from two responses."""
+        """Return the dashboard's metrics.
+
+        The page computes rates from two successive responses.
+        """
         curve, acceptance_calibration = serving.llm.cost_curve, serving.llm.acceptance_calibration
         return _json(
             model=serving.names[0],

@@ -57,15 +57,15 @@ class PartWriter:
         self._is_open = False
 
     def opened(self, part: Part) -> list[ServerEvent]:
-        """Return the events that open a part."""
+        """Return the events that open a part of the answer."""
         raise NotImplementedError
 
     def grown(self, part: Part, text: str) -> list[ServerEvent]:
-        """Return the events that add text to a part."""
+        """Return the events that add text to a part of the answer."""
         raise NotImplementedError
 
     def closed(self, part: Part) -> list[ServerEvent]:
-        """Return the events that close a part."""
+        """Return the events that close a part of the answer."""
         raise NotImplementedError
 
     def write(self, events: Iterable[AnswerEvent]) -> list[ServerEvent]:

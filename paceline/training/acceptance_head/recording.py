@@ -64,7 +64,7 @@ class Recording:
         return len(self.labels)
 
     def of_prompts(self, names: set[str]) -> Recording:
-        """Return the draft tokens for the prompts with the given names."""
+        """Return the part of the recording that comes from the named prompts."""
         selected = torch.tensor([name in names for name in self.names], dtype=torch.bool)
         rows = selected[self.prompts.long()]
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})

@@ -55,12 +55,12 @@ class Chains:
 def expected_chains(
     answers: Iterable[Sequence[float] | NDArray[np.float64]], length: int
 ) -> Chains:
-    """Return the expected acceptance of consecutive chains along answers.
+    """Return the expected acceptance of successive draft chains in each answer.
 
     Args:
-        answers: For each answer, the acceptance probability of the draft token for each token of
-            the answer: [tokens], or [positions, tokens] if it depends on the chain position. The
-            last row also applies to later positions. Chains start after the first token, which
+        answers: For each answer, the probability that a draft token is accepted, by token of the
+            answer: [tokens]; or also by position in the chain: [positions, tokens]. The last row
+            also applies to later positions. The first chain starts after the first token, which
             prefill produces. The target adds a token after each chain.
         length: Number of draft tokens per chain.
     """

@@ -36,7 +36,10 @@ def padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
 
 
 def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states they were chosen from, and the states after them."""
+    """Return tokens, the states before them and the states after them.
+
+    Each token was chosen from the state before it.
+    """
     tokens, before, after = [], [], []
     count = 0
     for chunk in chunks:

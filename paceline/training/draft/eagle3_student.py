@@ -172,10 +172,10 @@ def _from_second_token(rows: Rows) -> Rows:
 
 
 def eagle3_layers(target: PreTrainedModel) -> tuple[int, ...]:
-    """Return the target layers whose inputs a new head takes as its inputs.
+    """Return the target layers whose inputs a new head reads.
 
-    They are the same layers as in published heads. In a target with too few layers for that, they
-    are the first, the middle and the last layer.
+    Published heads read the same layers. If the target has too few layers for this choice, the
+    head reads the inputs of the first, the middle and the last layer.
     """
     count = target.config.get_text_config(decoder=True).num_hidden_layers
     layers = default_layers(target)

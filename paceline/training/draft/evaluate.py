@@ -125,15 +125,15 @@ def agreements(
 
 @torch.no_grad()
 def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDArray[np.float64]:
-    """Return agreements by chain position for a draft model that reads target states.
+    """Compare the guesses of a draft model that reads target states with an answer.
 
     Args:
         model: Draft model, attached to its target.
         chunk: Answer with its prompt and the target's states.
         length: Number of draft tokens per chain.
     Returns:
-        1 if an answer token equals the draft model's argmax at that chain position, else 0;
-        [length, tokens].
+        An array [length, tokens]: 1 where the draft model's argmax at a chain position equals the
+        answer token, otherwise 0.
     """
     assert chunk.states is not None, "read before the evaluation"
     states = chunk.states.to(model.device, model.dtype)

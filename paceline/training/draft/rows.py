@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows with a mask computed from their positions and guesses."""
+        """Return rows with the given positions and guesses, and compute their mask."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return a row without guesses for each position, then all rows with guesses.
+        """Return first a guess-free row for every position, then the rows with guesses.
 
         Args:
             length: Number of tokens in the text.

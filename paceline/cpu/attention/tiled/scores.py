@@ -43,7 +43,7 @@ def weigh_block(
         count: Number of queries in the block.
 
     Returns:
-        Number of steps whose keys all queries of the block see at the same ranks.
+        Number of steps (32 keys each) in which all queries of the block see the same keys.
     """
     size, totals = SIDE * call.value_dim * FLOAT_BYTES, space.totals + block * amx.ROW
     clear(space.sums + block * size, size)

@@ -77,7 +77,7 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the products of `count` steps to all queries' sums, in 16 dimensions."""
+    """Add the weighted values of `count` steps of keys to the sums, in 16 dimensions."""
     _load_sums0(sums, size)
     for step in range(count):
         _load_values(values + step * SIDE * size, size)

@@ -125,7 +125,7 @@ def cache_position(tile: QueryTile, ordinal: int) -> int:
 
 @inlined
 def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
-    """Return the address of the value of a key."""
+    """Return the address of the value vector that belongs to a key."""
     return int(tile.value + cache_position(tile, ordinal) * call.value_stride)
 
 
