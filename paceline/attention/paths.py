@@ -137,7 +137,7 @@ def fill_paths(
         visible: Visible ranges of the batch.
         order: Keys of each row, ordered by position.
         tile_columns: Maximum number of queries per tile.
-        room: Number of tiles and number of queries for which the table has room.
+        room: Maximum numbers of tiles and of queries in the table.
     """
     rows = np.repeat(np.arange(len(order.cached)), np.diff(visible.starts))
     start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)

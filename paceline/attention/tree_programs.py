@@ -149,7 +149,7 @@ def combine_tree(
     ROUNDED_SPLITS: tl.constexpr,
     VALUE_DIMS: tl.constexpr,
 ):
-    """Combine the splits of one query and head, and store the output."""
+    """Combine the partial results for one query and head, and store the output."""
     output = tl.program_id(0).to(tl.int64)
     split, dims = tl.arange(0, ROUNDED_SPLITS), tl.arange(0, VALUE_DIMS)
     there = split < splits

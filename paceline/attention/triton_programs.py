@@ -194,7 +194,7 @@ def combine_splits(
     AT_ONCE: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Combine the splits of a query with the sink, and store the output."""
+    """Combine a query's partial results with the attention sink; store the output."""
     at = tl.program_id(0).to(tl.int64)
     which, head = origin + at // heads, at % heads
     seen = tl.load(table + tiles * 4 + queries * 2 + which)

@@ -65,7 +65,7 @@ class ForwardOverride:
         self._forward: Callable[..., Any] = type(module).forward
 
     def of(self, module: nn.Module) -> ForwardOverride:
-        """Return this override, applied to another module of the same class."""
+        """Return the same kind of override for another module of the same class."""
         return type(self)(module, self.products)
 
 
@@ -124,7 +124,7 @@ class NormOverride(ForwardOverride):
         self._norm = products.backend.rms_norm
 
     def of(self, module: nn.Module) -> ForwardOverride:
-        """Return this override, applied to another module of the same class."""
+        """Return the same kind of override for another module of the same class."""
         return NormOverride(module, self.products, self.eps)
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ MULTIPLIED = PLAIN | {PackedWeight}
 
 
 def has_numbers(tensor: Any) -> bool:
-    """Return whether paceline can read a weight: it is plain or a packed weight."""
+    """Return whether paceline can read a weight: a plain tensor or a packed weight."""
     return type(tensor) is PackedWeight or is_plain(tensor)
 
 

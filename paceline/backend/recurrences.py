@@ -195,8 +195,8 @@ class Recurrences(Protocol):
         """Advance the stored states by the tokens of a path.
 
         Args:
-            tokens: Inputs that were passed to `walk`, but with the updates that it returned as
-                values.
+            tokens: Inputs that were passed to `walk`, except that `value` holds the updates that
+                `walk` returned.
             path: Tokens to add.
             states: Stored states, as in `walk`.
         """

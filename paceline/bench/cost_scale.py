@@ -185,7 +185,7 @@ def _fill_linear(
     writes: bool,
     normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Copy the original weights; fill the rest with random values or zeros (`writes`)."""
+    """Copy the original weights; fill the rest randomly or, if `writes`, with zeros."""
     rows, columns = original.weight.shape
     if writes:
         linear.weight.zero_()

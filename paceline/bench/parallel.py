@@ -21,8 +21,8 @@ class Lockstep:
         config: Configuration of the run, with the number of ranks.
         ranks: The group of processes, if they have already joined it.
     Raises:
-        ConfigError: The number of ranks differs from the configuration, or no drafter has trees
-            that ranks can share.
+        ConfigError: The number of ranks differs from the configuration, or ranks cannot share the
+            trees of any drafter.
     """
 
     def __init__(self, config: BenchConfig, ranks: Ranks | None) -> None:
@@ -52,7 +52,7 @@ class Lockstep:
         return self._ranks if spec in self._shared else None
 
     def wait_for_all(self, over: bool = False) -> bool:
-        """Wait for all processes, and return the value of `over` that rank 0 passed."""
+        """Wait for all processes, and return the argument `over` of rank 0."""
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:

@@ -71,7 +71,7 @@ class TimedCall:
     Attributes:
         method: Name of the method.
         unit: Index of the prompt or batch.
-        repeat: Index of the pass.
+        repeat: Index of the repetition.
         seconds: Wall-clock time.
         cpu_seconds: Processor time of the process.
         timing: Time that the engine spent in each phase, in seconds; None if unknown.

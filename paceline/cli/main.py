@@ -64,8 +64,7 @@ def _build_app(listed: bool) -> App:
     """Return the application with all commands.
 
     Args:
-        listed: Whether to take the help of the commands from `COMMANDS`, without importing the
-            commands.
+        listed: Whether to show the help texts in `COMMANDS` without importing the commands.
     """
     app = new_app(
         "paceline",

@@ -106,9 +106,9 @@ def replay(
 def read(
     traces: Sequence[Path], tokenizer: str | None, limit: int | None = None
 ) -> tuple[dict[str, list[Trace]], Any]:
-    """Read the answers by file name, and their tokenizer or its fingerprint.
+    """Return the answers in each file, by file name, and their tokenizer.
 
-    The tokenizer is None if it is unknown.
+    The tokenizer may be just a fingerprint. It is None if it is unknown.
     """
     from paceline.replay.traces import read_traces, tokenizer_of
 

@@ -37,44 +37,44 @@ class DelegatingDrafter(Drafter):
             setattr(self, name, getattr(inner, name))
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         self.inner.check_vocab_size(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         self.inner.check_tokenizer(tokenizer)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         self.inner.attach(target, tokenizer)
 
     def num_head_tokens(self) -> int:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         return self.inner.num_head_tokens()
 
     def start(self, request: Request) -> None:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         self.inner.start(request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         return self.inner.propose(requests, max_nodes)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         self.inner.observe(outcomes)
 
     def draws(self, request: Request) -> bool:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         return self.inner.draws(request)
 
     def stop(self, request: Request) -> None:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         self.inner.stop(request)
 
     @property
     def forward_seconds(self) -> float:
-        """Forward to the inner drafter."""
+        """Call the same method of the inner drafter."""
         return self.inner.forward_seconds
 
 

@@ -62,7 +62,7 @@ class Trial:
 
     @property
     def doubtful(self) -> bool:
-        """Return True if other programs disturbed the timing, but fewer are running now."""
+        """Return True if other programs disturbed the timing and the machine is quieter."""
         return (
             self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
         )

@@ -31,5 +31,5 @@ def pack_row(source: int, target: int, row_bytes: int) -> None:
 
 @inlined
 def even_share(rest: int, groups: int) -> int:
-    """Return the size of the next group if `rest` is split evenly into `groups`."""
+    """Return the size of the first of `groups` groups that divide `rest` evenly."""
     return (rest + groups - 1) // groups

@@ -163,7 +163,7 @@ class SpinningThreadTeam:
         lead(self.mailbox, self.take_numbers(1) + 1, job, arguments)
 
     def take_numbers(self, count: int) -> int:
-        """Reserve numbers for the next `count` jobs; return the number before the first."""
+        """Reserve the next `count` job numbers; return the first of them minus 1."""
         self._num_jobs += count
         return self._num_jobs - count
 

@@ -82,8 +82,8 @@ class Snapshot:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Read the text that follows evenly spaced matches of each query.
 
-        The matches of a query are the suffixes in its ranges, from which this method selects some
-        at regular intervals.
+        The matches of a query are the suffixes in its ranges. This method selects some of them, at
+        regular intervals.
 
         Args:
             low: First rank of each range, [batch, shards]; one row of `Ranges.low` per query.

@@ -1,4 +1,4 @@
-"""Track one drafter's drafts through a step: cut, cost and outcomes."""
+"""Track one drafter's trees through a step: cuts, costs and outcomes."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class DraftingBackoff:
 
         Args:
             num_requests: Number of requests in the batch.
-            ragged: Whether the batch is ragged: the forward pass has no padding, so each request
-                adds only its own draft tokens.
+            ragged: Whether the batch is ragged. A ragged forward pass has no padding, so each
+                request adds only its own draft tokens.
         """
         if not self.opens():
             return 0

@@ -25,7 +25,7 @@ from paceline.util.compiled import compiled
 
 
 class NodeSelector(ABC):
-    """Selects nodes from a step's trees; it cuts those with `BudgetedDrafts.flat`.
+    """Selects the nodes of a step that are verified; cuts the trees that can be cut.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
@@ -70,7 +70,7 @@ class NodeSelector(ABC):
         """Return the number of units after the trees of `drafts` have been added."""
 
     def charge(self, seconds: Floats) -> None:
-        """Set the cost of the trees that cannot be cut, for the back-off.
+        """Set `cost` of the drafts that cannot be cut; the back-off compares it.
 
         Args:
             seconds: Duration of the step with 0, 1, ... units, [1 + num_units].
@@ -118,7 +118,7 @@ class PaddedSelector(NodeSelector):
         return best_count(self._tokens, seconds)
 
     def cut(self, seconds: Floats) -> int:
-        """Cut all trees to the same width, at least that of the widest whole tree."""
+        """Cut all trees to one width, not below that of trees that cannot be cut."""
         floor = width = self.num_free_units
         if len(self._whole) < len(self._drafts):
             width = floor + best_count(self._tokens[floor:], seconds[floor:])

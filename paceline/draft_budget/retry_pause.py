@@ -28,10 +28,10 @@ class RetryPause:
         return False
 
     def start(self, factor: int = 1) -> None:
-        """Start a pause; the next pause is twice as long.
+        """Start a pause; the pause after it will be twice as long.
 
         Args:
-            factor: Factor by which the pause is longer than planned; at least 1.
+            factor: Factor by which this pause is lengthened; at least 1.
         """
         self._left = min(factor * self._next, self._max_steps)
         self._next = min(2 * self._left, self._max_steps)

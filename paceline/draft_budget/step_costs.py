@@ -87,7 +87,7 @@ class StepCosts:
         return result
 
     def _parts(self, num_requests: int) -> tuple[float, float, float]:
-        """Return the time of a plain step, and the times that drafting and a token add."""
+        """Return the times of a plain step, of drafting, and of one more draft token."""
         a, b, c, d = self._fit
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
@@ -128,8 +128,8 @@ def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[in
     """Return the number of tokens of each chain that maximises tokens per second.
 
     Args:
-        gains: Expected gain of each node: its path probability times the value of its token;
-            [nodes].
+        gains: Expected gain of each node, [nodes]: its path probability, multiplied by the value of
+            a token for its request.
         starts: Index of each chain's first node, followed by the total number of nodes; [1 +
             chains].
         seconds: Duration of the step with 0, 1, ... draft tokens; [1 + nodes].

@@ -73,7 +73,7 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _fit(model: CachedLM, num_pairs: int) -> Weights:
-    """Fit the weights; with too few pairs, return weights without `token_ids`."""
+    """Fit the weights; given too little text, return weights without `token_ids`."""
     embedding, head = embedding_and_head(model)
     try:
         pairs = _generate(model, num_pairs)

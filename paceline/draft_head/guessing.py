@@ -128,7 +128,7 @@ class DraftHead:
         return Pending([tensor for each in predicted for tensor in each.to_fetch], _trees)
 
     def _after(self, states: Tensor, token_ids: Tensor) -> _Level:
-        """Return the first level, which follows the newest tokens."""
+        """Return the first level: guesses for the tokens after the newest ones."""
         following = self.next_states(states, token_ids)
         guesses, probs = self.guess(following, _SETTINGS.num_first)
         return _Level(guesses, probs, probs, None, following)
@@ -178,8 +178,8 @@ def _trees(arrays: Arrays) -> list[DraftTree]:
     """Build the predicted trees.
 
     Args:
-        arrays: Token ids and probabilities of the first level, followed by token ids,
-            probabilities and `_Level.continued` of each further level.
+        arrays: Token ids and probabilities of the first level. Then, for each later level, token
+            ids, probabilities and `_Level.continued`.
     """
     first, rest = arrays[:2], arrays[2:]
     levels: list[tuple[NDArray[Any], ...]] = [(*first, np.full_like(first[0], -1))]

@@ -114,7 +114,7 @@ def check_drafter(
 ) -> ContractReport:
     """Check a drafter against the contract on a real model.
 
-    - Every tree follows the rules, whatever the node limit.
+    - Every tree follows the rules under any node limit.
     - Greedy answers equal those of plain decoding. If the trees carry no distributions, sampled
       answers do as well.
     - A request that stops before its first draft, midway or twice does not affect other requests.

@@ -167,7 +167,7 @@ def _confidence(branch: int, match: int, count: int) -> list[float]:
     """Return the probability of each new token in a branch, given its parent.
 
     Args:
-        branch: Number of branches before this branch.
+        branch: Number of branches that the tree already has.
         match: Number of tokens in the matching n-gram.
         count: Number of new tokens in the branch.
     """

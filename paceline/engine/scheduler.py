@@ -88,7 +88,7 @@ class Scheduler:
         return [handle.request for handle in islice(self.waiting, number)]
 
     def preempt(self, handle: RequestHandle) -> None:
-        """Take an active request's slot; the request will continue later."""
+        """Take the slot away from an active request, which will continue later."""
         self.active.remove(handle)
         self._kv_cache.close(handle.request)
         handle.request.cached = 0

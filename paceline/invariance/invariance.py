@@ -172,7 +172,7 @@ def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
 def _cheapest(
     model: PreTrainedModel, with_kernels: bool, fixed_rows: int
 ) -> tuple[ProbeReport, Products]:
-    """Return the report and products of the cheapest method of batch invariance.
+    """Return the cheapest batch-invariant products, with the report on them.
 
     The candidates are torch's matrix products, paceline's kernels, and products with a fixed number
     of rows.

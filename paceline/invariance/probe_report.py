@@ -17,7 +17,7 @@ class ProbeResult:
         shape: Shape of the module, such as "in -> out".
         times: Number of modules of this kind.
         tried: Largest row count that was probed.
-        runs: First row count of each range of counts with identical results.
+        runs: Start of each range of row counts within which the results are identical.
     """
 
     name: str

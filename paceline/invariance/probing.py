@@ -177,7 +177,7 @@ def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Product
 def _measure_costs(
     model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
 ) -> tuple[float, float, Conditions | None]:
-    """Return the costs of products and of a forward pass, and the worst conditions."""
+    """Return the cost ratios of products and forward pass, and the worse conditions."""
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:
         return 1.0, forward.ratio, forward.conditions

@@ -63,11 +63,11 @@ def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) ->
 
 
 def widest_class(runs: Iterable[tuple[int, ...]], counts: Sequence[int]) -> RowClass:
-    """Return the widest class that is common to several functions.
+    """Return the widest range of row counts in which no function changes its results.
 
     Args:
         runs: Result of `agreeing_runs` for each function.
-        counts: Row counts that were compared, ascending. A class begins and ends with one of them.
+        counts: Row counts that were compared, ascending. The range begins and ends with one.
     """
     starts = sorted({start for function_runs in runs for start in function_runs})
     ends = [max(count for count in counts if count < start) for start in starts[1:]] + [counts[-1]]

@@ -96,7 +96,7 @@ class RowModule:
         return _counts_for(self.matrix.numel() if self.is_product else 0)
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return the module as a function of rows [count, *row_shape].
+        """Return a function that calls the module on rows [count, *row_shape].
 
         The function calls the module in the same way as the model does.
 
@@ -171,7 +171,7 @@ class RowRouter(RowModule):
     constants: tuple[Tensor | None, ...] = ()
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return the module as a function of rows [count, *row_shape]."""
+        """Return a function that calls the module on rows [count, *row_shape]."""
         return partial(self._apply, self._joined)
 
     def _joined(self, rows: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class RowDenseExperts(RowModule):
         return _counts_for(_num_weights(self.module))
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return the experts as a function of rows [count, experts, size]."""
+        """Return a function that calls the experts on rows [count, experts, size]."""
         return self._run
 
     @torch.inference_mode()
@@ -255,7 +255,7 @@ class RowMixer(RowModule):
         return _counts_for(sum(weight.numel() for weight in self.module.parameters()))
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return the mixer as a function of rows [count, size]."""
+        """Return a function that runs the mixer on rows [count, size]."""
         return self._run
 
     @torch.inference_mode()

@@ -47,7 +47,7 @@ class Block:
         self._num_taken = 0
 
     def fits(self, states: Tensor) -> bool:
-        """Return whether a free store fits states [batch, heads, queries, dim]."""
+        """Return whether a store is free for states [batch, heads, queries, dim]."""
         shape, stores = states.shape, self.stores
         return self._num_taken < len(stores) and (shape[1], shape[3], states.dtype) == (
             stores.shape[2],

@@ -95,12 +95,12 @@ class RegionCache(SlotCache):
         self.resize(self.slots + 1, self.capacity)
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Return the block and index of a store for a layer, given its first states."""
+        """Reserve a store for keys or values like `states`; return block and index."""
         self._forget_addresses()
         return self.blocks.take(states, 1, self.capacity)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at a block and index, with a first stride of one position."""
+        """Return the store at a block and index; its tensor's rows are cache positions."""
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()
         rows = store.tensor.as_strided(store.tensor.shape, (strides[1], *strides))

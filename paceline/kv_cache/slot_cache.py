@@ -126,7 +126,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._forget_addresses()
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Take a store that fits a layer's first states, and return its block and index."""
+        """Reserve a store for keys or values like `states`; return block and index."""
         self._forget_addresses()
         return self.blocks.take(states, self.slots, self.capacity)
 

@@ -63,7 +63,7 @@ class SlotMemory(Protocol):
     blocks: BlockList
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Take a store that fits a layer's first states, and return its block and index."""
+        """Reserve a store for keys or values like `states`; return block and index."""
 
     def store(self, address: tuple[int, int]) -> Store:
         """Return the store at a block and index."""

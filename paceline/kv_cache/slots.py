@@ -117,8 +117,8 @@ class Slots:
 
         Args:
             slots: Number of slots.
-            positions: Number of cache positions: of each slot, or of all slots together if
-                `has_regions`.
+            positions: Number of cache positions per slot or, if `has_regions` is true, in all
+                slots together.
         """
         moved = self._cache.resize(slots, positions)
         self._owner = {moved[old]: request for old, request in self._owner.items()}

@@ -1,7 +1,7 @@
 """Check that a text has bit-identical logits in every forward pass.
 
 The check decodes a text on this machine, one token at a time. It compares the logits with those of
-passes over several rows and over trees, between passes of other requests.
+passes over several rows and over trees. Passes of other requests run in between.
 """
 
 from __future__ import annotations

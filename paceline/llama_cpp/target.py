@@ -168,9 +168,9 @@ class GgufTarget(TargetBase):
         return True
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return the first nodes of a tree, with at most as many leaves as sequences.
+        """Return the first nodes of a tree; each of its leaves needs a sequence.
 
-        Recurrent models get a chain that they can roll back.
+        For a recurrent model, return a chain that the model can roll back.
         """
         if self.model.is_recurrent:
             return tree.best_chain().first(self.model.max_rollback)

@@ -79,7 +79,7 @@ class CachedRequests(TargetBase):
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions: per slot, or in total with regions."""
+        """Return the number of cache positions per slot, or in total with regions."""
         return self._cache.capacity
 
     @property

@@ -43,8 +43,8 @@ class WeightEntry(NamedTuple):
     Attributes:
         tensor: Name of the tensor in the file.
         order: Index of the weight's row permutation in `TensorTable.orders`. None means that the
-            rows are in the same order in the file. -1 means that the order of the rows is not the
-            only difference.
+            file stores the rows in the same order. -1 means that the file differs in more than the
+            order of the rows.
     """
 
     tensor: str
@@ -109,7 +109,7 @@ class TensorTable:
         return self.orders.index(rows)
 
     def write(self, folder: Path) -> None:
-        """Write the table into a folder."""
+        """Write the tensor table to a JSON file in a folder."""
         content = {
             "tensors": self.tensors,
             "weights": self.weights,
@@ -148,7 +148,7 @@ class TensorReordering:
         }
 
     def applied(self, name: str, numbers: NDArray[Any]) -> NDArray[Any]:
-        """Return a tensor with transformers' changes applied."""
+        """Return a tensor as transformers changes it when it loads a GGUF file."""
         result = self._processor.process(weights=numbers, name=name, **self._options)
         changed: NDArray[Any] = result.weights
         return changed

@@ -65,7 +65,7 @@ def is_known_layer(module: nn.Module) -> bool:
 
 
 def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
-    """Describe a layer; return None if the backend computes only some of its modules."""
+    """Describe a layer, or return None unless the backend computes all its modules."""
     parts = (twin, twin.get_submodule("self_attn"), twin.get_submodule("mlp"))
     if any("forward" in vars(part) for part in parts):
         return None
@@ -123,7 +123,7 @@ class LayerCalls:
         self._serves = False
 
     def serves(self, states: Tensor, named: dict[str, Any]) -> bool:
-        """Return whether the runner computes a layer; begin a new pass if necessary.
+        """Return whether the runner computes a layer; prepare a new pass if necessary.
 
         Args:
             states: Hidden states.

@@ -114,7 +114,7 @@ def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | No
 
 
 class _Filled(DynamicCache):  # type: ignore[misc]
-    """A cache that reports `length` cached tokens."""
+    """An empty cache that claims to hold `length` tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__()

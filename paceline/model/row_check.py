@@ -171,7 +171,7 @@ def _make_loud(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _loud_row(rows: Tensor) -> Tensor:
-    """Return a row [1, size] with much larger values than the given rows."""
+    """Return a row [1, size] whose values are much larger than those of `rows`."""
     size = float(rows.abs().amax()) * LOUD_ROW or LOUD_ROW
     limit = min(size, torch.finfo(rows.dtype).max / 8)
     return torch.linspace(-limit, limit, rows.shape[-1], device=rows.device).to(rows.dtype)[None]

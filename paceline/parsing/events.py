@@ -90,8 +90,8 @@ class AssistantMessage:
 class EventWriter:
     """Collects events, and drops white space between the parts of an answer.
 
-    White space around reasoning and around calls is dropped. White space at the end of an answer
-    without calls is preserved.
+    White space around reasoning and around tool calls is dropped. White space at the end of an
+    answer without tool calls is preserved.
 
     Attributes:
         events: Events that `take` has not returned.
@@ -138,7 +138,7 @@ class EventWriter:
             self.events.append(ArgumentsText(self.num_calls - 1, text))
 
     def finish(self) -> None:
-        """Report the white space at the end of an answer without calls."""
+        """Report the white space at the end of an answer that has no tool calls."""
         if self._spaces and not self.num_calls:
             self.events.append(ContentText(self._spaces))
         self._spaces = ""

@@ -168,7 +168,7 @@ def plan_of(
     hardware: str,
     notes: tuple[str, ...] = (),
 ) -> Plan:
-    """Return the plan for a load, given a cost function."""
+    """Return the plan for a load, using the cost function of a device or model."""
     batch, context, max_size = load
     steps = steps_of(cost, acceptance, batch, max_size)
     best = best_of(steps)

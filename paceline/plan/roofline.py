@@ -57,7 +57,7 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation in a forward pass: FLOPs, bytes read and written, number of runs."""
+    """An operation in a forward pass: FLOPs, bytes, and how often it is performed."""
 
     name: str
     flops: float
@@ -71,7 +71,7 @@ class Operation:
         return self.flops / (self.read + self.written)
 
     def seconds(self, peak: Peak) -> float:
-        """Return the total duration of all runs, limited by compute or by memory."""
+        """Return the time of the operation in one pass, limited by compute or memory."""
         return self.count * max(
             self.flops / peak.flops, (self.read + self.written) / peak.bandwidth
         )

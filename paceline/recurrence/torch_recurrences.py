@@ -82,7 +82,7 @@ class TorchRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare a state-space model with one decay rate per head for `walk`."""
+        """Convert the inputs of a state-space layer with one decay rate per head."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         steps = time.numbers.to(dtype)
@@ -197,7 +197,7 @@ class _Walk:
         self.after = start
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each token's index, its columns [requests] and the state before it."""
+        """Yield, for each token index, the requests' columns and states before it."""
         for token in range(self._columns.shape[1]):
             before = self._states[self._requests, self._sources[:, token]]
             yield token, self._columns[:, token], before

@@ -14,7 +14,7 @@ from paceline.recorded_answers.top_tokens import TopRows
 
 
 class KeepsTop(DelegatingDrafter):
-    """Wraps a drafter, and records the target's top-k tokens along the answer.
+    """Wraps a drafter, and records the target's top-k tokens at every position.
 
     Args:
         inner: Drafter that proposes the trees.

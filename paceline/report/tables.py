@@ -74,7 +74,7 @@ class Table:
 
     @property
     def texts(self) -> list[list[str]]:
-        """Return the rows as texts."""
+        """Return the cells of each row as text."""
         return [
             [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
             for row in self.rows

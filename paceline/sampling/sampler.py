@@ -137,7 +137,7 @@ def draw(
 
 
 class LazyDraws:
-    """Tokens after the root and every node of a tree, each drawn on access.
+    """The tokens after the root and after every node, each drawn when it is read.
 
     The tokens equal those of `draw`. Verification reads only the tokens that it emits, so drawing
     the others would waste time.

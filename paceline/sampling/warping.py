@@ -109,7 +109,7 @@ def _top_k(params: SamplingParams, unlimited: int) -> int:
 
 
 def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
-    """Copy divisors, flags for tiny divisors, and limits to the device: [batch, 1, 1]."""
+    """Copy each request's temperature and limits to the device, [batch, 1, 1] each."""
     vocab = scores.shape[-1]
     floats = np.array(
         [

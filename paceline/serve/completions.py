@@ -199,9 +199,10 @@ class CompletionFormatter:
     def _spell_sent(
         self, sent: str, token_ids: list[int], rows: TokenLogprobs
     ) -> CompletionLogprobs:
-        """Format the log-probabilities of a text prompt; the tokens spell what was sent.
+        """Format the log-probabilities of a prompt that the client sent as text.
 
-        Special tokens in the client's text are included; those added by the tokenizer are not.
+        Text offsets count from the start of that text. Special tokens that the client wrote are
+        part of it; those added by the tokenizer are not.
         """
         for hides in (True, False):
             result = completion_logprobs(

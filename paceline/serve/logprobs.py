@@ -142,7 +142,7 @@ def chat_logprobs(
 
 
 def _with(position: Position, rest: TokenText) -> Position:
-    """Append the text left at the end of an answer to the token at a position."""
+    """Add the text that remains after an answer's last token to a token's text."""
     text, data, _ = position.chosen.token
     chosen = TokenText(text + rest.text, data + rest.data)
     top = [

@@ -23,7 +23,8 @@ class Speculations:
 
     Args:
         own: Name of the engine's default drafter.
-        allowed: Additional specs that requests may select, whatever their options.
+        allowed: Additional specs that requests may select. Unlike other specs, they may contain
+            any option.
     """
 
     def __init__(self, own: str, allowed: Iterable[str] = ()) -> None:

@@ -64,7 +64,7 @@ class StateHead(ABC):
 
     @torch.inference_mode()
     def open(self, tokens: int) -> HeadText:
-        """Return an empty text.
+        """Open a text without tokens in the head's cache.
 
         Args:
             tokens: Number of tokens for which cache positions are reserved.

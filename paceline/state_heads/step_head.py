@@ -39,7 +39,7 @@ class StepHead(StateHead):
 
     @abstractmethod
     def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return logits and token ids, as in `logits`, for outputs [n, hidden]."""
+        """Return the logits for outputs [n, hidden], and their token ids (see `logits`)."""
 
     @torch.inference_mode()
     def read(

@@ -25,7 +25,7 @@ _OPEN_SPACES = re.compile(rf"(?:{REPLACEMENT}+|@@|(?:[ ']|(?<=[ '])[nvr])+)$")
 
 
 class Decoder(Protocol):
-    """The tokenizer method used here, as in transformers' tokenizers."""
+    """A tokenizer with the method `decode` of transformers' tokenizers."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`."""
@@ -172,7 +172,7 @@ class _Bytes:
         return spelling.first if self._first else spelling.data
 
     def _with(self, data: bytes) -> tuple[str, bytes, bool]:
-        """Return the text that `data` completes, and the decoder state after it.
+        """Return the characters that `data` completes, and the new decoder state.
 
         The state consists of the bytes of the incomplete character, and whether the prompt's text
         already shows it.

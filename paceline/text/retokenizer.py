@@ -92,7 +92,7 @@ class RetokenizedText:
         return len(self._final_ids)
 
     def update(self, token_ids: list[int]) -> list[int]:
-        """Add the newest of `token_ids`, and return the draft ids of the whole text."""
+        """Add the new tokens in `token_ids`; return the draft ids of the whole text."""
         for token in token_ids[self._num_tokens :]:
             text = self._detokenizer.push(token)
             self.complete = bool(text)

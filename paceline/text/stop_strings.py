@@ -92,7 +92,7 @@ class StopStrings:
         self._tail = TextDelta("", "")
 
     def texts(self) -> DeltaDecoder:
-        """Return a decoder for the answer, before its first token."""
+        """Return a new decoder that has not read any token of the answer."""
         return DeltaDecoder(self._tokenizer, self._prompt_ids, self._skips)
 
     def ends(self, token_ids: Sequence[int], run: list[int]) -> bool:

@@ -50,10 +50,10 @@ def size(ids: TokenIds) -> int:
 
 
 def difference(first: TokenIds, second: TokenIds) -> tuple[str, str] | None:
-    """Describe the first id with different tokens, or return None.
+    """Describe the first id that has different tokens, or return None.
 
-    Ids that exist in only one tokenizer, such as added tokens, are ignored. Names of added tokens
-    may differ.
+    Ids that exist in only one tokenizer, such as added tokens, are ignored. Added
+    tokens may have different names.
 
     Args:
         first: A vocabulary.

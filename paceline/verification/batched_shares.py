@@ -28,7 +28,7 @@ class NodeShares(NamedTuple):
     Attributes:
         reaches: Acceptance probability of each node if no token may follow it. In rejection
             sampling, the acceptance probability of every node.
-        chances: Acceptance probability of each node after its descendants were rejected; not used
+        chances: Acceptance probability of each node whose descendants have been rejected; not used
             in rejection sampling.
         tokens: Token that follows the root and every node if all descendants are rejected.
     """
@@ -112,7 +112,7 @@ def prepare_shares(
 
 
 def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
-    """Return the noise keys for sampling the tokens after the root and every node."""
+    """Return the key of the random noise for the token after the root and each node."""
     start = len(request) - request.prompt_length
     return [
         sampler.noise_key(request.params.seed, start + depth, sampler.RESIDUAL)
@@ -147,15 +147,15 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the children's shares, and what their parents keep if they are rejected.
+    """Return the children's shares, and their parents' state after a rejection.
 
     Args:
-        shares: Share of each parent, [n].
-        weights: Weights of each parent, [n, vocab].
+        shares: Share of each parent (see `rules`), [n].
+        weights: Target distribution after each parent, [n, vocab].
         tokens: Token of each child, [n].
         probs: Distribution from which each child was sampled; None if it was not sampled.
     Returns:
-        Shares of the children, and the parents' shares and weights if the children are rejected.
+        The children's shares, and the parents' shares and distributions if all are rejected.
     """
     columns, joint = tokens[:, None], shares[:, None] * weights
     own = joint.gather(1, columns)

@@ -71,12 +71,12 @@ class LoadLevel:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The measurement of one load with one drafter.
+    """The result of running one drafter under one load.
 
     Attributes:
-        load: Load of the measurement.
+        load: Requests that the clients send.
         drafter: Spec of the drafter.
-        repeat: Index of the pass.
+        repeat: Index of the repetition.
         seconds: Time from the first request to the last token.
         cpu_seconds: Processor time of this process, including clients and server.
         timing: Time that the engine spent in each phase; None if unknown, as on an accelerator.

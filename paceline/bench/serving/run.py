@@ -165,7 +165,7 @@ class _Bench:
     def _round(
         self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]
     ) -> None:
-        """Measure every drafter under one load, in several passes with rotating order."""
+        """Measure every drafter under one load; the order rotates with each repetition."""
         done: list[tuple[Cell, list[Reply]]] = []
         drafters = self._config.drafters
         for repeat in range(self._config.repeats):

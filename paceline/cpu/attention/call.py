@@ -178,9 +178,10 @@ def output_index(call: AttentionCall, column: int, head: int, member: int) -> in
 
 @inlined
 def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> bool:
-    """Return whether the range of keys that a query sees overlaps a block.
+    """Return whether the keys that a query sees overlap keys `start` to `stop` - 1.
 
-    The range extends from the first visible key to the last, and includes hidden keys between them.
+    The keys of the query extend from the first visible one to the last. Hidden keys between them
+    count as well.
     """
     column = (tile.first + i) // call.groups
     begin, end = tile.begin[column], tile.begin[column + 1]

@@ -154,7 +154,7 @@ def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -
 
 @inlined
 def _times(numbers: Any, factors: int) -> Any:
-    """Multiply eight numbers by the factors at an address; return rounded products."""
+    """Multiply eight numbers by the factors at an address, and round to bfloat16."""
     return simd_f32x8.to_bfloat16(simd_f32x8.multiply(numbers, simd_f32x8.load_bfloat16(factors)))
 
 

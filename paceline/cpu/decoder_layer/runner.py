@@ -121,7 +121,7 @@ class CpuDecoderLayers:
         return CpuDecoderLayers(layers, shape) if shape is not None and is_half else None
 
     def takes_rows(self, count: int) -> bool:
-        """Return whether the memory suffices and all threads can share the work."""
+        """Return whether `count` rows fit in memory and all threads can share the work."""
         is_shared = torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
         return count <= MAX_LAYER_ROWS and is_shared
 

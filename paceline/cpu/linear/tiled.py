@@ -48,7 +48,7 @@ _multiply_fourth = amx.add_product(_SUM3, _WEIGHT0, _ROWS1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the bfloat16 `ProductCall` at an address; return their number."""
+    """Run tasks of the bfloat16 `ProductCall` at an address; return how many."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -119,9 +119,10 @@ def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
 def _multiply_tall(
     call: ProductCall, weight: int, rows: int, sums: int, blocks: int, output: int
 ) -> None:
-    """Multiply all rows by 16 outputs, in similar-sized groups of up to 64 rows.
+    """Multiply all rows by the weights of 16 outputs, in groups of up to 64 rows.
 
-    `weight` is the address that output 0 would have if all weights were in memory.
+    `weight` is the address of the whole weight. If only some outputs are in memory, it is the
+    address at which output 0 would be.
 
     Each group prefetches its share of the next weights. If the first group prefetched all of them,
     it would wait for memory, and memory would be idle during the others.
@@ -144,7 +145,7 @@ def _multiply_tall(
 def _multiply_wide(
     call: ProductCall, weight: int, rows: int, sums: int, blocks: int, output: int
 ) -> None:
-    """Multiply all rows by 32 outputs, 32 rows at a time."""
+    """Multiply all rows by the weights of 32 outputs, 32 rows at a time."""
     row_bytes = call.inner * HALF_BYTES
     outputs, width = weight + output * row_bytes, min(_SQUARE, call.outer - output)
     fetched = 0 if output + 2 * _SQUARE <= call.outer else PREFETCH_STREAMS
@@ -198,9 +199,9 @@ def _multiply_square(
     last: int,
     has_second: bool,
 ) -> None:
-    """Multiply 16 rows by 32 outputs, and store the tiles.
+    """Multiply 16 rows by the weights of 32 outputs, and store the sums as tiles.
 
-    If `has_second` is True, 32 rows are multiplied.
+    If `has_second` is True, multiply 32 rows.
     """
     row_bytes = inner * HALF_BYTES
     second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)

@@ -100,7 +100,7 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
     There are 16 indices per row for each half part.
 
-    Index 4 c + r belongs to code c of row r. Only the low six bits are defined.
+    Index 4 c + r stands for code c in row r. Only the low six bits are defined.
     """
     rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
     stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))
@@ -122,9 +122,9 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
 
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
-    """Emit instructions that compute the rounded number of each code in each row.
+    """Emit instructions that compute the number for each code in each of four rows.
 
-    The numbers are sorted by code, then by row.
+    The numbers are rounded, and ordered by code, then by row.
     """
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)

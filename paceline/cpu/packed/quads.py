@@ -144,7 +144,7 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
 
 
 def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
-    """Emit instructions that add pairs of lanes in each group of four lanes.
+    """Emit instructions that add lanes in pairs, within groups of four lanes.
 
     For each group, the result holds the sums of the first vector, then those of the second.
 

@@ -92,7 +92,7 @@ def nibble_bytes(builder: Any, block: Any, offset: int) -> Any:
 
 
 class Factor(NamedTuple):
-    """Register lanes that hold the same factor of several blocks.
+    """The vector lanes that hold one kind of factor for several blocks.
 
     Attributes:
         vector: LLVM vector of float32 numbers that contains the factors.
@@ -166,7 +166,7 @@ class Reader:
         raise NotImplementedError
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         raise NotImplementedError
 
 
@@ -219,12 +219,12 @@ def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
 
 
 class Q4_0(_Scaled):
-    """Decodes blocks with a scale and 32 four-bit integers; subtracts 8 from each."""
+    """Decodes blocks with a scale and 32 four-bit integers, which are stored plus 8."""
 
     codes, groups = tuple(range(-8, 8)), (NibbleGroup(2, 0, 1),)
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         return builder.sub(nibble_bytes(builder, block, 2), constant(8, BYTES))
 
 
@@ -234,15 +234,15 @@ class Q4_1(_Shifted):
     codes, groups = tuple(range(16)), (NibbleGroup(4, 0, 1),)
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         return nibble_bytes(builder, block, 4)
 
 
 class Q5_0(_Scaled):
-    """Decodes blocks with a scale and 32 five-bit integers; subtracts 16 from each."""
+    """Decodes blocks with a scale and 32 five-bit integers, which are stored plus 16."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         return builder.sub(_with_fifth_bits(builder, block, 2, 6), constant(16, BYTES))
 
 
@@ -253,7 +253,7 @@ class Q5_1(_Shifted):
     """
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         return _with_fifth_bits(builder, block, 4, 8)
 
 
@@ -261,7 +261,7 @@ class Q8_0(_Scaled):
     """Decodes blocks with a scale and 32 eight-bit integers."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         return load(builder, block, HALF_BYTES, BYTES)
 
 
@@ -271,7 +271,7 @@ class IQ4_NL(_Scaled):
     codes, groups = IQ4_CODES, (NibbleGroup(2, 0, 1),)
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         return looked_up(builder, nibble_bytes(builder, block, 2), self.codes)
 
 

@@ -1,4 +1,4 @@
-"""Emit code that decodes blocks of 256 numbers, in which each part has factors."""
+"""Emit code that decodes blocks of 256 numbers, with separate factors per part."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Q4_K(_K4):
     )
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         return _pair_nibbles(builder, block, 16, part)
 
 
@@ -138,7 +138,7 @@ class Q5_K(_K4):
     """Decodes five-bit integers, whose fifth bits are stored separately."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         low = _pair_nibbles(builder, block, 48, part)
         # Bit `part` becomes bit 4.
         fifth = _moved(builder, load(builder, block, 16, BYTES), 4 - part)
@@ -148,11 +148,11 @@ class Q5_K(_K4):
 class Q6_K(Reader):
     """Decodes six-bit integers, subtracts 32, and applies one scale per 16 integers.
 
-    number = (scale * half part's scale) * value
+    number = (scale of the block * scale of the half part) * value
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that compute each half part's scale, for several blocks."""
+        """Emit instructions that compute one scale per half part of each block."""
         vectors = []
         for block in blocks:
             small = builder.sitofp(builder.sext(load(builder, block, 192, NIBBLES), WORDS), NUMBERS)
@@ -161,7 +161,7 @@ class Q6_K(Reader):
         return Factors(_factors_of_blocks(builder, vectors), (), 1)
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         section, number = divmod(part, 4)
         low = load(builder, block, 64 * section + number % 2 * PART, BYTES)
         high = load(builder, block, 128 + section * PART, BYTES)
@@ -185,12 +185,12 @@ class IQ4_XS(Reader):
     groups = tuple(NibbleGroup(8 + LANES * part, 2 * part, 2 * part + 1) for part in range(_PARTS))
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that compute each part's scale, for several blocks."""
+        """Emit instructions that compute one scale per part of each block."""
         vectors = [self._scales(builder, block) for block in blocks]
         return Factors(_factors_of_blocks(builder, vectors)[:_PARTS], (), 2)
 
     def _scales(self, builder: Any, block: Any) -> Any:
-        """Emit instructions that compute the scales of a block's parts, in lanes 0 to 7."""
+        """Emit instructions that put the scales of a block's eight parts into lanes 0-7."""
         low = spread(builder, load(builder, block, 4, WORD), _PARTS)
         top = spread(builder, builder.zext(load(builder, block, 2, HALF), WORD), _PARTS)
         low = builder.lshr(low, ir.Constant(_EIGHT, [4 * part for part in range(_PARTS)]))
@@ -204,6 +204,6 @@ class IQ4_XS(Reader):
         return pick(builder, scales, scales, list(range(LANES)))
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode the integers of a part to 32 signed bytes."""
+        """Emit instructions that decode one part of a block to 32 signed bytes."""
         indices = nibble_bytes(builder, block, 8 + part * LANES)
         return looked_up(builder, indices, self.codes)

@@ -73,7 +73,7 @@ class _Blocks(NamedTuple):
 
     @staticmethod
     def of(block_format: BlockFormat) -> _Blocks:
-        """Return the description of a format; plain numbers count as blocks of 32."""
+        """Return the description of a format; plain numbers are treated as blocks of 32."""
         numbers = max(block_format.numbers, PART)
         return _Blocks(
             _READERS[block_format.name], numbers // PART, block_format.row_bytes(numbers)
@@ -161,7 +161,7 @@ def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
-    """Unpack a row exactly.
+    """Unpack a row without rounding.
 
     The arguments are the id of the format, the address of the row's blocks, the number of parts,
     and the address for the result.
@@ -179,10 +179,10 @@ def _unpack_quad(
     line_step: Any,
     ahead: Any,
 ) -> Any:
-    """Unpack four rows to interleaved lines.
+    """Unpack four rows, so that each cache line holds numbers from all of them.
 
-    The arguments are the id of the format, the addresses of each row's blocks, and fields of
-    `UnpackCall`.
+    The arguments are the id of the format, the addresses of each row's blocks, and the fields of
+    `UnpackCall` with the same names.
     """
     operands = (sources, num_parts, target, line_step, ahead)
     return _of_format(where_available(_emit_quad), type_id, *operands)

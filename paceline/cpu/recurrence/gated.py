@@ -114,7 +114,7 @@ _FOLD_TAKEN = counter_of(FOLD_CALL)
 
 
 def _walk(call_address: int) -> int:
-    """Run tasks of the `GatedCall` at an address; return their number."""
+    """Run tasks of the `GatedCall` at an address; return how many."""
     call = read_record(call_address, GATED_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -164,9 +164,9 @@ def _take_step(
         column: Column of the token.
         head: Head of the block.
         offset: Distance from the head's first lane to the block's first lane.
-        state: Address of the block before the token, distance between its rows, and address for the
-            block after the token. The rows of the latter are contiguous.
-        lanes: Address for the lanes of the update and the output.
+        state: Address of the block's state before the token, distance between its rows, and address
+            for the block's state after the token, whose rows are contiguous.
+        lanes: Address of scratch memory for the block's update, followed by its output.
     """
     before, stride, after = state
     group = head // (call.heads // call.groups)
@@ -226,7 +226,7 @@ def _store_output(call: GatedCall, offset: int, output: Any) -> None:
 
 
 def _fold(call_address: int) -> int:
-    """Run tasks of the `FoldCall` at an address; return their number."""
+    """Run tasks of the `FoldCall` at an address; return how many."""
     call = read_record(call_address, FOLD_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     state = np.empty(call.rows * call.vectors * LANES + LANES, dtype=np.float32)

@@ -90,7 +90,7 @@ def _convert(
 ) -> None:
     """Convert and scale rows; see `float_rows`.
 
-    Lane l of eight sums the squares of the elements l, l + 8, ...
+    Eight lanes compute the L2 norm: lane l sums the squares of the elements l, l + 8, ...
     """
     tokens, groups, size = shape
     step = WIDTH * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)

@@ -1,10 +1,10 @@
 """Decide per batch size whether running the draft model saves time.
 
-When the draft model runs, each request has two trees in a step: one with the draft model's nodes
-and one without them. The second tree is cut to the size of the first. The text generated in this
-and later steps shows how many tokens of the second tree would have been accepted. The difference
-is the gain in tokens. From text to text, the gain varies much less than the number of accepted
-tokens.
+When the draft model runs, two trees are grown for each request: one with the draft model's nodes,
+which is verified, and one without them. The second tree is cut to the size of the first. The text
+generated in this and later steps shows how many of its tokens would have been accepted. The gain
+is the difference between the numbers of accepted tokens. From text to text, the gain varies much
+less than these numbers.
 
 The cost is the time that the draft model takes. The gate runs the draft model if the gain times
 the current seconds per token is at least the cost. It uses an upper confidence bound (UCB) of the

@@ -86,7 +86,7 @@ class TextChains(ChainDrafter):
         return False
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for all requests together, in shared draft forward passes."""
+        """Draft for all requests at once; they share the draft model's forward passes."""
         if any(max_nodes):  # otherwise, the next call reads the tokens
             for request in requests:
                 self._read(request)

@@ -55,7 +55,7 @@ class Evidence(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """Acceptance rate, given the parent, that is assumed before outcomes are counted."""
+        """Acceptance rate, given an accepted parent, that is assumed without any counts."""
         if self.kind == NodeSource.CHAIN:
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)

@@ -65,7 +65,7 @@ class PhraseSequence(DraftSequence):
         return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
 
     def note_processed(self, count: int) -> None:
-        """Record how many nodes of the drafted chain the engine verified."""
+        """Limit later drafts, given how many nodes of the last chain were verified."""
         uncut = count == len(self.proposal.chain)
         self.reach = max(count, self.reach) + 1 if uncut else max(MIN_REACH, count + 1)
 

@@ -139,7 +139,7 @@ class ProposalBuilder:
                 self._note(Evidence(NodeSource.PHRASE))
 
     def add_phrases(self, most: int) -> None:
-        """Add up to `most` phrases after the newest token, cut to the chain's depth."""
+        """Add up to `most` phrases after the newest token, none longer than the chain."""
         for phrase in self._phrases(self._text, most):
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
             self._note(Evidence(NodeSource.PHRASE))

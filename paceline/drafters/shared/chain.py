@@ -65,7 +65,7 @@ class Chain:
         return self.limit - len(self.tokens)
 
     def extend(self, run: list[int], stop_after: int | None, probs: Tensor | None) -> list[int]:
-        """Add new tokens; close the chain if the rule, an end token or the limit ends it.
+        """Add new tokens; close the chain at its limit, at an end token or by the rule.
 
         Args:
             run: New tokens; at least one.

@@ -44,7 +44,7 @@ LOOKUP_LENGTH = _SETTINGS.lookup_tokens
 
 @dataclass(slots=True)
 class ChainSequence(DraftSequence):
-    """The draft model's copy of a request.
+    """A request as the draft model sees it.
 
     Attributes:
         index: N-gram index of the target's tokens.
@@ -115,7 +115,7 @@ class ChainDrafter(Drafter):
             self._draft.close(shadow.request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for all requests together, in shared draft forward passes."""
+        """Draft for all requests at once; they share the draft model's forward passes."""
         trees = [EMPTY_TREE] * len(requests)
         rows = [row for row, request in enumerate(requests) if request.id in self._shadows]
         limits = [self._limit(requests[row], max_nodes[row]) for row in rows]
@@ -138,7 +138,7 @@ class ChainDrafter(Drafter):
         return trees
 
     def draws(self, request: Request) -> bool:
-        """Return whether drafts for `request` are sampled, with their distributions."""
+        """Return whether drafts are sampled and come with their distributions."""
         return self._samples and not request.params.greedy
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -247,7 +247,7 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Return up to `room` tokens that followed the end of the text and `path` before."""
+        """Return up to `room` tokens that followed an earlier copy of text end and path."""
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(

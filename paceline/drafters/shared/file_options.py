@@ -1,4 +1,4 @@
-"""Define the options of single-module drafters, without importing torch or numba."""
+"""Define the options of one-module drafters, which this module does not import."""
 
 from __future__ import annotations
 

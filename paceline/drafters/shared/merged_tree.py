@@ -44,7 +44,7 @@ class _MergeWorkspace(NamedTuple):
         frontier: Candidates, [room].
         paths: Path probabilities of the candidates, [room], stored separately because they are
             compared most often.
-        scratch: Cached probabilities, [TOP].
+        scratch: Cached probabilities of one entry, [TOP].
     """
 
     root: Records[TreeCandidate]

@@ -59,7 +59,7 @@ class NgramPool:
             self._entries[key] = {new if ngram == old else ngram: None for ngram in entries}
 
     def add_text(self, text: list[int], since: int, size: int) -> None:
-        """Add the n-grams of `size` tokens that end after the first `since` tokens."""
+        """Add all n-grams of `size` tokens except those within the first `since` tokens."""
         for end in range(max(size, since + 1), len(text) + 1):
             start = end - size
             self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))

@@ -29,7 +29,7 @@ _CACHE_LINE = 64  # bytes
 
 
 class ContextSlot:
-    """The context stored at one index."""
+    """A context of the cached distributions, stored at one index of the table."""
 
     key: Annotated[Any, np.uint64]  # 0 = the index is free
     written: int  # number of the writing; a newer one is higher
@@ -48,8 +48,8 @@ SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 class SuccessorTable(NamedTuple):
     """The cached distributions.
 
-    A bucket of slots fills one cache line, and so does an entry, because most of the time is spent
-    waiting for memory.
+    Most of the time is spent waiting for memory. A bucket of slots therefore fills exactly one
+    cache line, as does an entry.
 
     Attributes:
         slots: Contexts, in buckets of `_WAYS`, [rows].
@@ -78,7 +78,7 @@ def _zeros(rows: int, dtype: Any) -> Any:
 
 @kernel
 def size_of(entry: Successors) -> int:
-    """Return the number of tokens in an entry."""
+    """Return the number of next tokens that an entry holds."""
     size = 0
     while size < TOP and entry.probs[size] > 0.0:
         size += 1
@@ -137,7 +137,7 @@ def _index_for(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def _entry_for(table: SuccessorTable, key: Any) -> Any:
-    """Return a key's entry, or the oldest in its bucket; mark it as the newest."""
+    """Return a key's entry, replacing its bucket's oldest key if the key is new."""
     index = _index_for(table, key)
     table.clock[0] += 1
     slot = table.slots[index]

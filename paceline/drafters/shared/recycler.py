@@ -133,7 +133,7 @@ class Recycler:
         return self._trees.get(outcome.request.id, _NO_TREE)
 
     def _learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Update cache and calibration for requests whose newest trees are in one array."""
+        """Update cache and calibration with outcomes whose trees were grown together."""
         records: list[int] = []
         token_ids: list[IntArray] = []
         probs: list[NDArray[np.float32]] = []

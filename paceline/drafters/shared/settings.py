@@ -59,7 +59,7 @@ class SourceCalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecyclingSettings:
-    """Limits on trees without the draft budget, for Token Recycling and `auto`.
+    """Tree sizes for Token Recycling and `auto` if the draft budget is off.
 
     Chosen on SmolLM2-135M, on CPUs with two cores.
 

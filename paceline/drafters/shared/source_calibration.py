@@ -73,10 +73,10 @@ def new_source_calibration() -> SourceCalibration:
 
 
 def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.float64]:
-    """Return the prior acceptance probability for each pair of buckets.
+    """Return the prior acceptance probability of each cell of a weighed source.
 
     Args:
-        middle: Middle of each bucket; 0 means absent.
+        middle: Middle of each probability bucket; 0 for tokens that a source does not have.
         prior: Prior of the source.
     """
     odds = middle[1:] / (1 - middle[1:])
@@ -90,7 +90,7 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
 
 @kernel
 def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
-    """Return a token's cell for the cached distributions and the paired source.
+    """Return the index of a token's calibration cell for cache and paired source.
 
     Args:
         sampled: Whether the request samples.
@@ -105,7 +105,7 @@ def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
 
 @kernel
 def weighed_cell(table: int, sampled: bool, before: float, confidence: float) -> int:
-    """Return a token's cell for a weighed source.
+    """Return the index of a token's calibration cell for a weighed source.
 
     Args:
         table: Index of the source's calibration table.
@@ -120,12 +120,12 @@ def weighed_cell(table: int, sampled: bool, before: float, confidence: float) ->
 
 @kernel
 def acceptance(calibration: SourceCalibration, cell: int) -> float:
-    """Return the acceptance rate of a cell, including its prior."""
+    """Return the acceptance rate of a calibration cell, including its prior."""
     rate: float = calibration.hits[cell] / calibration.trials[cell]
     return rate
 
 
 @kernel
 def count_cell(calibration: SourceCalibration, cell: int, accepted: bool) -> None:
-    """Count one trial in a cell."""
+    """Count one trial in a calibration cell."""
     count_trial(calibration.hits, calibration.trials, cell, accepted, _MEMORY)

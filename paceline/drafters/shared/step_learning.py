@@ -32,8 +32,8 @@ def record_of(
         newest: The newest tokens, at most LONGEST_KEY, ending with the root.
         tree: Verified tree.
         new_tokens: The target's tokens after the root.
-        begin: First candidate in the tree that `grow_trees` has grown for the request.
-        end: End of the candidates; equal to `begin` if there is no such tree.
+        begin: Index of the first candidate that `grow_trees` added to the request's tree.
+        end: Index after the last of these candidates; `begin` if there are none.
     """
     head = (len(newest), len(tree.token_ids), len(new_tokens), begin, end)
     return [*head, *newest, *tree.token_ids, *tree.parents, *new_tokens]

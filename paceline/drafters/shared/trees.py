@@ -50,7 +50,7 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 
 
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
-    """Yield each node whose parent has a prediction, and whether the node matches it."""
+    """Yield each node that could have been accepted, and whether it was."""
     reached = {-1, *outcome.accepted}
     # The target's token after the last one is not known.
     predicted_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}

@@ -66,7 +66,7 @@ class AnswerMemory:
         self.shards = self._old_shard + _shard(texts)
 
     def unfollow(self, output: int) -> None:
-        """Drop an unfinished answer; when it finishes, `append` adds it."""
+        """Drop an unfinished answer; `append` adds it again once it is finished."""
         self._unfinished.drop(output)
 
     def append(self, token_ids: Sequence[int]) -> None:

@@ -174,7 +174,7 @@ def _count(
     counts: SuccessorCounts,
     which: int,
 ) -> None:
-    """Count one pointer for its token and for the node."""
+    """Add one pointer to the statistics of the token and of the node."""
     token, node, match = counts.tokens[which], counts.node[0], pointer.match
     token.pointers += 1
     if match < 0:
@@ -201,7 +201,7 @@ def _count(
 
 @kernel
 def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, int]:
-    """Return the index of a token and the number of tokens; -1 if the table is full."""
+    """Return the index of a token (-1: no room), and the number of counted tokens."""
     slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
     while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]].token != token:
         slot = (slot + 1) & (_SLOTS - 1)

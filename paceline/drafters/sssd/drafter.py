@@ -204,7 +204,7 @@ class _SearchBatch:
         self.outputs: dict[int, list[int]] = {}
 
     def add(self, request: Request, index: RequestIndex, limit: int) -> None:
-        """Add a request whose tree may have `limit` nodes."""
+        """Add a request whose tree may have at most `limit` nodes."""
         token_ids, known, begin = request.token_ids, len(index), len(self._new_tokens)
         length, prompt_length = len(token_ids), request.prompt_length
         new = token_ids[known:]
@@ -219,7 +219,7 @@ class _SearchBatch:
         self._jobs.append((index.address, begin, begin + len(new), nodes, levels, 0))
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
-        """Return the arguments of `draft_batch` from `jobs` to `taken`."""
+        """Return five arguments of `draft_batch`, from `jobs` to `taken`, in order."""
         jobs: NDArray[np.void] = np.array(self._jobs, dtype=JOB)
         max_nodes = max(1, *(nodes for _, _, _, nodes, _, _ in self._jobs))
         self._drafted = np.empty((len(jobs), max_nodes), dtype=DRAFT_NODE)

@@ -84,7 +84,7 @@ def new_pool(room: int, max_matches: int, depth: int, shards: int) -> Pool:
 
 @kernel
 def put(pool: Pool, count: int, position: int, shard: int, match: int, token: int) -> int:
-    """Append a pointer and return the new count; the pool must have room."""
+    """Append a pointer, and return the new count; the pool must not be full."""
     pointer = pool.pointers[count]
     pointer.position, pointer.shard, pointer.match, pointer.token = position, shard, match, token
     return count + 1

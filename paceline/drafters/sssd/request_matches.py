@@ -57,7 +57,7 @@ def advance(
     limit: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Add the parent's pointers that offer `token`, advanced by one token.
+    """Move the parent's pointers that offer `token` on by one token, and add them.
 
     Args:
         sources: Texts into which the pointers lead.

@@ -155,10 +155,10 @@ def _gather(
     look_ups: int,
     request: RequestState,
 ) -> tuple[int, int]:
-    """Find the pointers of a node.
+    """Find the match pointers of a node.
 
-    `context` is the number of the request's tokens in the tail, and `used` is the number of
-    pointers so far. `look_ups` counts the datastore searches for nodes below the root so far.
+    `pool.tail` ends with `context` tokens of the request; `used` is the number of pointers so far.
+    `look_ups` counts the datastore searches for nodes below the root so far.
 
     Returns:
         The number of pointers and the number of searches, or (-1 - i, 0) if shard i is damaged.
@@ -195,7 +195,7 @@ def _point_from_root(
     """Find the root's pointers in the request and the datastore.
 
     Returns:
-        The number of pointers and -1; or (DAMAGED, shard).
+        (number of pointers, -1), or (DAMAGED, damaged shard).
     """
     used, root.request_size = point_into_request(sources.text, pool, used, query, LONGEST + 1)
     limits = StoreLimits(LONGEST + 1, ENOUGH_STORE, ROOT_SAMPLES)
@@ -217,7 +217,7 @@ def _point_from_parent(
     """Inherit the parent's pointers, or look for shorter matches if there are none.
 
     Returns:
-        The number of pointers, -1, and the number of searches; or (DAMAGED, shard, 0).
+        (number of pointers, -1, number of searches), or (DAMAGED, damaged shard, 0).
     """
     pointers = PointerRange(parent.begin, parent.end)
     used, last = advance(sources, pool, pointers, this.token, used, MAX_ADVANCED, this.depth)

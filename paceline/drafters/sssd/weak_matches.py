@@ -170,7 +170,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return the distance from a pointer's token to its previous occurrence, or 0."""
+    """Return how far before a pointer its token last occurred; 0 if not within reach."""
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1
     tail, end = query.ids, query.end

@@ -45,7 +45,7 @@ class _HeadRequest:
         text: The request's text.
         calibration: Acceptance rates of first choices in this request.
         tree: Newest tree, most likely paths first.
-        first_choice_probs: Probability of each node if it was a first choice, otherwise None.
+        first_choice_probs: Probability of each node that was the head's first choice, else None.
     """
 
     text: HeadText

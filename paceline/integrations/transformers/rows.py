@@ -48,7 +48,7 @@ class SharedNoise:
 
     @property
     def num_shares(self) -> int:
-        """Return the number of shares that have been drawn but not yet taken."""
+        """Return how many rows' noise has been drawn but not yet taken."""
         return len(self._shares)
 
     def take(self, row: int, step: int, vocab: int) -> Tensor:
@@ -61,7 +61,7 @@ class SharedNoise:
         return self._shares.pop((row, step))
 
     def leave(self, row: int) -> None:
-        """Discard the shares of a row that has ended."""
+        """Discard the unused noise of a row that has ended."""
         self._live.discard(row)
         for key in [key for key in self._shares if key[0] == row]:
             del self._shares[key]

@@ -26,7 +26,7 @@ _SETTINGS = ProposerSettings()
 
 
 class RowDrafting:
-    """Drafts for the rows of one engine, using one drafter.
+    """Drafts for every row of a vLLM engine with one drafter.
 
     Args:
         drafter: Drafter, wrapped to isolate its errors.

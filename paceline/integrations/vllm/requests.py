@@ -46,7 +46,7 @@ class BatchRow:
 
     @property
     def known(self) -> int:
-        """Return the number of tokens before the new tokens."""
+        """Return the number of tokens in `text` that are not new."""
         return len(self.text) - self.new
 
 

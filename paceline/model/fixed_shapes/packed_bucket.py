@@ -114,7 +114,7 @@ def _no_metadata() -> AttentionMetadata:
 
 
 def _no_ranges(queries: int) -> VisibleRanges:
-    """Return visible ranges for queries that see no keys."""
+    """Return empty visible ranges: none of the queries sees a key."""
     begin = np.zeros(queries + 1, dtype=np.int64)
     starts = np.array([0, queries])
     return VisibleRanges(np.empty(0, dtype=RUN), begin, starts, queries, packed=True)

@@ -24,7 +24,7 @@ def own_forward(twin: nn.Module) -> FunctionType | None:
 
 
 class StateUpdate(Protocol):
-    """Advances the stored states after verification; the result of a mixer call."""
+    """Result of a mixer call, which advances the stored states after verification."""
 
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]

@@ -210,7 +210,7 @@ class RecurrenceCall:
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return the rows that a commit may need.
 
-        In a wide batch, these are the rows of the nodes only.
+        In a wide batch, only the rows of tree nodes are kept.
         """
         if not self._is_wide:
             return tensors

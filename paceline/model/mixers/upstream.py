@@ -38,14 +38,14 @@ class _Advanced:
 
 
 class UpstreamMixer:
-    """Runs a mixer with transformers' own module, using one row per branch.
+    """Runs a mixer with transformers' module, using one row per tree branch.
 
     Requests with the same number of pending tokens share a call. Each branch of a tree is a row
     that starts from the state after the pending tokens. Padding comes last in a row, so it cannot
     change the state of a token.
 
     Args:
-        module: The view's copy of the module.
+        module: Copy of the transformers module in the model view.
     """
 
     folds = False

@@ -60,7 +60,7 @@ class WindowMixer:
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """Appends the inputs of pending tokens and accepted nodes to the stored ones.
+    """Appends the inputs of pending tokens and accepted nodes to the stored inputs.
 
     Attributes:
         rows: Inputs of the forward pass, [tokens, hidden].
@@ -80,11 +80,12 @@ class _Append:
 def window_mixer(twin: nn.Module) -> WindowMixer | None:
     """Return a `WindowMixer` for a module, or None if it is not supported.
 
-    At the start of a text, the module pads the inputs of its convolutions with zeros. Inputs of
-    zeros to the module itself have the same effect, unless a projection has a bias.
+    At the start of a text, the module pads the inputs of its convolutions with zeros. The mixer
+    passes rows of zeros to the module instead. The effect is the same unless a projection has a
+    bias, in which case the module is not supported.
 
     Args:
-        twin: The view's copy of the module.
+        twin: Copy of the module in the model view.
     """
     forward = own_forward(twin)
     if forward is None or not hasattr(twin, "conv_kernel_size"):

@@ -1,4 +1,4 @@
-"""Evaluate an acceptance head on unseen prompts, next to simpler predictors."""
+"""Evaluate an acceptance head and simpler predictors on unseen prompts."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Eagle3Student:
 
     @torch.no_grad()
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of chains of `length` draft tokens along answers."""
+        """Return the acceptance of chains of `length` draft tokens on held-out answers."""
         return expected_chains([self._agreement(chunk, length) for chunk in held_out], length)
 
     def save(self, folder: Path) -> None:
@@ -163,7 +163,7 @@ class Eagle3Student:
 
 
 def _from_second_token(rows: Rows) -> Rows:
-    """Sort rows by their number of guesses, and shift them by one position.
+    """Sort rows by their number of guesses, and move them to the next text position.
 
     No state precedes the first token of a text, so the head starts at the second.
     """

@@ -63,7 +63,7 @@ class DraftJudgement:
         chains: Acceptance by prompt category and over all prompts.
         target_seconds: Seconds per target forward pass over 1, 2, ... tokens.
         draft_seconds: Seconds per forward pass of the draft model.
-        gains: Expected gain by chain length.
+        gains: Expected gain from each chain length.
     """
 
     answers: int

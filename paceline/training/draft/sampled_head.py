@@ -50,7 +50,7 @@ class SampledHead:
         self._frequent[smallest_cover(counts[kept], FREQUENT_SHARE)] = True
 
     def sample(self, token_ids: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return the weight [n, states] and bias [n] of the rows for one step.
+        """Return the weight [n, states] and bias [n] of the LM head's rows for one step.
 
         Args:
             token_ids: Token ids in the step's texts.

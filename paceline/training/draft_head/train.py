@@ -46,7 +46,7 @@ class DraftHeadReport:
     among: tuple[float, ...]
 
     def __str__(self) -> str:
-        """Return the shares as text for a progress line."""
+        """Return the shares of correct guesses as text for a progress line."""
         shares = [
             f"{first:.1%} / {among:.1%}"
             for first, among in zip(self.first, self.among, strict=True)
@@ -193,7 +193,7 @@ class DraftHeadTrainer(Trainer):
         self._token_scale = _root_mean_square(self._embedding)
 
     def _set_weights(self) -> None:
-        """Initialise the weights: a least-squares map, random inner, zero outer weights."""
+        """Initialise direct weights by least squares, inner randomly, outer with zeros."""
         neurons, (embedding, head) = self._config.neurons, embedding_and_head(self._model)
         hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
         inner = torch.randn(neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5

@@ -50,7 +50,7 @@ def suits(kind: int, dim: int, value_dim: int) -> bool:
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of the `AttentionCall` at an address; return their number."""
+    """Process tiles of the `AttentionCall` at an address; return how many."""
     call = read_call(call_address)
     keys = visible_keys(call)
     blocks = blocks_per_tile(call)
@@ -98,7 +98,7 @@ def _attend_tile(
 ) -> None:
     """Compute the weights of all blocks, and then the weighted sums.
 
-    The common steps are summed first.
+    The sums begin with the steps of keys that all queries of a block see.
 
     Args:
         call: Attention call.

@@ -144,9 +144,9 @@ def _score(
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Arrange a query's scores by rank, and return the number of steps.
+    """Arrange a query's scores by rank; return the number of steps of 32 keys.
 
-    The last step is padded with minus infinity.
+    Minus infinity fills up the last step.
     """
     rank = 0
     for number in range(tile.begin[column], tile.begin[column + 1]):

@@ -52,7 +52,7 @@ def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int,
 
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the products of `count` steps to all queries' sums, in 64 dimensions."""
+    """Add the weighted values of `count` steps to all sums, in 64 dimensions."""
     _load_sums0(sums, size)
     _load_sums1(sums + amx.ROW, size)
     _load_sums2(sums + 2 * amx.ROW, size)
@@ -97,7 +97,7 @@ def add_column_steps(
     count: int,
     first: int,
 ) -> None:
-    """Add the weighted values of each column's steps from step `first` onwards.
+    """Add the weighted values of the remaining steps, separately for each column.
 
     Args:
         call: Attention call.
@@ -143,12 +143,12 @@ def _gather(
         call: Attention call.
         tile: Current tile of queries.
         space: Memory of the thread.
-        run: Run of the first key, or an earlier run.
+        run: Index of the run with the first key, or of an earlier run.
         rank: Rank of the first key.
         stop: Rank of the last key, plus one.
 
     Returns:
-        Run of the last key.
+        Index of the run with the last key.
     """
     for pair in range(SIDE):
         first, second = space.zeros, space.zeros
