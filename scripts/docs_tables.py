@@ -176,7 +176,7 @@ def _caption(runs: dict[str, str], results: Path) -> str:
     return (
         f"*{_TITLES[id(runs)]}; {dtype}, greedy, one thread, batch size {batch}; prompts from"
         f" HumanEval, GSM8K and Spec-Bench; up to {' or '.join(map(str, tokens))} new tokens."
-        f" One pass over the prompts{_several_passes(runs, files)}.*"
+        f" Every drafter answered each prompt once{_several_passes(runs, files)}.*"
     )
 
 
@@ -187,7 +187,7 @@ def _several_passes(runs: dict[str, str], files: list[dict[str, Any]]) -> str:
         for machine, content in zip(runs, files, strict=True)
         if content["config"]["repeats"] > 1
     }
-    return "".join(f"; {count} passes on {machine}" for machine, count in several.items())
+    return "".join(f"; {count} times on {machine}" for machine, count in several.items())
 
 
 def _methods(path: Path) -> dict[str, dict[str, Any]]:

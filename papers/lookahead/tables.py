@@ -78,14 +78,14 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
     if published and measured:
         notes.append(
             f"The paper's own fit, for LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f ="
-            f" {PAPER_LAW.f}. With these constants, the RMS error over the measured points is"
-            f" {PAPER_LAW.residual(measured):.3f}. The public code keeps at most N - 2"
-            " tokens of a guess, whereas the formula assumes N - 1."
+            f" {PAPER_LAW.f}. With the paper's alpha and f, the root-mean-square error of S over"
+            f" the measured points is {PAPER_LAW.residual(measured):.3f}. The public code keeps at"
+            " most N - 2 tokens of a guess, whereas the formula assumes N - 1."
         )
     elif not published:
         notes.append(
             "This implementation also accepts window tokens and extends guesses from the pool. The"
-            " formula accounts for neither."
+            " scaling law ignores both effects."
         )
         notes += [result.figure.equality()] if result.figure else []
     title = f"Figure 4: S as a function of W = G, measured (fitted), with {steps}"
@@ -99,9 +99,10 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
         return "No fit of equations 5 to 7: nothing, or nothing above S = 1, was measured."
     values = [point.compression for point in measured]
     return (
-        f"Equations 5 to 7, S = (f - 1 + E) / f, fitted to the measured points: alpha ="
-        f" {law.alpha:.3f}, f = {law.f:.3f}. E is the expected number of tokens in a step with"
-        f" guesses. The RMS error is {law.residual(measured):.3f} over {len(measured)} points"
+        "The scaling law (equations 5 to 7) is S = (f - 1 + E) / f, where E is the expected number"
+        " of tokens in a step with good guesses. Fitted to the measured points, the acceptance rate"
+        f" alpha is {law.alpha:.3f}, and one in f = {law.f:.3f} steps has good guesses. The"
+        f" root-mean-square error of S is {law.residual(measured):.3f} over {len(measured)} points"
         f" with S from {min(values):.2f} to {max(values):.2f}. As in the paper, the prompt is not"
         " in the n-gram pool."
     )

@@ -70,8 +70,8 @@ def table_1(study: MatchStudy | None) -> Table:
             f"{task.task} {task.verifications} ({task.rejected})" for task in study.tasks
         )
         notes.append(
-            f"Prompts answered: {study.prompts}. Verifications counted, and in parentheses"
-            f" those with a rejected token: {verified or 'none'}."
+            f"Prompts answered: {study.prompts}. Verifications per task, with those that"
+            f" rejected a token in parentheses: {verified or 'none'}."
         )
     title = f"Table 1: accepted and matching tokens out of {MATCH_GAMMA} draft tokens"
     return Table.of(title, ["per verification", *means], rows, notes, ".1f")
@@ -119,11 +119,11 @@ def table_3(part: BenchPart) -> Table:
     """Return table 3: the speed with some parts of the method turned off."""
     notes = (
         "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: tokens/s"
-        " relative to the second row, both here and in the paper.",
+        ' relative to the row "drafted in phrases", both here and in the paper.',
         "Rows 2 to 9 use the paper's settings: gamma = 12, W = 20, N = 8. The other rows use"
-        " paceline's defaults. Besides these numbers, the defaults differ from the paper in three"
-        " ways: a smaller window, additional candidates from the draft model, and phrases that"
-        " follow the newest token.",
+        " paceline's defaults. Besides these three settings, the defaults differ from the paper in"
+        " three ways: a smaller window, additional candidates from the draft model, and phrases"
+        " that follow the newest token.",
     )
     columns = ("setting", *_COLUMNS)
     layout = TableLayout("Table 3: ablation", columns, PAPER_SPEED, TABLE_3, base=NOTHING)
@@ -174,9 +174,9 @@ def table_4(result: OuroborosResult) -> Table:
         )
     notes = (
         f"Each category of prompts counts as a task; prompts per task: {size} (in the paper:"
-        f" {TASK_SIZE} for each of four tasks). CN: how many of a task's"
-        f" {TASK_SIZE} prompts follow one another, as in the paper. The number in parentheses is CN"
-        " scaled to the number of prompts per task here.",
+        f" {TASK_SIZE} for each of four tasks). CN: how many prompts of"
+        f" the same task follow one another, out of {TASK_SIZE} as in the paper. The number in"
+        " parentheses is CN scaled to the number of prompts per task in this run.",
         "Each order of the prompts is measured in a separate run. The cold and warm drafters,"
         " both with default options, take turns on each prompt. speed-up: tokens/s relative to"
         " the cold drafter in the same run. The paper's speed-ups are relative to a cold run in"

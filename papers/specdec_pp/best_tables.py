@@ -48,7 +48,8 @@ def table_1_measured(result: SpecDecResult) -> Table:
     """Return table 1 with measured speeds."""
     measured = picks.measured_picks(result.timed, result.config.head) if result.timed else []
     notes = (
-        f"The fastest setting of each kind, by measured tokens/s. {SPEEDUP}",
+        "Each row compares the fastest setting of SpecDec with the fastest setting of SpecDec++,"
+        f" by measured tokens/s. {SPEEDUP}",
         "gain: tokens/s relative to the best fixed K. The CPU gain is the same ratio in processor"
         " time, which other jobs on the machine affect less.",
         *(

@@ -71,8 +71,8 @@ def section_2_1(result: SpecDecResult) -> Table:
     notes = (
         "The oracle drafts up to the next token on which the models differ (lemma 2.1), so it"
         " discards no tokens. The paper's figures are for Alpaca.",
-        f"by Eq. 2.3: tokens/s computed from N_target/N, N_disc/N and the times in table 2."
-        f" {SPEEDUP}",
+        "by Eq. 2.3: tokens/s that equation 2.3 of the paper computes from N_target/N, N_disc/N and"
+        f" the times in table 2. {SPEEDUP}",
         *((part.equality(),) if part else ()),
     )
     shown = [
@@ -111,17 +111,17 @@ def table_2(result: SpecDecResult) -> Table:
     notes = [
         "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1),"
         " fitted by least squares to the time T of each answer. The fit includes the forward"
-        " passes over the prompts. R2: share of the variance in T that the fit explains. cpu: the"
-        " same values, fitted to processor times.",
+        " passes over the prompts. R2: share of the variance in answer times that the fit explains."
+        " cpu: the same fit to processor time instead of elapsed time.",
         "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
         " GPUs. All R2 values in the paper are at least 0.98.",
     ]
     if result.pair_times is not None:
         draft, target = result.pair_times
         notes.append(
-            f"Eq. 2.3 uses the times fitted to both settings together: {1e3 * draft:.2f} and"
-            f" {1e3 * target:.2f} ms, a ratio of {target / draft:.1f}; the paper's ratio:"
-            f" {PAPER_RATIO:.1f}."
+            "Equation 2.3 of the paper needs the times of a draft and of a target forward pass:"
+            f' {1e3 * draft:.2f} and {1e3 * target:.2f} ms, from the row "both together". Their'
+            f" ratio is {target / draft:.1f}; in the paper, the ratio is {PAPER_RATIO:.1f}."
         )
     shown = [
         "ms per forward",
@@ -196,15 +196,20 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         for comparison in picks.fronts(result.counts, result.config.head)
     ]
     notes = (
-        "in reach: number of points on the rival's front whose discard rate lies within the range"
-        " of the head's front. Between its points, the head's front is interpolated linearly. head"
-        " below, head above: number of points at which the head needs fewer (below) or more"
-        " (above) target forward passes than the rival.",
-        "forwards: the head's target forward passes divided by the rival's, at the same discard"
-        " rate (mean). discards: the head's discarded tokens divided by the rival's, for the same"
-        " number of target forward passes (mean). latency gain: the rival's minimum latency divided"
-        " by the head's, both by Eq. 2.3 with the paper's ratio: a target forward pass takes as"
-        f" long as {PAPER_RATIO:.1f} draft forward passes.",
+        "Each row compares the acceptance head with a rival, which is another rule for the draft"
+        " length. A rule's Pareto front consists of its best settings: no other setting has both"
+        " fewer target forward passes and fewer discarded tokens. in reach: number of settings on"
+        " the rival's front whose discard rate is in the range that the head's front covers."
+        " Between its settings, the head's front is interpolated linearly. head below, head above:"
+        " number of settings in reach for which the head needs fewer (below) or more (above)"
+        " target forward passes than the rival.",
+        "forwards: the number of target forward passes with the head, divided by the number with"
+        " the rival at the same discard rate; mean over the settings. discards: the number of"
+        " discarded tokens with the head, divided by the number with the rival for the same number"
+        " of target forward passes; mean over the settings. latency gain: the lowest latency with"
+        " the rival, divided by the lowest latency with the head. Both latencies come from equation"
+        " 2.3 of the paper, with the paper's ratio: a target forward pass takes as long as"
+        f" {PAPER_RATIO:.1f} draft forward passes.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)

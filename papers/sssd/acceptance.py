@@ -58,8 +58,9 @@ def figure_4a(result: SssdResult) -> Table:
         " datastore.",
         "Columns labelled \"paper's\" use the paper's fixed weights; the others use the calibrated"
         " fusion.",
-        "sum: the bonus token, and the accepted tokens of two drafters with one source each. In the"
-        " paper, a drafter with both sources nearly reaches this sum.",
+        "sum: the tokens accepted with the request as the only source, plus those accepted with the"
+        " datastore as the only source, plus the bonus token. In the paper, a drafter with both"
+        " sources nearly reaches this sum.",
         PICTURE,
     )
     shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]
@@ -122,8 +123,8 @@ def section_4_2(result: SssdResult) -> Table:
         f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper. A draft token is"
         " accepted if it equals the token sampled from the target. change: relative change in"
         " accepted tokens per step, compared with greedy decoding of the same prompts.",
-        "Changing the temperature also changes the generated text. The share of text that repeats"
-        " the request or the datastore then changes as well.",
+        "Changing the temperature also changes the generated text, and therefore the share of the"
+        " text that repeats the request or the datastore.",
     )
     shown = [
         heading
@@ -160,8 +161,9 @@ def figure_5(result: SssdResult) -> Table:
             row.append(vocabularies.characters_per_step(study.fusions[0], size, name))
         rows.append(row)
     known = "; ".join(
-        f"{name}: {size:,} tokens with {vocabularies.characters_per_token(name):.2f} characters"
-        f" on average; the datastore has {vocabularies.store_tokens[name]:,} tokens"
+        f"{name}: the vocabulary has {size:,} tokens, with"
+        f" {vocabularies.characters_per_token(name):.2f} characters per token on average, and the"
+        f" datastore has {vocabularies.store_tokens[name]:,} tokens"
         for name, size in vocabularies.sizes.items()
     )
     notes = (

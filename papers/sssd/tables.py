@@ -197,10 +197,10 @@ def budgets(costs: CostStudy | None) -> Table:
             row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
         )
     notes = (
-        "The budget is the s_q that solves 1 / (w (1/h + 1 / (2 b s_q))) = (FLOP/s) / (bytes/s),"
-        " where b is the batch size, h the hidden size and w the number of bytes per value. A dash"
-        " means that there is no solution: products of this width are always memory-bound. The"
-        " paper's equation gives"
+        "The free budget is the number of query tokens s_q that solves 1 / (w (1/h + 1 / (2 b"
+        " s_q))) = (FLOP/s) / (bytes/s), where b is the batch size, h the hidden size and w the"
+        " number of bytes per value. A dash means that there is no solution: products of this width"
+        " are always memory-bound. For the paper's device, the paper's equation gives b s_q ="
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, but the paper's text says {PAPER_BUDGET}.",
         "here: FLOP/s measured with a large matrix product and bytes/s with a large sum, both in"
         " the model's dtype. Weights that fit into a cache are read faster.",
