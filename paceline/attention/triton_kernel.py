@@ -1,4 +1,4 @@
-"""Compute batch-invariant attention by position, with Triton on CUDA.
+"""Compute batch-invariant attention with Triton on CUDA.
 
 An output depends only on its query and on the keys visible to the query, bit for bit.
 `paceline.cpu.attention.kernel` gives the same guarantee, but groups the sums differently.

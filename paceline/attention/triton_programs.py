@@ -1,4 +1,4 @@
-"""Define Triton programs for attention by position; see `triton_kernel`.
+"""Define the Triton programs of batch-invariant attention; see `triton_kernel`.
 
 All launches with the same dtype and head size run the same machine code. The programs are
 specialised only for head sizes, and the compiler does not fuse additions with products.

@@ -67,7 +67,7 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
 
 
 def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[list[int]]:
-    """Replace NO_TOKEN in a draft model's output with an ordinary draft, token 0.
+    """Replace NO_TOKEN in a draft model's output with the valid token id 0.
 
     Args:
         requests: The draft model's copies of the requests.

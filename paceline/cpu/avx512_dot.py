@@ -89,10 +89,10 @@ def available(kind: _Numbers = BFLOAT16) -> bool:
 
 
 def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16) -> Emit:
-    """Wrap an emitter: it emits a trap if the processor lacks the instructions.
+    """Wrap an emitter to emit a trap if the processor lacks the instructions.
 
-    Kernels that contain the operation compile on any processor. Before running it, they check
-    `available()`.
+    Kernels with the operation therefore compile on any processor. They check `available()` before
+    they run it.
 
     Args:
         emit: Emitter, called with a builder and the argument values.

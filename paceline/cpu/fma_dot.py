@@ -50,7 +50,7 @@ def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
 
 
 class _FmaOperands(NamedTuple):
-    """The arguments of `multiply_rows` that follow the number of rows."""
+    """Arguments of the operation from `multiply_rows`, except for the row count."""
 
     rows: Any
     row_bytes: Any

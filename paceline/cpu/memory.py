@@ -70,6 +70,6 @@ def copy(source: int, target: int, size: int) -> None:
 
 @inlined
 def clear(target: int, size: int) -> None:
-    """Write `size` bytes of zeros, a multiple of 32."""
+    """Fill `size` bytes with zeros; `size` is a multiple of 32."""
     for offset in range(0, size, VECTOR_BYTES):
         simd_f32x8.store(target + offset, simd_f32x8.splat(np.float32(0.0)))

@@ -85,7 +85,7 @@ class Gathering:
             )
 
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
-        """Use as separator the largest value that is not in the text or the document.
+        """Choose the largest value that is in neither text nor document as separator.
 
         A fixed separator would not work if the vocabulary used all 2^32 values.
         """

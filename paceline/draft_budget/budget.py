@@ -240,7 +240,8 @@ def _charge_drafting(
     Args:
         cut: Drafts of the step, after the cut.
         selector: Selector that cut the trees.
-        costs: Duration of the step with 0, 1, ... units, in multiples of a step without trees.
+        costs: Duration of the step with 0, 1, ... units of nodes (`node_selection`), in multiples
+            of a step without trees.
         plain_s: Duration of a step without trees, in seconds.
     """
     for drafts in cut:

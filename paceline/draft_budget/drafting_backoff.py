@@ -101,7 +101,7 @@ class DraftingBackoff:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Return whether the burst costs much and gains little, so that it should end."""
+        """Return whether the current burst of drafts costs much and gains little."""
         tokens, cost = self._burst.sum, self._burst.weight
         return cost > self._settings.high_cost and tokens - 1 < self._settings.min_gain_share * (
             cost - 1

@@ -47,7 +47,7 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the number of units that the current `trees` of some drafts take up."""
+        """Return the number of units (of nodes) that the current `trees` of drafts fill."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
@@ -55,15 +55,15 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees that can be cut, and return the number of units that remain.
+        """Cut the trees where possible, and return the number of units that remain.
 
         Args:
-            seconds: Duration of the step with 0, 1, ... units, [1 + num_units].
+            seconds: Duration of the step with 0, 1, ... units of nodes, [1 + num_units].
         """
 
     @abstractmethod
     def _best_units(self, seconds: Floats) -> int:
-        """Return the best number of units, considering only trees that can be cut."""
+        """Return the best number of units (of nodes) for the trees that can be cut."""
 
     @abstractmethod
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
@@ -162,7 +162,7 @@ class RaggedSelector(NodeSelector):
         return sum(map(len, drafts.trees))
 
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return each node's rank in the batch; nodes of whole trees rank first."""
+        """Return each node's rank by path probability, after nodes that cannot be cut."""
         assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)
         ranks[self._order] = np.arange(len(ranks))

@@ -92,7 +92,7 @@ class StepCosts:
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
     def _fitted(self, steps: Floats) -> Floats:
-        """Fit a, b, c and d by least squares with a prior (ridge regression)."""
+        """Fit the four coefficients of a step's duration by ridge regression to a prior."""
         num_requests, num_drafted, seconds = steps.T
         median = max(float(np.median(seconds)), 1e-9)
         inliers = seconds < self._settings.outlier_factor * median

@@ -68,7 +68,7 @@ def save(path: str | Path, weights: Weights, card: Card) -> None:
 
 
 def load(path: str | Path, model: CachedLM) -> Weights:
-    """Load the weights from a file, widened to the model's size.
+    """Load the weights from a file, padded to the model's size.
 
     Raises:
         ConfigError: The file cannot be read, is damaged, or is for a different model or version.

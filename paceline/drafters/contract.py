@@ -72,7 +72,7 @@ class CheckedDrafter(DelegatingDrafter):
         empty_on_zero: Number of trees requested with a limit of 0.
         nodes: Number of nodes in all trees.
         accepted: Number of nodes that the target accepted.
-        drawn: Whether any tree carried distributions.
+        drawn: Whether any tree came with probability distributions.
     """
 
     def __init__(

@@ -238,7 +238,7 @@ class Engine(SharedSteps):
     def check_loaded_costs(self) -> None:
         """Check a cost curve from the cache now, so that no answer waits for the check.
 
-        Does nothing if the curve was given or measured, or is not needed.
+        If the curve was given or measured, or is not needed, there is no check.
         """
         with self._turn:
             if self.draft_budget is not None:

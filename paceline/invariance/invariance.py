@@ -214,8 +214,8 @@ def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Produc
 def allowed(conditions: Conditions | None) -> float:
     """Return the maximum measured cost at which "auto" enables batch invariance.
 
-    Other programs may increase a measured cost by as much as its repeats differ. "auto" disables
-    batch invariance only if the cost is too high beyond doubt.
+    If other programs disturbed the measurement, the maximum is raised by the spread of its
+    repeats. Batch invariance is thus disabled only if the cost is certainly too high.
 
     Args:
         conditions: Conditions of the measurement; None if nothing was measured.

@@ -30,7 +30,7 @@ def dependent_layers(model: PreTrainedModel) -> str:
 
 
 def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model with attention by position is not probed; None if it is."""
+    """Return why a model with batch-invariant attention is not probed, or None."""
     if setting == "auto" and model.device.type == "cuda":
         return "not tried on CUDA unless batch_invariant=True"
     foreign = foreign_weights(model)

@@ -44,7 +44,8 @@ class ProbeReport:
         fixed_rows: Fixed number of rows in every product; 0 means the number in the forward pass.
         whole_cost: Measured time of a forward pass over one row with cached text, relative to an
             ordinary forward pass.
-        conditions: Conditions of the most disturbed measurement; None if nothing was measured.
+        conditions: Conditions of the measurement that other programs disturbed most; None if
+            nothing was measured.
     """
 
     least: int

@@ -209,7 +209,7 @@ class RowExperts(RowModule):
         return _counts_for(_num_weights(self.module))
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return the experts as a function of rows [count, size + num_experts]."""
+        """Return a function that applies the experts to rows [count, size + num_experts]."""
         return self._route
 
     @torch.inference_mode()

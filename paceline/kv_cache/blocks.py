@@ -137,7 +137,7 @@ class BlockList:
         return len(self._blocks) - 1, self._blocks[-1].take()
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at a block and index."""
+        """Return the store with the given block and index."""
         block, index = address
         return self._blocks[block].store(index)
 

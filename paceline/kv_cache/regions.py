@@ -86,7 +86,7 @@ class Regions:
         return last if self.num_positions - last >= size else None
 
     def assign(self, slot: int, first: int, size: int) -> None:
-        """Give a slot a region."""
+        """Assign the region [first, first + size) to a slot."""
         self.first[slot], self.sizes[slot] = first, size
 
     def pack(self, last: int) -> list[RegionMove]:

@@ -131,7 +131,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self.blocks.take(states, self.slots, self.capacity)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at a block and index."""
+        """Return the store with the given block and index."""
         return self.blocks.store(address)
 
     def rows_of(self, slots: IntArray) -> IntArray:

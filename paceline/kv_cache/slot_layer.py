@@ -66,7 +66,7 @@ class SlotMemory(Protocol):
         """Reserve a store for keys or values like `states`; return block and index."""
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at a block and index."""
+        """Return the store with the given block and index."""
 
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device

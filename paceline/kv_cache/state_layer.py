@@ -47,7 +47,7 @@ class SlotOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotCount:
-    """Owner of layers outside a cache, with a fixed number of slots."""
+    """Stands in for a cache, for layers outside one; the number of slots is fixed."""
 
     slots: int
 
@@ -87,7 +87,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         return {name: states[slots] for name, states in self.held.items()}
 
     def load(self, states: States) -> None:
-        """Set the working states; with an empty mapping, the next call begins a new text."""
+        """Set the states from which the next mixer call starts; empty for new texts."""
         LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
         for name, rows in states.items():
             kind, _, number = name.partition(".")

@@ -148,7 +148,7 @@ class Context:
         return self._library.max_rollback(self._handle)
 
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
-        """Add the sequence `target` to the cells of `source` from `start` to `end`."""
+        """Let `target` share the cells of `source` at the positions `start` to `end`."""
         self._library.memory_seq_cp(self._memory, source, target, start, end)
 
     def clear(self) -> None:

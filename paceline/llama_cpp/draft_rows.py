@@ -39,7 +39,7 @@ class RequestRows:
         return self.num_pending + len(self.tree)
 
     def add_to(self, rows: BatchRows) -> None:
-        """Append the rows of the request."""
+        """Append the request's rows to the batch."""
         request, first = self.request, self.request.cached
         start = first + self.num_pending
         rows.token_ids += request.token_ids[first:start]

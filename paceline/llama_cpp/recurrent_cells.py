@@ -62,7 +62,7 @@ class RecurrentCells(SequenceCells):
         return length
 
     def fork(self, branch: Branch) -> None:
-        """Copy the sequence if the forward pass may be dropped."""
+        """Copy the sequence, if the forward pass may have to be undone."""
         assert self._context is not None, "there is room"
         if self._reversible:
             self._before[branch.sequence] = self._context.read(branch.sequence)

@@ -77,7 +77,7 @@ class GgufTarget(TargetBase):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers store recurrent states, which represent one text length."""
+        """Return True if layers have recurrent states, each for one exact text length."""
         return self.model.is_recurrent
 
     @property

@@ -106,13 +106,13 @@ class Architecture:
 
         Args:
             model: Loaded model.
-            by_position: Whether to use batch-invariant attention by position. A model configured
-                with this attention implementation always uses it.
+            by_position: Whether to use paceline's batch-invariant attention kernels. A model
+                configured with this attention implementation always uses it.
             chains: Whether to verify only chains, without masks, even if the `forward` method
                 accepts masks.
         Raises:
             UnsupportedModelError: The model cannot be verified losslessly (`refuse_unsupported`),
-                or it does not support the requested attention by position.
+                or it does not support the requested kernels.
             ConfigError: The attention implementation does not accept a 4-D mask.
         """
         config = model.config.get_text_config(decoder=True)

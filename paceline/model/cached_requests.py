@@ -94,7 +94,7 @@ class CachedRequests(TargetBase):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers store recurrent states, each valid for one text length."""
+        """Return True if layers have recurrent states, each for one exact text length."""
         return bool(self.architecture.states)
 
     def close(self, request: Request) -> None:

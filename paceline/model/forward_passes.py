@@ -1,6 +1,6 @@
 """Run forward passes over the pending tokens and draft trees of a batch.
 
-With attention by position, the requests in a batch are packed into one row (`RaggedBatch`).
+With batch-invariant attention, the requests in a batch are packed into one row (`RaggedBatch`).
 Otherwise, each request has its own row. The row consists of padding, pending tokens (the newest is
 the root), tree nodes and more padding, in this order. The pending tokens of all rows end at the
 same column, so that the LM head runs on one slice (`PaddedBatch`).

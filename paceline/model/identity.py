@@ -174,9 +174,9 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 
 
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
-    """Return evenly spaced entries from an embedding as if it had the given size.
+    """Return evenly spaced entries of a model's embedding.
 
-    Rows beyond the model's embedding are omitted.
+    The spacing suits an embedding [rows, columns]. Rows beyond the model's embedding are omitted.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])

@@ -73,7 +73,7 @@ class ModelRunner:
         self._implementation = view.config._attn_implementation  # for forward passes without a mask
 
     def begin(self) -> None:
-        """Discard the selectors and columns of the last forward pass."""
+        """Discard the row selectors and captured states of the last forward pass."""
         self.picks.clear()
         self.column_picks.clear()
         self.pending.clear()

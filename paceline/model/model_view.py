@@ -1,4 +1,4 @@
-"""Build a view of a model: copies of its modules for paceline's forward passes.
+"""The view as a callable, with the same arguments as the model's `forward`.
 
 transformers' models look up their attention function in `config` at every call. The engine chooses
 this function for each forward pass, while other threads or engines may be running the same model.

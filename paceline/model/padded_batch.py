@@ -64,7 +64,7 @@ class PaddedBatch(NamedTuple):
 
     @property
     def causal(self) -> int:
-        """Number of leading columns with plain causal attention.
+        """Number of leading columns that see exactly the tokens up to their own.
 
         These are the columns of prompts without cached tokens.
 

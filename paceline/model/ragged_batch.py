@@ -1,8 +1,8 @@
 """Pack a ragged batch into one row without padding, for one forward pass.
 
-To the model, the row looks like a single text. Attention by position determines which keys each
-query sees, from the query's visible ranges (`AttentionMetadata`). The cost of a request therefore
-depends only on its own tokens.
+To the model, the row looks like a single text. Batch-invariant attention determines which keys
+each query sees, from the query's visible ranges (`AttentionMetadata`). The cost of a request
+therefore depends only on its own tokens.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ def _lay_out(
     parents: IntArray,
     padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return the arrays `positions` to `tail` of `RaggedBatch`, except `slots`.
+    """Return most arrays of a `RaggedBatch`: from `positions` to `tail`.
 
-    The third array holds the row of each query instead of its slot.
+    The third array holds each query's row, not its slot.
     """
     count = len(cached)
     num_queries = pending + nodes

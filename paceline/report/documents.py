@@ -125,7 +125,7 @@ class _WrongTypeError(TypeError):
 
 
 def _exactly(value: Any, expected: type) -> Any:
-    """Return the value if it has exactly this type; a string of digits is no number."""
+    """Return the value if it has the expected type; do not convert a string."""
     allowed = (int, float) if expected is float else expected
     if not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool):
         raise _WrongTypeError(f"got {value!r}; expected {expected.__name__}")

@@ -58,7 +58,7 @@ class HeadRow:
     def of_nodes(
         text: HeadText, nodes: Sequence[HeadNode], states: Tensor, window: int | None = None
     ) -> HeadRow:
-        """Return the row of draft nodes, and add the nodes to the text's offsets.
+        """Return the row of draft nodes, and record the nodes' offsets in the text.
 
         Args:
             text: The text.

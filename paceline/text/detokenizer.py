@@ -258,7 +258,8 @@ class _Window:
     def _beyond(self, text: str) -> str:
         """Return the part of the window's text that has not been returned yet.
 
-        The window's text may no longer begin with the returned text.
+        New tokens may change the window's text, so that it no longer begins with the returned
+        text.
         """
         if text.startswith(self._released):
             return text[len(self._released) :]

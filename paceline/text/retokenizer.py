@@ -75,7 +75,7 @@ class RetokenizedText:
         retokenizer: Converter between the tokenizers.
     Attributes:
         complete: Whether the text ends with a complete character.
-        final: Number of draft ids that later tokens do not change.
+        final: Number of draft-model ids that later tokens cannot change.
     """
 
     def __init__(self, retokenizer: Retokenizer) -> None:
@@ -88,11 +88,11 @@ class RetokenizedText:
 
     @property
     def final(self) -> int:
-        """Return the number of draft ids that later tokens do not change."""
+        """Return the number of draft-model ids that later tokens cannot change."""
         return len(self._final_ids)
 
     def update(self, token_ids: list[int]) -> list[int]:
-        """Add the new tokens in `token_ids`; return the draft ids of the whole text."""
+        """Add the new tokens in `token_ids`; return the draft model's ids for the text."""
         for token in token_ids[self._num_tokens :]:
             text = self._detokenizer.push(token)
             self.complete = bool(text)

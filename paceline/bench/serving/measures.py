@@ -62,7 +62,7 @@ def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM) -> S
 
 
 def _turned(ids: list[int], by: int) -> list[int]:
-    """Rotate the tokens, so that no earlier text starts with the same tokens."""
+    """Rotate the tokens, so that no cached prefix matches them."""
     return ids[by:] + ids[:by]
 
 

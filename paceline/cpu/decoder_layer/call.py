@@ -172,7 +172,7 @@ def _activate(layer: LayerCall) -> None:
 
 @inlined
 def _add(first: int, second: int, out: int, count: int) -> None:
-    """Add the `count` numbers at `first` and at `second`; write the sums to `out`."""
+    """Add two arrays of `count` numbers, and write the sums to `out`."""
     for offset in range(0, count * HALF_BYTES, _STEP):
         left, right = (
             simd_f32x8.load_bfloat16(first + offset),

@@ -139,7 +139,7 @@ def _floats(codes: tuple[int, ...]) -> Any:
 
 
 def _convert(builder: Any, rows: Sequence[Any], factors: Factors, part: int, store: Store) -> None:
-    """Emit instructions that compute and store the lines of a part.
+    """Emit instructions that compute and store the lines of one part of four rows.
 
     `rows` holds the integers of each row, as 32 signed bytes.
     """

@@ -103,7 +103,7 @@ class Factor(NamedTuple):
     lanes: tuple[int, ...]
 
     def spread(self, builder: Any, blocks: Sequence[int]) -> Any:
-        """Emit instructions that copy the factor of each lane's block to 16 lanes."""
+        """Emit instructions that give each of 16 lanes the factor of that lane's block."""
         return pick(builder, self.vector, self.vector, [self.lanes[block] for block in blocks])
 
 
@@ -162,7 +162,7 @@ class Reader:
     groups: tuple[NibbleGroup, ...] = ()
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that read the factors of the blocks at given addresses."""
+        """Emit instructions that read the scales and minima of blocks at given addresses."""
         raise NotImplementedError
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
@@ -171,7 +171,7 @@ class Reader:
 
 
 def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit instructions that look up 32 codes, by byte indices below 16, in a table."""
+    """Emit instructions that look up 32 bytes, each an index below 16, in `codes`."""
     table = ir.Constant(NIBBLES, [code % 256 for code in codes])
     if on_x86() and "ssse3" in instruction_flags():
         kind = ir.FunctionType(NIBBLES, [NIBBLES] * 2)

@@ -34,10 +34,10 @@ _FOUR, _EIGHT = (ir.VectorType(WORD, count) for count in (4, _PARTS))
 
 
 def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
-    """Emit code that regroups the factors of several blocks by factor.
+    """Emit code that collects each factor of several blocks in adjacent lanes.
 
-    Each block's factors are given as a vector of 16 lanes. Four blocks are transposed, so that four
-    adjacent lanes hold the same factor of all blocks.
+    Each block's factors (scales and minima) are given as a vector of 16 lanes. Four blocks are
+    transposed, so that four adjacent lanes hold the same factor of all blocks.
     """
     if len(vectors) == 1:
         return [Factor(vectors[0], (lane,)) for lane in range(LANES)]

@@ -216,9 +216,9 @@ def row_job(type_id: int) -> TeamJob:
 
 @cache
 def quad_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks the quads in an `UnpackCall`, for one format.
+    """Return the job that unpacks quads of rows from one format, in an `UnpackCall`.
 
-    The lines of the quads alternate in memory.
+    In memory, the lines of different quads alternate.
     """
 
     def work(address: int) -> int:

@@ -88,7 +88,7 @@ def list_at(address: int, count: int) -> Any:
 
 @compiled
 def read_tree(call: Any) -> Any:
-    """Return the arrays of a call that has the fields of `TokenTree.addresses`."""
+    """Return the arrays of a tree, whose addresses are fields of the record `call`."""
     requests, width = call.requests, call.width
     return TreeArrays(
         list_at(call.slots, requests),
@@ -103,7 +103,7 @@ def read_tree(call: Any) -> Any:
 
 @compiled
 def read_path(call: Any) -> Any:
-    """Return the arrays of a call that has the fields of `FoldPath.addresses`."""
+    """Return the arrays of a path, whose addresses are fields of the record `call`."""
     starts = list_at(call.starts, call.requests + 1)
     columns = list_at(call.columns, starts[call.requests])
     return PathArrays(list_at(call.slots, call.requests), starts, columns)

@@ -130,7 +130,7 @@ class _Open:
     node: int = -1
 
     def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
-        """Compare the text with the tree; return whether the gain is now known.
+        """Follow the text in the tree; return True once the tree's gain is recorded.
 
         Args:
             token_ids: Tokens of the request.

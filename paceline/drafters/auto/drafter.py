@@ -44,7 +44,7 @@ _SETTINGS = AutoSettings()
 
 
 class Auto(RecyclingDrafter):
-    """Drafts from all sources. With a seed, the text equals that of plain decoding."""
+    """Drafts from all sources; seeded answers equal those of plain decoding."""
 
     name = "auto"
     keeps_tokens = True

@@ -2,7 +2,7 @@
 
 Each draft forward pass processes the whole tree so far. For a small model, a forward pass over
 twenty tokens costs about as much as one over a single token, so all open nodes are extended at
-once. A round consists of `newest`, `question`, the forward pass, and `learn_answers`:
+once. Two rounds, each of `newest`, `question`, the forward pass and `learn_answers`:
 
     newest()       [-1]                        [7, 8]
     question()     root                        root -> 7, root -> 8; text looked up after these

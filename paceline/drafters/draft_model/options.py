@@ -85,7 +85,7 @@ class DraftModelOptions:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum number of tokens per draft; with heuristic, only in the first draft."""
+        """Maximum number of tokens per draft; in the "heuristic" rule, per first draft."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
@@ -113,7 +113,7 @@ class DraftModelOptions:
 
     @property
     def tree_stop_threshold(self) -> float:
-        """A tree is finished once the newest nodes' summed confidence is below this."""
+        """Minimum total confidence of the newest nodes for the tree to grow further."""
         return self._stop_threshold(TREE_STOP_THRESHOLD)
 
     def _stop_threshold(self, default: float) -> float:

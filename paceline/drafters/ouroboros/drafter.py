@@ -147,7 +147,7 @@ class Ouroboros(Drafter):
         self._shadows[request.id] = PhraseSequence(shadow, len(request), pool)
 
     def stop(self, request: Request) -> None:
-        """Close the request's copy; save a shared pool once no request is open."""
+        """Close the draft model's request; save a shared pool once no request is open."""
         shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
             self._phrases.stop(shadow.request)

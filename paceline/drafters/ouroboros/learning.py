@@ -15,7 +15,7 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
-    """Return the last two tokens up to `node`, or one at the start of the text.
+    """Return the two tokens that end at `node`, or only one at the text's start.
 
     Node -1 is the root.
     """

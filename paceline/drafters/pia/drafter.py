@@ -73,9 +73,9 @@ class Pia(Drafter):
         self._learned[seq.id] = max(first, end)
 
     def _draft(self, seq: Request, limit: int) -> DraftTree:
-        """Draft for the longest query whose tree fills a branch.
+        """Draft after the longest text suffix whose tree is as large as a whole branch.
 
-        If there is none, the shortest query that has a match is used.
+        If there is none, the shortest suffix with a match is used.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -128,7 +128,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return an output count and a score; a node must reach one of these minima."""
+        """Return a minimum output count and a minimum score; a node must reach either."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

@@ -156,7 +156,7 @@ def _continuations(
 
 @compiled
 def _prefixes(rows: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.void]:
-    """Return the trie of all prefixes of rows[i, :ends[i]]."""
+    """Return the trie of all prefixes of the token sequences rows[i, :ends[i]]."""
     trie: NDArray[np.void] = np.empty(ends.sum(), dtype=TRIE_NODE)
     bits = 1
     while 1 << bits < 2 * trie.size:

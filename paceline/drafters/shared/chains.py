@@ -263,7 +263,7 @@ class ChainDrafter(Drafter):
         return min(self._shadows[request.id].length, limit, request.remaining - 1, room)
 
     def _catch_up(self, request: Request) -> None:
-        """Append the target's tokens to the copy and the index."""
+        """Append the target's tokens to the draft model's request and to the index."""
         shadow = self._shadows[request.id]
         shadow.sync_with_target(self._draft, request.token_ids)
         if self._looks_up:

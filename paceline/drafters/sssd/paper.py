@@ -98,7 +98,7 @@ class Merge(NamedTuple):
 
 @compiled
 def new_merge(max_nodes: int, shards: int) -> Merge:
-    """Return scratch arrays for one tree of up to `max_nodes` nodes at a time."""
+    """Return scratch arrays for drafting one tree of up to `max_nodes` nodes."""
     room = 4 * MAX_LINKS + PREFIX * STORE_ENTRIES
     pool = new_pool(4 * room, MAX_LINKS, max_nodes + 1, shards)
     return Merge(pool, np.empty(room, dtype=CANDIDATE), np.empty(1 + max_nodes, dtype=TREE_NODE))
@@ -106,7 +106,7 @@ def new_merge(max_nodes: int, shards: int) -> Merge:
 
 @kernel
 def branch_length(nodes: int) -> int:
-    """Return the maximum length of a branch from the datastore for a tree size."""
+    """Return the maximum length of a datastore branch in a tree of `nodes` nodes."""
     if nodes <= SHORT_TREE:
         return max(1, nodes - 1)
     for max_nodes, length in BRANCH_LENGTHS:
@@ -188,7 +188,7 @@ def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
 
 @kernel
 def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
-    """Add the pointers of all suffixes to the pool.
+    """Add pointers for the suffixes of the text that occur in the datastore.
 
     Returns:
         The number of pointers, or `-1 - i` if shard i is damaged.
@@ -233,7 +233,7 @@ def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: 
 def _push(
     merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
 ) -> int:
-    """Add the tokens that the pointers offer to the heap; return the heap's size."""
+    """Push the tokens to which the pointers lead onto the heap; return its size."""
     begin, end = pointers
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1

@@ -161,7 +161,7 @@ def link(text: RequestText, begin: int, end: int) -> None:
 
 @compiled
 def extend(request: RequestState, new_tokens: NDArray[np.int64]) -> RequestText:
-    """Append tokens and return the text; the arrays must have room."""
+    """Append tokens, for which the arrays must have room, and return the text."""
     text = text_of(request)
     begin = text.length
     text.ids[begin : begin + new_tokens.size] = new_tokens

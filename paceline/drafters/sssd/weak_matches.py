@@ -7,9 +7,9 @@ A skipped token: suppose that the request is 1 2 3 4 ... 1 2 9, and that 9 never
 Earlier, "1 2" was followed by one token (3) and then by 4. The search skips that one token, which
 is now 9, and proposes 4. The pointer to this 4 has the match value SKIPPED.
 
-Related tokens: suppose that the request is 20 7 21 7 ... 20 9 21. The newest token is 21. Earlier,
-21 was followed by 7, which repeated the token 2 positions earlier. The token 2 positions before
-the next one is now 9, so 9 is proposed.
+Related tokens: suppose that the request is 20 7 21 7 ... 20 9 21. The newest token is 21. The
+earlier 21 was followed by a 7 that repeated the token two positions before it. Two positions
+before the next token is now a 9, so 9 is proposed.
 
     before == 20  7 21  7     7 repeats the token 2 positions earlier, which follows 20
     now    == 20  9 21  ?     the token 2 positions earlier, which follows 20, is 9: one vote for 9

@@ -96,7 +96,7 @@ def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 
 def _cut(num_ancestors: list[int], ranks: int) -> list[int]:
-    """Return the end of each run, chosen to make the largest share minimal.
+    """Cut the nodes into runs so that the largest share is minimal; return the ends.
 
     Args:
         num_ancestors: Number of ancestors of each node; the nodes are in depth-first order.

@@ -1,4 +1,4 @@
-"""Run packed batches in one fixed shape, with attention by position."""
+"""Run packed batches in one fixed shape, with batch-invariant attention."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ class PackedBucket(Bucket):
             self._add_paths(kind, paths)
 
     def _add_paths(self, kind: str, paths: dict[int, Any]) -> None:
-        """Register the visible keys (`Paths`) of a kind of layer by its mask's address."""
+        """Register the visible keys (`Paths`) of one kind of layer.
+
+        Attention finds them by the address of the layer's mask.
+        """
         ranges = _no_ranges(self._key.columns)
         self._metadata.ranges_by_mask[mask_address(self._masks[kind])] = ranges
         self._metadata.derived[id(ranges)] = paths

@@ -119,7 +119,7 @@ def draft_along(
 
 
 def _drafting_rows(rows: Rows) -> Tensor:
-    """Return, for each row with guesses, the row whose output drafts its token."""
+    """Return, for each row with guesses, the row from which its token is drafted."""
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}
     before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]

@@ -82,7 +82,7 @@ def platt(head: AcceptanceHead, recordings: Sequence[Recording]) -> tuple[float,
 
 
 def prior(recordings: Sequence[Recording]) -> tuple[float, ...]:
-    """Fit the weights of the `prior` in the card to all positions in the recordings."""
+    """Fit `HeadCard.prior` to all positions in the recordings."""
     scalars = [
         torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
         for recording in recordings

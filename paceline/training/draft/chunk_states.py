@@ -14,7 +14,7 @@ from paceline.training.text_chunks import TextChunk
 
 
 def loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return which rows each chunk has, and the weights of these rows in the loss.
+    """Find the rows within each chunk, and return their weights in the loss.
 
     Returns:
         A mask [b, rows], and the weights of the n rows that the mask selects, [n].

@@ -101,7 +101,7 @@ class Eagle3Student:
 
     @torch.no_grad()
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of chains of `length` draft tokens on held-out answers."""
+        """Return the acceptance of draft chains of `length` tokens on held-out answers."""
         return expected_chains([self._agreement(chunk, length) for chunk in held_out], length)
 
     def save(self, folder: Path) -> None:

@@ -112,7 +112,7 @@ class EagleStudent:
         save_draft(self.model, self._token_ids.tolist(), folder)
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of chains of `length` draft tokens on held-out answers."""
+        """Return the acceptance of draft chains of `length` tokens on held-out answers."""
         return expected_chains(
             [guesses_agree(self.model, chunk, length) for chunk in held_out], length
         )

@@ -66,7 +66,7 @@ class IndependentStudent:
         save_draft(self.model, self._token_ids.tolist(), folder)
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of chains of `length` draft tokens along answers."""
+        """Return the acceptance of draft chains of `length` tokens on held-out answers."""
         return expected_chains(agreements(self.model, held_out, self._token_ids), length)
 
 

@@ -60,7 +60,7 @@ class Student(Protocol):
         """
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of chains of `length` draft tokens along answers."""
+        """Return the acceptance of draft chains of `length` tokens on held-out answers."""
 
     def save(self, folder: Path) -> None:
         """Write the draft model to an existing folder."""
