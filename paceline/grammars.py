@@ -124,8 +124,8 @@ class Grammar:
             ids: Prompt, or the ids of the previous call followed by new tokens; [1, n].
             scores: Scores; [1, vocab], which may be wider than the tokenizer.
         Raises:
-            ConfigError: The ids belong to a different answer or to several answers, contain a
-                forbidden token, or the grammar is too complex.
+            ConfigError: The ids belong to a different answer or to several answers, or they contain
+                a forbidden token. Also raised if the grammar is too complex.
         """
         if self._matcher is None:
             self._matcher = self._template.deep_copy()

@@ -91,7 +91,7 @@ class TokenTree:
         return int(self.columns.shape[1])
 
     def order(self) -> StateOrder:
-        """Return which states each token reads and writes; the first call computes it."""
+        """Return which states each token reads and writes; the first call computes this."""
         if "order" not in self.derived:
             self.derived["order"] = StateOrder(*_order(self.parents, self.lengths))
         order: StateOrder = self.derived["order"]

@@ -86,7 +86,7 @@ class Paceline:
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
-        """Answer prompts untimed to find out whether the drafter samples its tokens."""
+        """Answer prompts without timing them, to see whether the drafter samples tokens."""
         outcomes: list[Outcome] = []
         self._llm.change_drafter(ObservedDrafter(self._llm.drafter, outcomes.append))
         self.prepare(prompts, max_new_tokens)()

@@ -63,7 +63,7 @@ def load_row(kind: int, source: int, target: int, count: int) -> None:
 
 @inlined
 def copy(source: int, target: int, size: int) -> None:
-    """Copy `size` bytes, a multiple of 32."""
+    """Copy `size` bytes; `size` must be a multiple of 32."""
     for offset in range(0, size, VECTOR_BYTES):
         simd_f32x8.store(target + offset, simd_f32x8.load(source + offset))
 

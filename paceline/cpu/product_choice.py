@@ -62,7 +62,7 @@ class Trial:
 
     @property
     def doubtful(self) -> bool:
-        """Return True if other programs disturbed the timing and the machine is quieter."""
+        """Return True if the timing was disturbed, but the machine is quieter now."""
         return (
             self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
         )

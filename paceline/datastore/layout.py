@@ -147,7 +147,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     """Replace the manifest of a store atomically, committing a change.
 
     Raises:
-        DatastoreError: The manifest cannot be written; the store does not change.
+        DatastoreError: The manifest cannot be written. The store is then unchanged.
     """
     content: dict[str, Any] = {
         "format": _FORMAT,

@@ -203,7 +203,7 @@ def check_rows(curve: CostCurve) -> list[int]:
 
 
 def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
-    """Return the row counts that can be timed after a long text within the limit.
+    """Return the row counts that can be timed after a long text in the time allowed.
 
     If the time limit is too short for all row counts, those in the middle of the list are dropped.
     The result is either empty or has at least two entries.

@@ -25,7 +25,7 @@ from paceline.util.compiled import compiled
 
 
 class NodeSelector(ABC):
-    """Selects the nodes of a step that are verified; cuts the trees that can be cut.
+    """Selects a step's nodes for verification, and cuts the trees that can be cut.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
@@ -70,7 +70,7 @@ class NodeSelector(ABC):
         """Return the number of units after the trees of `drafts` have been added."""
 
     def charge(self, seconds: Floats) -> None:
-        """Set `cost` of the drafts that cannot be cut; the back-off compares it.
+        """Set the `cost` of the drafts that cannot be cut; the back-off uses it.
 
         Args:
             seconds: Duration of the step with 0, 1, ... units, [1 + num_units].

@@ -50,7 +50,7 @@ class RequestHandle:
         return self.request.params.priority, self.request.id
 
     def stats(self) -> Stats:
-        """Return the counts so far, with the time from admission to the end or to now."""
+        """Return the counts so far, and the seconds from admission to now or to the end."""
         return Stats.of(
             self.request, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant
         )

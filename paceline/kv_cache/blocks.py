@@ -28,7 +28,7 @@ class Store:
 
 
 class Block:
-    """Stores with the same shape, in one tensor.
+    """A tensor that is divided into stores of the same shape.
 
     Args:
         like: Keys or values, [batch, heads, queries, dim]. The stores have the same heads, dim,

@@ -100,7 +100,7 @@ class RegionCache(SlotCache):
         return self.blocks.take(states, 1, self.capacity)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at a block and index; its tensor's rows are cache positions."""
+        """Return a store by block and index; each row of its tensor is a cache position."""
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()
         rows = store.tensor.as_strided(store.tensor.shape, (strides[1], *strides))

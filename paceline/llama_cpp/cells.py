@@ -175,7 +175,7 @@ class SequenceCells:
         return end
 
     def _move_to(self, num_cells: int) -> None:
-        """Copy all sequences to the front of a cache with the given number of cells."""
+        """Move all sequences to the front of a cache that has `num_cells` cells."""
         states = {
             sequence: self._context.read(sequence)
             for sequence, length in self.lengths.items()

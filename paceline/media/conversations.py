@@ -82,7 +82,7 @@ def _media_of(messages: Sequence[Message]) -> dict[str, list[Any]]:
 
 
 def _without_content(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with image, video and audio parts reduced to their types."""
+    """Return messages whose image, video and audio parts contain only their type."""
     return [
         {
             **message,

@@ -132,7 +132,7 @@ class CachedRequests(TargetBase):
         return tree.best_chain()
 
     def restart_if_due(self, request: Request) -> None:
-        """Drop a request's cache if its text has outgrown the rotary frequencies."""
+        """Drop a request's cache if its text is now long enough for new frequencies."""
         if (switch := self.architecture.restart_length) is not None:
             restart_beyond_switch(request, switch)
 

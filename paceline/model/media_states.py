@@ -50,7 +50,7 @@ class RecurrentPrefill:
         self.current = RecurrentPass(_prompt_batch(first, columns), self._layers, folds)
 
     def commit(self) -> None:
-        """Add all tokens but the last of each row to the states, after the forward pass."""
+        """After the forward pass, add each row's tokens except the last to the states."""
         self.current.commit([[]] * self.current.num_requests)
 
     def states(self, row: int) -> dict[int, dict[str, Tensor]]:

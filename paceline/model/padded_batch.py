@@ -52,7 +52,7 @@ class PaddedBatch(NamedTuple):
 
     @property
     def scored(self) -> int:
-        """Number of columns before the newest token whose logits are also computed."""
+        """Number of columns before the newest token for which logits are also computed."""
         return self.num_logit_columns - self.width - 1
 
     @property

@@ -24,7 +24,7 @@ _QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
 
 def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules whose code or weights come from other libraries, with names.
+    """Yield the name and module where code or weights come from another library.
 
     These modules have foreign weights or hooks, or their classes belong neither to torch nor to
     transformers' architectures.

@@ -36,7 +36,7 @@ class RaggedBatch:
         cached: Number of tokens in the cache before this forward pass, [rows].
         pending: Number of pending tokens processed in this forward pass, [rows].
         nodes: Number of tree nodes processed in this forward pass, [rows].
-        scored: Number of pending tokens before the newest one whose logits are also computed,
+        scored: Number of pending tokens before the newest one for which logits are also computed,
             [rows].
         logit_queries: Queries whose logits are computed, [n]: the `scored` tokens, newest token
             and nodes of every request, followed by padding.

@@ -128,7 +128,7 @@ class _Filled(DynamicCache):  # type: ignore[misc]
 
 
 def _drops_cache(model: PreTrainedModel, length: int) -> bool:
-    """Return whether `generate` drops a cache of `length` tokens for the next token."""
+    """Return whether `generate` drops the cache when it holds `length` tokens."""
     cache, ids = _Filled(length), torch.zeros(1, length + 1, dtype=torch.int64)
     options = {"next_sequence_length": 1, "use_cache": True, GENERATE_CACHE: cache}
     prepared = model.prepare_inputs_for_generation(ids, **options)

@@ -35,7 +35,7 @@ class SharedVocabulary:
 
     @property
     def shared_rate(self) -> float:
-        """Return the fraction of the target's rows that are shared, from 0 to 1."""
+        """Return the fraction of the target's tokens that both models have, from 0 to 1."""
         return self.common / self.target_rows
 
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:

@@ -127,7 +127,7 @@ def _plain_text(where: str, schema: Schema, end: str, rules: RuleWriter) -> str:
 
 
 def _properties(where: str, schema: Schema) -> list[tuple[str, Schema, bool]]:
-    """List each property with its schema and whether it is required; required first."""
+    """List each property, its schema and whether it is required; required ones first."""
     properties, required = schema.get("properties", {}), schema.get("required", ())
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     if set(required) - properties.keys():

@@ -119,7 +119,7 @@ class _Bytes:
     def _after_prompt(self, prompt_ids: Sequence[int]) -> tuple[bool, bytes, bool]:
         """Return the decoder state after a prompt.
 
-        The first value is whether the answer begins the text. The others are the bytes of an
+        The first value tells whether the answer begins the text. The others are the bytes of an
         incomplete character at the end of the prompt, and whether it appears as U+FFFD.
         """
         first, data = True, b""

@@ -77,7 +77,7 @@ class CheckpointFile:
         return json.loads(self._open().metadata()[name])
 
     def tensors(self, group: str) -> dict[str, Tensor]:
-        """Return the tensors in a group by name.
+        """Return the tensors of one group, keyed by name.
 
         Raises:
             ConfigError: The file is damaged.

@@ -174,7 +174,7 @@ class Trainer(ABC):
         report.validation(self.progress, losses, self.validate(losses))
 
     def _advance(self, last: float) -> float:
-        """Count the time since `last`, set the next learning rates, and return the time."""
+        """Add the time since `last`, update the learning rates, and return the new time."""
         now = self._clock()
         self.progress.seconds = self.progress.seconds + now - last
         # Schedules may depend on the time, so they follow the clock.

@@ -23,10 +23,10 @@ class TimingSettings:
         check_rounds: Number of repeats of a check.
         check_seconds: Maximum expected duration of a check, in seconds; slower models are not
             checked.
-        max_check_share: Maximum share of the time for which a curve is in use that its checks may
-            take.
-        max_cost_error: Maximum relative difference between the measured and the curve's cost of
-            rows. Up to this difference, a check confirms the curve.
+        max_check_share: Maximum time for the checks of a curve, as a share of the time for which
+            the curve is in use.
+        max_cost_error: Maximum relative difference between the cost of rows in a check and in the
+            curve. Up to this difference, the check confirms the curve.
         loaded_pause_s: Seconds for which a curve from the cache is used before it is checked. The
             first token does not wait for the check.
         first_pause_s: Seconds for which a curve is used before it is checked again. Each later

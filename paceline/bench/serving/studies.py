@@ -29,7 +29,7 @@ class SecondTurn:
 
     @property
     def ratio(self) -> float:
-        """Return the median time to the first token without prefix reuse / with reuse."""
+        """Return the ratio of the median times to the first token: recomputed / reused."""
         return percentile(self.recomputed, 0.5) / percentile(self.reused, 0.5)
 
 
@@ -51,7 +51,7 @@ class Intrusion:
 
     @property
     def ratio(self) -> float:
-        """Return the 99th percentile of the gaps with / without arriving prompts."""
+        """Return the ratio of the 99th percentile gaps: with arriving prompts / without."""
         return percentile(self.disturbed, 0.99) / percentile(self.alone, 0.99)
 
 

@@ -42,7 +42,7 @@ _multiply_float32, _multiply_bfloat16 = multiply_rows(FLOAT32), multiply_rows(BF
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the `ProductCall` at an address; return how many."""
+    """Run tasks of the `ProductCall` at an address; return how many were run."""
     call = read_call(call_address)
     kind, count, inner, outer = call.kind, call.count, call.inner, call.outer
     first = take_task(call_address)

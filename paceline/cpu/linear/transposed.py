@@ -31,7 +31,7 @@ _add_group, _add_vector = add_weighted(VECTORS), add_weighted(1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the `ProductCall` at an address; return how many."""
+    """Run tasks of the `ProductCall` at an address; return how many were run."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES

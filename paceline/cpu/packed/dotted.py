@@ -35,7 +35,7 @@ _multiply_narrow = multiply_quads(tuple(range(1, _MANY + 1)), NARROW_GROUP // QU
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a packed weight's `ProductCall`; return how many."""
+    """Run tasks of a packed weight's `ProductCall`; return how many were run."""
     call = read_call(call_address)
     count, outer = call.count, call.outer
     first = take_task(call_address)

@@ -54,7 +54,7 @@ def halves_of(builder: Any, vector: Any) -> list[Any]:
 
 
 def join(builder: Any, first: Any, second: Any) -> Any:
-    """Emit an instruction that joins two vectors to one."""
+    """Emit an instruction that joins two vectors into one."""
     return pick(builder, first, second, list(range(2 * first.type.count)))
 
 
@@ -219,7 +219,7 @@ def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
 
 
 class Q4_0(_Scaled):
-    """Decodes blocks with a scale and 32 four-bit integers, which are stored plus 8."""
+    """Decodes blocks with a scale and 32 integers from -8 to 7, stored in four bits."""
 
     codes, groups = tuple(range(-8, 8)), (NibbleGroup(2, 0, 1),)
 
@@ -239,7 +239,7 @@ class Q4_1(_Shifted):
 
 
 class Q5_0(_Scaled):
-    """Decodes blocks with a scale and 32 five-bit integers, which are stored plus 16."""
+    """Decodes blocks with a scale and 32 integers from -16 to 15, in five bits each."""
 
     def integers(self, builder: Any, block: Any, part: int) -> Any:
         """Emit instructions that decode one part of a block to 32 signed bytes."""

@@ -114,7 +114,7 @@ _FOLD_TAKEN = counter_of(FOLD_CALL)
 
 
 def _walk(call_address: int) -> int:
-    """Run tasks of the `GatedCall` at an address; return how many."""
+    """Run tasks of the `GatedCall` at an address; return how many were run."""
     call = read_record(call_address, GATED_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)

@@ -81,7 +81,7 @@ _FOLD_TAKEN = counter_of(SCAN_FOLD)
 
 
 def _scan(call_address: int) -> int:
-    """Run tasks of the `ScanCall` at an address; return how many."""
+    """Run tasks of the `ScanCall` at an address; return how many were run."""
     call = read_record(call_address, SCAN_CALL)
     count = call.requests * call.channels // LANES
     states = np.empty((call.num_states * call.rows + 1) * LANES, dtype=np.float32)

@@ -58,7 +58,7 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 
 class Ouroboros(Drafter):
-    """Drafts chains with a draft model that itself decodes faster thanks to phrases."""
+    """Drafts chains with a draft model, which in turn is accelerated by phrases."""
 
     name = "ouroboros"
     keeps_tokens = True

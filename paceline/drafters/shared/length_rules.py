@@ -102,7 +102,7 @@ class ThresholdRule(LengthRule):
         self._min_tokens = min_tokens
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the confidence of each new token: by default, the first row of figures."""
+        """Return the confidence of each new token; by default, this is its first figure."""
         confidences: list[float] = new.figures[0].tolist()
         return confidences
 

@@ -54,10 +54,10 @@ class Inputs:
             token's closest position after a match in the request; log(1 + n).
         vote_share: Number of votes for the token as a related token (`weak_matches`), divided by
             the node's number of matching pointers.
-        skip_share: Share of the token among the node's pointers that skip the newest token; log
-            odds.
+        skip_share: Share of the token among pointers that skip the newest token; log odds.
         skips: Number of pointers to the token that skip the newest token; log(1 + n).
-        top_pointers: Number of the node's pointers in the band of its longest matches; log(1 + n).
+        top_pointers: Number of the node's pointers whose matches are in the same length band as its
+            longest match; log(1 + n).
         pointers: Number of matching pointers of the node; log(1 + n).
         longest: Length of the node's longest match; log(1 + tokens).
         tokens: Number of different tokens that follow the node; log(1 + n).

@@ -157,7 +157,7 @@ def _gather(
 ) -> tuple[int, int]:
     """Find the match pointers of a node.
 
-    `pool.tail` ends with `context` tokens of the request; `used` is the number of pointers so far.
+    `pool.tail` holds `context` tokens of the request; `used` is the number of pointers so far.
     `look_ups` counts the datastore searches for nodes below the root so far.
 
     Returns:

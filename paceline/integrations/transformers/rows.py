@@ -48,7 +48,7 @@ class SharedNoise:
 
     @property
     def num_shares(self) -> int:
-        """Return how many rows' noise has been drawn but not yet taken."""
+        """Return the number of noise rows that have been drawn but not yet taken."""
         return len(self._shares)
 
     def take(self, row: int, step: int, vocab: int) -> Tensor:

@@ -106,11 +106,11 @@ class RecordingFolder:
         return _shard(self.path, batch).exists()
 
     def write(self, batch: int, columns: dict[str, Tensor]) -> None:
-        """Write the shard of a batch.
+        """Write the draft tokens of a batch as a shard of the recording.
 
         Args:
             batch: Index of the batch.
-            columns: Tensors as in `Recording`.
+            columns: Tensors by name, as in `Recording`.
         """
         content = save({name: columns[name].contiguous() for name in _COLUMNS})
         write_atomically(_shard(self.path, batch), content)

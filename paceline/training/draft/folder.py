@@ -69,7 +69,7 @@ class DraftProgress(TrainingProgress):
 
     @property
     def best(self) -> TrainingPoint:
-        """Point on the curve with the most accepted tokens; of equal ones, the first."""
+        """First of the points on the curve with the most accepted tokens."""
         return max(self.curve, key=lambda point: point.per_chain)
 
 
