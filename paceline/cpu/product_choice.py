@@ -112,7 +112,7 @@ class Trial:
 
 
 def fastest(model: PreTrainedModel) -> Products:
-    """Return the matrix products with which a model's forward passes are fastest."""
+    """Return the matrix products that make a model's forward passes fastest."""
     if not is_large(model):
         return Products()
     times = trial(model)

@@ -173,7 +173,7 @@ def gather(
 ) -> int:
     """Read the text that follows evenly spaced matches of each query.
 
-    The matches of a query are the suffixes in its ranges, from which this function selects some at
+    The matches of a query are the suffixes in its ranges. This function selects some of them at
     regular intervals.
 
     Args:

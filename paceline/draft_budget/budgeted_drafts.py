@@ -62,7 +62,7 @@ class BudgetedDrafts:
 
     @property
     def width(self) -> int:
-        """Return the number of nodes of the largest tree."""
+        """Return the number of nodes in the largest tree."""
         return max([len(tree.token_ids) for tree in self.trees], default=0)
 
     def learn(self, outcomes: Sequence[Outcome], all_tokens: int) -> None:

@@ -89,7 +89,7 @@ class DraftingBackoff:
         self._forget()
 
     def note_cut(self, nodes: int) -> None:
-        """Record a step with cut trees, the largest of which has `nodes` nodes."""
+        """Record a step with cut trees; the largest tree has `nodes` nodes."""
         self._tried = False
         self._num_empty_steps = 0 if nodes else self._num_empty_steps + 1
         self._pause.rest(

@@ -53,10 +53,10 @@ class DrafterBatch:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Drafts:
-    """The draft trees for one drafter batch.
+    """The draft trees that one drafter proposes in a step.
 
     Attributes:
-        batch: The drafter batch.
+        batch: The requests that share the drafter.
         ready: Requests whose newest token the step processes; the others are in prefill.
         trees: Draft tree for each ready request.
         draft_seconds: Seconds spent in the drafter's own model.

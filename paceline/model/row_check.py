@@ -178,7 +178,7 @@ def _loud_row(rows: Tensor) -> Tensor:
 
 
 def _has_rows(value: Any) -> bool:
-    """Return whether a module's input has one row per token of the two texts."""
+    """Return whether a module's input has one row per token of the two test texts."""
     return (
         isinstance(value, Tensor)
         and value.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)

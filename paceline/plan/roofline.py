@@ -51,7 +51,7 @@ class Matmul:
 
     @property
     def weights(self) -> int:
-        """Return the total number of weights in these matrices."""
+        """Return the total number of weights in all matrices of this kind."""
         return self.inputs * self.outputs * self.experts * self.count
 
 

@@ -66,7 +66,7 @@ def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derive
 
 
 def read_document(path: str | Path, *kinds: DocumentKind[T]) -> T:
-    """Read the content of a document of one of the `kinds`.
+    """Read a document of one of the `kinds`, and return its content.
 
     Raises:
         ConfigError: The file does not exist, has a different kind or schema, or a field is missing

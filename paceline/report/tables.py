@@ -128,7 +128,7 @@ class Table:
         return [*above, _line(self._headings), rule, *map(_line, rows), "", *notes]
 
     def data(self) -> dict[str, Any]:
-        """Return title, headings, rows with unrounded numbers, and notes, for JSON."""
+        """Return the table's title, headings, unrounded rows and notes, for JSON."""
         return {
             "title": self.title,
             "columns": self._headings,

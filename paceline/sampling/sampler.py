@@ -179,7 +179,7 @@ def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
-    """Return the key of a row of noise: two 32-bit words."""
+    """Return the key of a row of noise, as two 32-bit words."""
     word = _splitmix(_splitmix(seed & _MASK64) ^ (position * 4 + stream))
     return word >> 32, word & _MASK32
 

@@ -69,8 +69,8 @@ def compiled(function: F) -> F:
 
     The code runs without the interpreter lock.
 
-    Stored code becomes outdated when its module changes, or any module from which it uses
-    functions, records or constants.
+    Stored code becomes outdated when its module changes, or a module whose functions, records or
+    constants it uses.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 

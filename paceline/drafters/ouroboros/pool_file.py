@@ -115,7 +115,7 @@ def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
 def _below(
     entries: list[tuple[Ngram, list[Ngram]]], ids: int
 ) -> Iterator[tuple[Ngram, list[Ngram]]]:
-    """Yield the keys and phrases whose ids are all below `ids`."""
+    """Yield keys and phrases, but only those whose token ids are all below `ids`."""
     for key, phrases in entries:
         if all(token < ids for token in key):
             yield key, [phrase for phrase in phrases if all(token < ids for token in phrase)]

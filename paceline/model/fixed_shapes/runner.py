@@ -80,7 +80,7 @@ class FixedShapeRunner:
         """Run a padded batch in its bucket, or return None if no bucket fits.
 
         Args:
-            layout: Padded batch, to which the cache's window is set.
+            layout: Padded batch, for which the cache's write window is already set.
             token_ids: Token ids for the model, [rows, columns].
             positions: Text positions within the model's context, [rows, columns].
             states: Hidden states that the caller reads, or None.
@@ -108,7 +108,7 @@ class FixedShapeRunner:
         """Run a packed batch in its bucket, or return None if no bucket fits.
 
         Args:
-            packing: Packed batch, to which the cache's window is set.
+            packing: Packed batch, for which the cache's write window is already set.
             token_ids: Token ids for the model, [queries].
             positions: Text positions within the model's context, [queries].
             states: Hidden states that the caller reads, or None.

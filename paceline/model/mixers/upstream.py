@@ -1,4 +1,4 @@
-"""Run a module's own `forward` over pending tokens and branches."""
+"""Run a mixer's own `forward` over pending tokens and draft-tree branches."""
 
 from __future__ import annotations
 
