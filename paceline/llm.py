@@ -87,7 +87,7 @@ class LLM(ChatFacade):
             bfloat16 instructions (AVX512_BF16 or AMX).
         weights: Format into which the weights of a safetensors checkpoint are packed, on a CPU:
             "q8_0" or "q4_k". This changes the model, and answers equal those of plain decoding
-            with the packed model. Default: the weights stay as they are.
+            with the packed model. Default: the weights are not packed.
         engine: Library that runs the model: "transformers" (default), or "llama.cpp" for GGUF
             files.
     Raises:

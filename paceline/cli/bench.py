@@ -45,8 +45,8 @@ class Quantity:
 
     Attributes:
         memory: Measure peak memory instead of time; each method runs in its own process.
-        serve: Measure a server under load instead. Its answers are compared with those of plain
-            decoding.
+        serve: Measure a server under load instead. The benchmark compares the server's answers with
+            those of plain decoding.
     """
 
     memory: bool = False

@@ -54,8 +54,8 @@ class WriteOptions:
     """Set how shards are written.
 
     Attributes:
-        shard_tokens: Maximum number of tokens per shard; at least 0. With 0, --memory limits the
-            shards.
+        shard_tokens: Maximum number of tokens per shard; at least 0. With 0, only --memory limits
+            the size of shards.
         memory: Memory that sorting a shard may use, in GiB; at least 0.001.
         workers: Number of threads that sort; at least 0. 0 uses one thread per core.
 

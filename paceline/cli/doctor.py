@@ -51,8 +51,8 @@ def doctor(
     Example: paceline doctor smollm2 --dtype bfloat16
 
     Args:
-        measure: Measure the cost of a forward pass again, and store it. This requires a model and
-            an idle machine.
+        measure: Measure the cost of a forward pass again, and store it. The measurement requires a
+            model and an idle machine.
     """
     if measure and model is None:
         raise ConfigError(

@@ -144,7 +144,8 @@ class MethodOptions:
             that the given models support.
         baselines: Baselines: transformers, transformers:prompt_lookup, transformers:assistant or
             transformers:generate_batch; repeatable, or separated by spaces or commas; 'none' runs
-            no baselines. Default: the first two and, if there is a draft model, the third.
+            no baselines. Default: transformers, transformers:prompt_lookup and, if there is a draft
+            model, transformers:assistant.
     """
 
     drafters: Annotated[tuple[str, ...], Parameter(name=("--drafter", "--drafters"))] = ()

@@ -32,8 +32,8 @@ class DeviceOptions:
         weight_bits: Number of bits per weight in quantised layers; at least 1. Computations still
             use --dtype. Default: not quantised.
         tensor_parallel: Number of devices across which every matrix is split; at least 1.
-        threads: Number of CPU threads that torch uses; from 1 to 1024. Only for the device
-            'measured'. Default: chosen by torch.
+        threads: Number of CPU threads that torch uses; from 1 to 1024. The option applies only to
+            --hardware measured. Default: chosen by torch.
     """
 
     hardware: Annotated[

@@ -149,7 +149,7 @@ _OWN = (
         "prompt_lookup",
         ":PromptLookup",
         ":PromptLookupOptions",
-        "continuations of earlier matches for the newest n-gram, and frequent tokens",
+        "the tokens that followed the newest n-gram earlier, and frequent tokens",
     ),
     _own(
         "draft_model",
@@ -183,13 +183,13 @@ _OWN = (
         "sssd",
         ".drafter:Sssd",
         ".options:SssdOptions",
-        "continuations of the newest tokens in the request, earlier answers and a datastore",
+        "continuations found in the request, in earlier answers and in a datastore",
     ),
     _own(
         "jacobi",
         ":Jacobi",
         ":JacobiOptions",
-        "a guess at the rest of the answer, or a block of it, that the target refines",
+        "the target refines a guess at the rest of the answer, or at its next block",
     ),
     _own(
         "lookahead",
@@ -201,7 +201,7 @@ _OWN = (
         "token_recycling",
         ".drafter:TokenRecycling",
         ".options:TokenRecyclingOptions",
-        "tokens that the target last predicted after the newest tokens",
+        "the tokens that the target predicted earlier after the same context",
     ),
     _own(
         "auto",
@@ -215,7 +215,7 @@ _OWN = (
         "rest",
         ".drafter:Rest",
         ".options:RestOptions",
-        "the most frequent continuations of the newest tokens in a datastore",
+        "the most frequent continuations that a datastore has for the newest tokens",
         "datastore",
     ),
     _own(

@@ -39,7 +39,7 @@ class ModelOptions:
         unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache, instead of using its
             packed weights. Default: only if the processor lacks AVX512_BF16 and AMX.
         weights: On a CPU, pack the weights of a safetensors checkpoint as q8_0 or q4_k. This
-            changes the model. Default: the weights stay as they are.
+            changes the model. Default: the weights are not packed.
         engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.
 
     Raises:
@@ -74,7 +74,7 @@ class PromptOptions:
         prompts: JSONL file with prompts (id, category, turns); repeatable. Default: the built-in
             prompts.
         limit: Maximum number of prompts per file; at least 0; 0 uses all.
-        every: Use only every n-th prompt in a file; at least 1. The limit applies to the remaining
+        every: Use only every n-th prompt in a file; at least 1. --limit then counts only these
             prompts.
 
     Raises:

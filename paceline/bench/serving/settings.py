@@ -39,18 +39,20 @@ class LoadOptions:
             rate 1, as many requests arrive as the server can answer without speculation. Default:
             none.
         contexts: Context lengths of the prompts, separated by commas: short, medium or long. A
-            short context is only the prompt; the others add text before it.
+            short context is only the prompt; medium and long contexts add text before it.
         medium: Number of tokens in a medium prompt; at least 8.
         long: Number of tokens in a long prompt; at least 8.
         requests: Number of requests per load; at least 0. With 0, each user sends two requests, and
             at least eight are sent in total.
         transport: 'http' starts a server in this process; 'direct' uses the engine's asyncio calls.
-        turn: Number of tokens before the second turn of a chat; at least 0. The time to the first
-            token of that turn is measured with and without prefix reuse. 0 skips this measurement.
+        turn: Number of tokens before the second turn of a chat; at least 0. The benchmark measures
+            the time to the first token of the second turn, with and without prefix reuse. 0 skips
+            this measurement.
         intruders: Number of tokens in each long prompt that arrives while an answer is streamed; at
-            least 0. The gaps between the stream's chunks are measured. 0 skips this measurement.
-        soak: Duration in minutes of a mixed load with aborted answers; at least 0. The memory use
-            is recorded. 0 skips this measurement.
+            least 0. The benchmark measures the gaps between the chunks of the stream. 0 skips this
+            measurement.
+        soak: Duration in minutes of a mixed load with aborted answers; at least 0. The benchmark
+            records the memory use. 0 skips this measurement.
 
     Raises:
         ConfigError: A value is out of range.

@@ -15,7 +15,7 @@ class AutoOptions:
 
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
-            default the drafter searches only the request and earlier answers.
+            default, the drafter searches only the request and earlier answers.
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
             (Token Recycling). At least 1; default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
@@ -24,9 +24,8 @@ class AutoOptions:
         budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Minimum path probability of a proposed node. From 0 to 1; default
             0.001.
-        answer_cache_tokens: Maximum number of answer tokens that are cached and searched. They
-            come from recent answers; 0 disables the cache. Defaults to 262144, or to 0 with
-            `update_datastore`.
+        answer_cache_tokens: Maximum number of tokens from recent answers that are cached and
+            searched; 0 disables the cache. Defaults to 262144, or to 0 with `update_datastore`.
         update_datastore: Append finished answers to the datastore; default false.
         use_draft_model: Use the draft model, if any, as an additional source. With the draft
             budget, the draft model runs only while it saves time. Defaults to true.

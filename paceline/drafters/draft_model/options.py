@@ -35,18 +35,19 @@ class DraftModelOptions:
             probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
             the entropy of its distribution. "heuristic" makes the next draft longer if the target
             accepted the whole draft, and otherwise shorter. Defaults to "product".
-        stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to
-            1. With 0, drafting never stops early. Defaults to 0 if a length is set and the rule is
-            "product". Otherwise, the default is 0.5 for trees, 0.1 for chains with the product
-            rule, and 0.4 with the other rules.
+        stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to 1.
+            With 0, drafting never stops early. Defaults to 0 if max_draft_tokens is set and
+            stop_rule is "product". Otherwise, the default is 0.5 for trees, 0.1 for chains with the
+            product rule, and 0.4 with the other rules.
         branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
-            With 1, drafts are chains. Defaults to 0.06, or to 1 if a length is set. Sampled drafts
-            ignore this option.
+            With branch_threshold=1, drafts are chains. Defaults to 0.06, or to 1 if
+            max_draft_tokens is set. Sampled drafts ignore this option.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Defaults to true, or
-            to false if a length or another rule is set.
-        budget: Verify only the nodes that are expected to save time. The drafter pauses as long as
-            it is slower than plain decoding. The budget never shortens sampled drafts, because they
-            affect the text. Defaults to true, or to false if a length or another rule is set.
+            to false if max_draft_tokens or another stop_rule is set.
+        budget: Verify only the nodes that are expected to save time. The drafter pauses while it is
+            slower than plain decoding. The budget never shortens sampled drafts, because they
+            affect the text. Defaults to true, or to false if max_draft_tokens or another stop_rule
+            is set.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same random noise as the target. Defaults to

@@ -16,8 +16,8 @@ class LookaheadOptions:
         window: W, number of columns in the lookahead window; at least 1, default 3.
         ngram: N, number of tokens in an n-gram, including its key (the first token);
             at least 2, default 3.
-        guesses: G, maximum number of n-grams verified per step; default 4. With 0, only the
-            window's nodes are verified.
+        guesses: G, maximum number of n-grams verified per step; default 4. With guesses=0, the
+            target verifies only the nodes of the window.
         ngrams_per_key: Maximum number of n-grams stored per key; at least 1. Default: `guesses`.
         prompt_pool: Also store n-grams from the prompt and the answer ("prompt as reference");
             default true.

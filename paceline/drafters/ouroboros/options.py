@@ -20,10 +20,10 @@ class OuroborosOptions:
             not truncate the last phrase, so a draft can be longer.
         window: W, number of columns in the draft model's lookahead window; at least 1, default 2.
         ngram: N, number of tokens in a phrase, including its key; at least 2, default 6.
-        suffixes: K, maximum number of phrases verified after the draft; default 3. In addition, up
-            to K phrases that follow the newest token are verified.
+        suffixes: K, maximum number of phrases verified after the draft; default 3. The target also
+            verifies up to K phrases that follow the newest token.
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
-            draft; default 4. With 0, the tree contains no alternatives, as in the paper.
+            draft; default 4. With max_branches=0, the tree has none, as in the paper.
         inspiration: Nodes whose predictions enter the phrase pool. "every" selects all nodes,
             "paper" follows the rule in the paper, "code" follows the rule in the authors' code, and
             "off" selects no nodes. Defaults to "every".

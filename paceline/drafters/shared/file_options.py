@@ -24,9 +24,9 @@ class PromptLookupOptions:
         min_ngram: Minimum length of the n-gram to look up, in tokens; at least 1, default 1.
         max_draft_tokens: Maximum number of tokens in a branch; at least 1, default 16.
         max_matches: Maximum number of different continuations, each a branch of the draft tree; at
-            least 1, default 8. With 1, the draft is a chain.
-        max_frequent_tokens: Maximum number of the text's most frequent tokens in the tree. With 0,
-            none of them is added. Defaults to 16 with the budget, and to 0 without it.
+            least 1, default 8. With max_matches=1, the draft is a chain.
+        max_frequent_tokens: Maximum number of the text's most frequent tokens in the tree. Defaults
+            to 16 with the draft budget, otherwise to 0.
         budget: Verify only the nodes that are expected to save time; default true.
     """
 

@@ -22,16 +22,16 @@ class SpecDecPPOptions:
             times. Defaults to "auto" if the card has a curve, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
-        count_undecided: Include the newest token in the rejection probability. Its hidden state is
-            not known yet, so the head only makes a first estimate for this token. Defaults to
-            true.
-        use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
-        budget: Verify only the nodes that are expected to save time. The estimate uses the head's
-            confidences. The budget never shortens sampled drafts, because they affect the text.
+        count_undecided: Include the newest draft token in the rejection probability. The draft
+            model has no hidden state for this token yet, so the head makes only a first estimate.
             Defaults to true.
-        second_choices: Add the draft model's second choice next to each draft token. The target
-            accepts the second choice if it is correct and the draft token is wrong. This option
-            applies only with the budget. Defaults to true.
+        use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
+        budget: Verify only the nodes that are expected to save time, given the head's confidences.
+            The budget never shortens sampled drafts, because they affect the text. Defaults to
+            true.
+        second_choices: Add the draft model's second choice next to each draft token. If the draft
+            token is wrong and the second choice is correct, the target accepts the second choice.
+            This option has no effect with budget=false. Defaults to true.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the paper. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same random noise as the target. Defaults to

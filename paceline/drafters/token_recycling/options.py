@@ -23,9 +23,9 @@ class TokenRecyclingOptions:
             fixed tree from the paper. Defaults to "best".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
             draft budget. Without the budget, the default is 16, but at most 48 nodes for the whole
-            batch. With tree=paper, it is 80.
-        budget: Verify only the nodes that are expected to save time. The paper's tree is never cut.
-            Defaults to true.
+            batch. With tree=paper, the tree has 80 nodes.
+        budget: Verify only the nodes that are expected to save time. With tree=paper, the budget
+            removes no nodes. Defaults to true.
         min_path_probability: Minimum path probability of a proposed node, for tree=best. From 0 to
             1; default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each

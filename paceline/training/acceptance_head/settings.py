@@ -34,8 +34,9 @@ class RecordConfig:
         keep: Probability that a position keeps the target's token instead of the draft model's (the
             paper's r); from 0 to below 1. With high values, the head's inputs resemble those during
             decoding.
-        mixtures: Number of mixed sequences per answer (1 in the paper); at least 1. For draft
-            models that use the target's states, the number of chain positions per token.
+        mixtures: Number of mixed sequences per answer (1 in the paper); at least 1. If the draft
+            model uses the target's states, this is instead the number of draft tokens recorded
+            after each token.
         sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
             min_tokens are not supported.
         batch: Number of prompts that are answered at the same time and stored in one shard; at

@@ -56,11 +56,12 @@ class DraftTraining(TrainingSettings):
         batch: Number of tokens per training step; at least 1.
         lr: Peak learning rate, for both Muon (matrices) and AdamW (embedding and norms); above 0.
         kind: Kind of draft model. "eagle" uses the target's hidden states, embedding and LM head.
-            It works only with this target and only in paceline. "eagle3" also uses hidden states.
-            It is saved as an EAGLE-3 head in the format of speculators, which vLLM can load.
-            "independent" uses only tokens.
+            Such a draft model works only with this target and only in paceline. "eagle3" also uses
+            hidden states, and is saved as an EAGLE-3 head in the format of speculators, which vLLM
+            can load. "independent" uses only tokens.
         reads_at: For "eagle": depth of a second target layer whose states the draft model uses, as
-            a share of the target's layers; from 0 to 1. With 0, it uses only the last layer.
+            a share of the target's layers; from 0 to 1. With 0, the draft model uses only the last
+            layer.
         hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 for
             "independent". "eagle3" always uses the target's.
         layers: Number of decoder layers; at least 0. 0 uses 2 layers for "eagle", 3 for
@@ -69,14 +70,14 @@ class DraftTraining(TrainingSettings):
             "eagle", 4 times the hidden size for "independent", and the target's for "eagle3".
         start: Start from the shape and the weights of this draft model; not for "eagle3". Default:
             none.
-        minutes: Training time in minutes, including validation; above 0. A resumed run may use a
-            different time.
+        minutes: Training time in minutes, including validation; above 0. When you resume a run, you
+            can set a different time.
         coverage: Share of the training text that the reduced draft vocabulary must cover; above 0,
             at most 1. 1 keeps the whole vocabulary.
         length: Number of draft tokens per chain in the evaluation; at least 1.
         context: Maximum number of tokens per text chunk; at least 8.
-        answers: Share of the training steps that use recorded answers; from 0 to 1. These are the
-            last steps; the others use text.
+        answers: Share of the training steps that use recorded answers; from 0 to 1. The first steps
+            use text, and the last steps use recorded answers.
         held_out: Hold out every n-th answer for validation; at least 2.
         validations: Number of validations during training; at least 1. Each validation saves the
             draft model if it is the best so far.
