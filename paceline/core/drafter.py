@@ -108,7 +108,8 @@ class Drafter:
             (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the
             most likely paths first.
         top_k: Number of the target's most likely tokens that outcomes report per node; 0 for none.
-        learns_at_rest: Whether outcomes report top tokens during long pauses of the drafter, too.
+        learns_at_rest: Whether outcomes also report top tokens while the drafter pauses for many
+            steps.
         needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes.
             Recorded answers lack these values.
         draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None

@@ -162,7 +162,7 @@ class RaggedSelector(NodeSelector):
         return sum(map(len, drafts.trees))
 
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return each node's rank by path probability, after nodes that cannot be cut."""
+        """Rank the nodes by path probability; nodes that cannot be cut come first."""
         assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)
         ranks[self._order] = np.arange(len(ranks))

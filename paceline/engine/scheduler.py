@@ -83,7 +83,7 @@ class Scheduler:
             self.preempt(last)
 
     def _waiting_soon(self, free: int | None) -> list[Request]:
-        """Return the first waiting requests, up to one fewer than there are free slots."""
+        """Return the waiting requests that can take all free slots except one."""
         number = None if free is None else max(0, free - 1)
         return [handle.request for handle in islice(self.waiting, number)]
 

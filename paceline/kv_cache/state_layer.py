@@ -47,7 +47,7 @@ class SlotOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotCount:
-    """Stands in for a cache, for layers outside one; the number of slots is fixed."""
+    """Stands in for the cache of layers without one; has a fixed number of slots."""
 
     slots: int
 

@@ -59,8 +59,7 @@ class Architecture:
         float_masks: Whether masks contain numbers to be added to the attention scores (eager),
             rather than Booleans (SDPA).
         tree_attention: Whether masked forward passes may use paceline's tree attention.
-        by_position: Whether every forward pass uses attention by position, which is
-            batch-invariant.
+        by_position: Whether every forward pass uses paceline's batch-invariant attention.
         dtype: Data type of the weights.
         position_bytes: Approximate size of one token's keys and values in all layers, in bytes; 0
             if the configuration does not specify it.

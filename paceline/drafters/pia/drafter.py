@@ -128,7 +128,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return a minimum output count and a minimum score; a node must reach either."""
+        """Return a minimum output count and a minimum score; a node needs one of the two."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

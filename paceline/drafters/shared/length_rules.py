@@ -133,7 +133,7 @@ class ThresholdRule(LengthRule):
         return None
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return a token's confidence until the rule evaluates it, one pass later."""
+        """Return a provisional confidence, for tokens that are evaluated one pass later."""
         return 1.0
 
 

@@ -52,7 +52,7 @@ class SharedNoise:
         return len(self._shares)
 
     def take(self, row: int, step: int, vocab: int) -> Tensor:
-        """Return a row's noise [vocab] for one step, which can be taken only once."""
+        """Return a row's noise [vocab] for one step, and remove it from memory."""
         while self._drawn <= step:
             noise = torch.empty(self._batch, vocab, device=self._device).exponential_(1)
             for other in self._live:

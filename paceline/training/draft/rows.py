@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return first a guess-free row for every position, then the rows with guesses.
+        """Return rows without guesses, one per position, and then all rows with guesses.
 
         Args:
             length: Number of tokens in the text.
