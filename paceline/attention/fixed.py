@@ -23,7 +23,7 @@ BY_FIXED_SHAPE = "paceline_fixed"  # name in transformers' table of attention fu
 
 
 def takes_trees(device: str) -> bool:
-    """Return whether attention on this device reads `TreeVisibility` (with Triton)."""
+    """Return whether a Triton kernel can read `TreeVisibility` on this device."""
     return device == "cuda" and has_triton()
 
 

@@ -1,7 +1,8 @@
 """Compute attention over KV-cache slots and draft trees with Triton on CUDA.
 
 The kernel reads the lengths from device memory, so a captured graph works for every length in a
-bucket. Each split of the keys has its own program. Programs without keys return immediately.
+bucket. A separate program handles each split of the keys. Programs without keys return
+immediately.
 """
 
 from __future__ import annotations

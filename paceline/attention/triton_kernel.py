@@ -98,7 +98,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _readable(states: Tensor) -> Tensor:
-    """Return states that the kernel can read: aligned, last dimension contiguous.
+    """Return the states in aligned memory, with a contiguous last dimension.
 
     The last dimension is padded with zeros.
     """

@@ -22,7 +22,7 @@ class PaddedLinearOverride(ForwardOverride):
     __slots__ = ()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the products for rows [..., inner]."""
+        """Return rows [..., inner], multiplied by the module's weight."""
         parameters = self._attributes["_parameters"]
         if torch.is_grad_enabled() or rows.dtype != parameters["weight"].dtype:
             usual: Tensor = self._forward(self.module, rows)

@@ -108,7 +108,7 @@ CPU = CpuBackend()
 
 
 def draft_products(model: PreTrainedModel) -> Products:
-    """Return the fastest products for a draft model, which may change its outputs."""
+    """Return the fastest products for a draft model, even if they change its outputs."""
     multiply_int8.prepare()
     backend = CpuBackend(MAX_INT8_ROWS if amx.available() else MAX_ROWS)
     return Products.of_backend(model, backend)

@@ -140,7 +140,7 @@ def _find(
 def _largest(
     kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32]
 ) -> np.float32:
-    """Write the largest value of each block; return NaN if any value is NaN."""
+    """Write the largest value of each block; the result is NaN if any value is NaN."""
     checked = simd_f32x8.splat(np.float32(-np.inf))
     for block in range(len(largest)):
         first = block * TOP_K_BLOCK

@@ -218,7 +218,7 @@ class DraftBudget:
         self._context = round(cached / num_requests / step) * step
 
     def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
-        """Return the durations of steps with 0 to `num_units` units by the cost curve."""
+        """Return the durations of steps with 0 to `num_units` units, from the cost curve."""
         key = rows, rows_per_unit, self._context
         if len(self._costs.get(key, ())) <= num_units:
             self._curve = self._curve or self._make_curve()

@@ -1,9 +1,9 @@
 """Pause drafters that save no time, and retry them in bursts.
 
 A burst is a short trial. If the requests in a batch can draft separately, only a few of them draft
-at the start of the burst. Once their drafts save time, all requests draft. A drafter whose trees
-the budget can cut drafts in most steps. If the budget keeps cutting its trees to nothing, it skips
-more and more steps between two attempts.
+at the start of the burst. Once their drafts save time, all requests draft. If the budget can cut a
+drafter's trees, the drafter still drafts in most steps. If the budget keeps cutting the trees to
+nothing, the drafter skips more and more steps between two attempts.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _used: set[result_cache.ResultKey] = set()
 def load_report(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
     """Return a model's probe report for this machine, probing the model if needed.
 
-    If other programs disturbed the costs in a report, the costs are measured again once the
+    If other programs disturbed the measurement of the costs in a report, it is repeated once the
     machine is quieter.
 
     Args:

@@ -1,4 +1,4 @@
-"""Call modules that map rows to rows separately, in the same way as the model."""
+"""Call single modules that map rows to rows, in the same way as the model does."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class CachedRequests(TargetBase):
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions per slot, or in total with regions."""
+        """Return the number of positions per slot or, if slots vary in length, in total."""
         return self._cache.capacity
 
     @property

@@ -120,7 +120,7 @@ class TensorTable:
 
     @staticmethod
     def load(folder: Path) -> TensorTable:
-        """Read a table that `write` has written into a folder."""
+        """Read the tensor table that `write` stored in a folder."""
         content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
         return TensorTable(
             {name: TensorEntry(*entry) for name, entry in content["tensors"].items()},

@@ -50,7 +50,7 @@ class RecurrentPrefill:
         self.current = RecurrentPass(_prompt_batch(first, columns), self._layers, folds)
 
     def commit(self) -> None:
-        """After the forward pass, add each row's tokens except the last to the states."""
+        """After the forward pass, add all but the last token of each row to the states."""
         self.current.commit([[]] * self.current.num_requests)
 
     def states(self, row: int) -> dict[int, dict[str, Tensor]]:

@@ -197,7 +197,7 @@ def _largest_change(result: Tensor, other: Tensor) -> float:
 
 
 def _mean_change(result: Tensor, other: Tensor) -> float:
-    """Return the root mean square difference, relative to finite values."""
+    """Return the root mean square of the differences, relative to that of `result`."""
     finite = result[result.isfinite()]
     scale = float(finite.square().mean().sqrt()) if len(finite) else 0.0
     return float(_differences(result, other).square().mean().sqrt()) / max(scale, 1e-30)

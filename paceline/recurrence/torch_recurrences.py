@@ -197,7 +197,7 @@ class _Walk:
         self.after = start
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield, for each token index, the requests' columns and states before it."""
+        """Yield each token index, with every request's column and the state before it."""
         for token in range(self._columns.shape[1]):
             before = self._states[self._requests, self._sources[:, token]]
             yield token, self._columns[:, token], before

@@ -29,7 +29,7 @@ def adjust_scores(
         scores: Logits, float32 [batch, 1 + width, vocab]. Row 0 belongs to the root, row 1 + i to
             node i.
         requests: Requests of the batch.
-        trees: Draft trees that were verified with them.
+        trees: Draft trees of the requests.
     Returns:
         Adjusted scores with forbidden tokens at -inf; the same tensor if no request adjusts
         scores.

@@ -39,7 +39,7 @@ class NodeShares(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """Nodes from all trees whose shares are computed together.
+    """Nodes, from all trees, whose shares are computed in one operation.
 
     Attributes:
         rows: Row of each node's parent, [n].
@@ -121,7 +121,7 @@ def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
-    """Split all nodes into rounds, each node after its parent and earlier siblings.
+    """Split the nodes into rounds; parents and earlier siblings come in earlier ones.
 
     Row i + 1 of a tree belongs to its node i; row 0 belongs to the root.
     """

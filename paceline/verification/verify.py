@@ -139,7 +139,7 @@ def verify(
 def _target_tokens(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> TargetTokens:
-    """Return the target's tokens; sample them only on access if that saves time."""
+    """Return the target's tokens; draw each only when it is read, if that saves time."""
     if not _can_draw_lazily(requests, trees, logits.flat):
         return target_tokens(requests, trees, logits)
     argmax, top = best_tokens(logits)

@@ -220,14 +220,14 @@ CPU_RECURRENCES = CpuRecurrences()
 
 
 def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
-    """Return the first four fields of the argument record of a fold."""
+    """Return the first four arguments for adding a path to the stored states."""
     return states.slots.data_ptr(), *path.addresses, len(states.slots)
 
 
 def _state_fields(states: FoldedStates) -> tuple[int, int]:
     """Return the addresses of the stored states and of the states before the path.
 
-    The latter address is 0 if these are the stored states.
+    The second address is 0 if the path begins at the stored states.
     """
     return states.held.data_ptr(), 0 if states.start is None else states.start.data_ptr()
 

@@ -84,7 +84,7 @@ def add_weak_matches(
         count: Number of pointers so far; the node's pointers end there.
         query: Text to match.
     Returns:
-        The number of pointers and -1; or (DAMAGED, shard).
+        (number of pointers, -1), or (DAMAGED, damaged shard).
     """
     for index in range(begin, count):
         if pool.pointers[index].match >= STRONG_MATCH:
@@ -102,7 +102,7 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
     """Match the two tokens before the newest one, and skip the token after each match.
 
     Returns:
-        The number of pointers and -1; or (DAMAGED, shard).
+        (number of pointers, -1), or (DAMAGED, damaged shard).
     """
     text, table = sources
     before = Query(query.ids, query.begin, LONGEST - 1)

@@ -194,8 +194,8 @@ def reads_regions(
 ) -> bool:
     """Return whether attention can read cache slots of different lengths.
 
-    Attention by position and the CUDA kernel for fixed shapes can read such slots. SDPA cannot: it
-    would have to copy the keys and values in every forward pass.
+    Batch-invariant attention and the CUDA kernel for fixed shapes can read such slots. SDPA cannot:
+    it would have to copy the keys and values in every forward pass.
 
     Args:
         model: The transformers model.
