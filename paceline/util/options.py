@@ -74,7 +74,7 @@ class PromptOptions:
         prompts: JSONL file with prompts (id, category, turns); repeatable. Default: the built-in
             prompts.
         limit: Maximum number of prompts per file; at least 0; 0 uses all.
-        every: Use only every n-th prompt in a file; at least 1. --limit then counts only these
+        every: Use only every n-th prompt in a file; at least 1. --limit counts only the selected
             prompts.
 
     Raises:

@@ -23,7 +23,7 @@ class OuroborosOptions:
         suffixes: K, maximum number of phrases verified after the draft; default 3. The target also
             verifies up to K phrases that follow the newest token.
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
-            draft; default 4. With max_branches=0, the tree has none, as in the paper.
+            draft; default 4. With max_branches=0, the tree has no alternatives, as in the paper.
         inspiration: Nodes whose predictions enter the phrase pool. "every" selects all nodes,
             "paper" follows the rule in the paper, "code" follows the rule in the authors' code, and
             "off" selects no nodes. Defaults to "every".

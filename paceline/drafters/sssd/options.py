@@ -25,11 +25,12 @@ class SssdOptions:
             draft budget. Without the budget, the default is 7, but at most 24 nodes for the whole
             batch.
         budget: Verify only the nodes that are expected to save time; default true.
-        answer_cache_tokens: Maximum number of tokens from recent and unfinished answers to cache
-            and search; from 0 (disabled) to 1048576. Defaults to 262144, or to 0 with
-            `fusion=paper` or `update_datastore`.
-        last_logits: Also propose the runner-up tokens in the target's last logits, which are often
-            correct one position later (LogitSpec). Requires `fusion=calibrated`; default false.
+        answer_cache_tokens: Maximum number of tokens from recent answers to cache and search; from
+            0 (disabled) to 1048576. This includes unfinished answers. Defaults to 262144, or to 0
+            with `fusion=paper` or `update_datastore`.
+        last_logits: Also propose the runner-up tokens in the target's last logits. Such tokens are
+            often correct one position later (LogitSpec). Requires `fusion=calibrated`; default
+            false.
         update_datastore: Append finished answers to the datastore; default false.
     """
 
