@@ -38,5 +38,5 @@ class Origin(IntEnum):
 
     @property
     def word(self) -> str:
-        """Return the lower-case name shown in streams and traces."""
+        """Return the origin's name in lower case, as shown in streams and traces."""
         return self.name.lower()

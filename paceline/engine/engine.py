@@ -213,7 +213,7 @@ class Engine(SharedSteps):
         return all(self._drafters.knows(request.params.speculation) for request in requests)
 
     def step(self) -> list[Outcome]:
-        """Run one decode step for a group of requests, and free the slots of ended ones.
+        """Run one decode step for a group of requests; free the slots of finished ones.
 
         An error ends the requests in the group; an error in a drafter ends only that drafter's
         requests.

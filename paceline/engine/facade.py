@@ -71,8 +71,8 @@ class EngineFacade:
     def check_loaded_costs(self) -> None:
         """Check a cost curve from the cache now, so that no answer waits for the check.
 
-        Without this call, the check follows the first second of use. Call the method after the
-        first answer, which loads the curve.
+        Without this call, the curve is checked once it has been used for a second. Call the method
+        after the first answer, which loads the curve.
         """
         self._engine.check_loaded_costs()
 

@@ -75,7 +75,7 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
 
 
 def load_video(frames: Any, where: str) -> Any:
-    """Return the frames of a video as images, or an array unchanged.
+    """Return a video's frames as images; a video that is an array does not change.
 
     Raises:
         ConfigError: A frame is not an image.

@@ -135,7 +135,7 @@ class ApiError(Exception):
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Make an application report all errors in this format."""
+    """Make an application report all errors in the format that its clients expect."""
 
     def respond_with(request: Request, error: ApiError) -> Response:
         request.state.error = error.message  # for the log

@@ -103,7 +103,7 @@ def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Tex
 
 
 def shortened(chunk: TextChunk, context: int) -> TextChunk:
-    """Cut a chunk to `context` tokens: first the start of its prompt, then its end."""
+    """Cut a chunk to `context` tokens: at the start of its prompt, then at its end."""
     cut = min(max(0, len(chunk) - context), chunk.first - 1)
     ids, first = chunk.token_ids[cut : cut + context], chunk.first - cut
     count = len(ids) - first

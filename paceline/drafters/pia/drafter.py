@@ -67,7 +67,7 @@ class Pia(Drafter):
             self._tries.squeeze()
 
     def _learn(self, seq: Request, shortest: int) -> None:
-        """Add the output's phrases with at least `shortest` tokens after the first one."""
+        """Add the output's phrases that start before its last `shortest` tokens."""
         first, end = self._learned[seq.id], len(seq) - shortest
         self._tries.add_output(seq.token_ids, first, end)
         self._learned[seq.id] = max(first, end)

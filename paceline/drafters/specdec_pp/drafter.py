@@ -73,7 +73,7 @@ class CostClock:
 
 
 class SpecDecPP(ChainDrafter):
-    """Drafts chains as long as an acceptance head expects them to be accepted.
+    """Drafts chains, each until an acceptance head expects a rejection.
 
     With `threshold="auto"`, draft lengths depend on measured times. Greedy text and text with
     verification "follow" do not depend on the draft lengths. With the other methods, the

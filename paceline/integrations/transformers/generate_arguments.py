@@ -60,7 +60,7 @@ def stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
 def with_stop_strings(
     model: PreTrainedModel, stop: Any, tokenizer: Any, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Replace the stop strings in the options by a stopping criterion.
+    """Replace the stop strings in the options with a stopping criterion.
 
     The caller's objects are not modified.
     """
