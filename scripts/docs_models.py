@@ -8,9 +8,9 @@ from benchmark_data import load
 
 _NAME = "model-survey"
 _OUTCOMES = {
-    "trees": "draft trees, one forward pass for a batch",
-    "chains": "chains, one request per forward pass",
-    "uncached": "exact; `generate` differs from decoding without a cache",
+    "trees": "drafts verified as trees, one forward pass for a batch",
+    "chains": "drafts verified as chains, one forward pass per request",
+    "uncached": "same answers as decoding without a cache, unlike `generate`",
     "refused": "rejected",
     "wrong": "answers differ",
     "not built": "not tested",
@@ -67,7 +67,7 @@ def recurrence_times() -> str:
             lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
     setup = (
         "CPU time of one forward pass, relative to a forward pass over one token. The models have 8"
-        " layers, which are as wide as in a model with 0.8 B parameters. They ran in"
+        " layers, which are as wide as those of a model with 0.8 B parameters. They ran in"
         f" {content['dtype']} on one thread of an {content['processor']} processor. paceline's"
         " kernels also computed the matrix products."
     )
@@ -88,8 +88,8 @@ def hybrid_speed() -> str:
     setup = (
         "CPU time of LFM2 with 8 layers of width 1024"
         f" ({content['parameters'] / 1e6:.0f} M parameters), in {content['dtype']} on one thread of"
-        f" an {content['processor']} processor. The model was trained on the task at width 128 and"
-        f" then enlarged. Each run has 12 new texts. {content['equal_answers']} of"
+        f" an {content['processor']} processor. The model was trained at width 128 to repeat such"
+        f" lines, and was then enlarged. Each run has 12 new texts. {content['equal_answers']} of"
         f" {content['answers']} answers are identical with and without drafting."
     )
     return "\n".join([*lines, "", setup])
