@@ -34,17 +34,17 @@ def why_not_by_position(model: PreTrainedModel) -> str | None:
     devices = {parameter.device.type for parameter in model.parameters()}
     if len(devices) > 1 or devices - _DEVICES:
         return (
-            f"it is on {', '.join(sorted(devices))}, but attention by position runs only on a CPU"
-            " or on CUDA"
+            f"it is on {', '.join(sorted(devices))}, but batch-invariant attention runs only on"
+            " a CPU or on CUDA"
         )
     if devices == {"cuda"} and find_spec("triton") is None:
         return (
-            "it is on cuda, where attention by position needs triton, which is not installed; pip"
-            " install paceline[cuda]"
+            "it is on cuda, where batch-invariant attention needs triton, which is not installed;"
+            " pip install paceline[cuda]"
         )
     if model.dtype not in _DTYPES:
         return (
-            f"its data type is {model.dtype}, but attention by position supports only"
+            f"its data type is {model.dtype}, but batch-invariant attention supports only"
             f" {', '.join(map(str, _DTYPES))}"
         )
     if not model._can_set_attn_implementation():
@@ -82,8 +82,8 @@ def _attend(
     )
     if obstacle is not None:
         raise UnsupportedModelError(
-            f"{type(module).__name__}: attention by position got {obstacle}. Use the model's own"
-            " attention implementation."
+            f"{type(module).__name__}: batch-invariant attention got {obstacle}. Use the model's"
+            " own attention implementation."
         )
     metadata = attention_state(module).metadata
     if metadata is None:
@@ -92,7 +92,7 @@ def _attend(
         states.stride(0) != states.stride(2) for states in (key, value)
     ):
         raise UnsupportedModelError(
-            f"{type(module).__name__}: attention by position got keys or values that are"
+            f"{type(module).__name__}: batch-invariant attention got keys or values that are"
             " not those of the cache, whose slots differ in length. Pass batch_invariant=False."
         )
     attend, scores = _attention_of(query.device.type), ScoreOptions(scaling, softcap, s_aux)

@@ -133,8 +133,8 @@ class AttentionMetadata:
             ranges = None if mask is None else self.ranges_by_mask.get(mask_address(mask))
             if ranges is None:
                 raise UnsupportedModelError(
-                    "attention by position got a mask that the model made itself; expected the one"
-                    " it was given. Set batch_invariant to false."
+                    "batch-invariant attention got a mask that the model itself made; expected the"
+                    " mask that the engine passes. Pass batch_invariant=False."
                 )
             return ranges
         key = id(mask), columns

@@ -40,7 +40,7 @@ def test_they_are_those_of_a_plain_forward(name: str, batch_invariant: bool) -> 
     try:
         target = CachedLM(model, batch_invariant=batch_invariant)
     except UnsupportedModelError:
-        pytest.skip("has no attention by position")
+        pytest.skip("has no batch-invariant attention")
     requests = [Request(prompt, SamplingParams()) for prompt in PROMPTS]
     trees = (
         [DraftTree([5, 9, 7], [-1, -1, 0]), EMPTY_TREE]
