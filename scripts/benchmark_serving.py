@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmark_data import MACHINES, PLAIN, RESULTS, load, markdown, used
+from vllm_results import VllmRun, read_vllm
 
-from paceline.bench.inside_vllm import VllmRun, read_vllm
 from paceline.report.tables import Column, Table
 
 

@@ -12,8 +12,7 @@ import argparse
 from pathlib import Path
 
 import torch
-
-from paceline.bench.invariance_cost import ContextCost, measure, table, write_cost
+from invariance_results import ContextCost, measure, table, write_cost
 
 DEFAULT = Path(__file__).parent.parent / "docs" / "results" / "invariance-cost.json"
 

@@ -39,11 +39,11 @@ from docs_models import (
     survey_types,
 )
 from docs_tables import EXACT, HEAD, INVARIANCE, SINGLE, WITH_DRAFT, generated, options_reference
+from invariance_results import KIND as COST
+from invariance_results import cost_table, read_cost
+from vllm_results import KIND as VLLM
+from vllm_results import read_vllm, vllm_table
 
-from paceline.bench.inside_vllm import KIND as VLLM
-from paceline.bench.inside_vllm import read_vllm, vllm_table
-from paceline.bench.invariance_cost import KIND as COST
-from paceline.bench.invariance_cost import cost_table, read_cost
 from paceline.report.documents import kind_of
 
 ROOT = Path(__file__).parent.parent

@@ -173,9 +173,9 @@ def measured(options: argparse.Namespace, folder: Path) -> Any:
     """The result of all methods."""
     import torch
     from transformers import AutoTokenizer
+    from vllm_results import VllmResult, VllmRun
 
     from paceline.bench.environment import load_average, look_around
-    from paceline.bench.inside_vllm import VllmResult, VllmRun
 
     torch.set_num_threads(1)
     environment = look_around(torch.device("cpu"))
@@ -239,7 +239,7 @@ def main() -> None:
         llm.model.model.save_pretrained(options.model)
         llm.tokenizer.save_pretrained(options.model)
     else:
-        from paceline.bench.inside_vllm import write_vllm
+        from vllm_results import write_vllm
 
         with tempfile.TemporaryDirectory() as folder:
             write_vllm(measured(options, Path(folder)), options.result)

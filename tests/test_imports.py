@@ -17,13 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 LIGHT = [
-    *(
-        "paceline",
-        "paceline.cli.main",
-        "paceline.replay",
-        "paceline.datastore",
-        "paceline.plan.named",
-    ),
+    *("paceline", "paceline.cli.main", "paceline.replay", "paceline.datastore"),
     *(f"paceline.core.{name}" for name in ("tree", "request", "drafter")),
     *(
         f"paceline.drafters.{name}"

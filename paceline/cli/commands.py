@@ -19,14 +19,13 @@ COMMANDS = {
     "cache": "List or clear cached conversions and measurements.",
     "verify": "Check that drafters return the same answers as plain decoding.",
     "doctor": "Report details of the installation, the machine and a model.",
-    "plan": "Estimate the best draft tree size for a device.",
     "demo": "Compare drafters with transformers on a small model.",
 }
 
 # Headings in `paceline --help`, with the commands under each heading.
 GROUPS = {
     "Use": ("generate", "chat", "serve"),
-    "Measure": ("bench", "verify", "plan", "doctor"),
+    "Measure": ("bench", "verify", "doctor"),
     "Prepare": ("record", "prompts", "datastore", "draft", "draft-head", "head", "cache"),
     "Research": ("paper", "replay", "drafters", "demo"),
 }

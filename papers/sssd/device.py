@@ -11,12 +11,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paceline.plan.roofline import Matmul, Peak, Shapes
 from papers.sssd.paper_settings import (
     ADDED_BYTES,
     GEMM_SIZE,
     PEAK_RUNS,
 )
+from papers.sssd.roofline import Matmul, Peak, Shapes
 
 MATMULS = (nn.Linear, Conv1D)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.plan.roofline import free_budget
 from paceline.report.drawing import (
     COLOURS,
     INK,
@@ -34,6 +33,7 @@ from papers.sssd.paper_settings import (
     TITLE_COLUMNS,
 )
 from papers.sssd.result import BOTH, NOTHING, REQUEST, STORE, SssdResult, published
+from papers.sssd.roofline import free_budget
 from papers.sssd.speed import MEASURED, ROOFLINE, best, by_the_clock, drafter, speeds
 
 _SIZE_AXIS = "s_q, nodes of the tree and its root"

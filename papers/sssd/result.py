@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from paceline.plan.roofline import Peak, Shapes
 from paceline.replay.report import ReplayRow
 from paceline.replay.run import ReplayResult
 from papers.part import BenchPart
@@ -14,6 +13,7 @@ from papers.sssd.paper_settings import (
     BATCHES,
     SPLIT_BATCH,
 )
+from papers.sssd.roofline import Peak, Shapes
 
 # sources; WINDOW: the newest tokens
 BOTH, REQUEST, STORE, WINDOW = ("both", "request", "datastore", "window")

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
 from papers.part import BenchPart
 from papers.sssd.paper_settings import (
     BATCHES,
     PAPER_CONTEXT,
     SIZES,
 )
+from papers.sssd.paper_shapes import ASCEND, LLAMA_2_7B
 from papers.sssd.result import NOTHING, Case, SssdResult
 
 MEASURED, ROOFLINE = "measured", "roofline"

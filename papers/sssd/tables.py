@@ -5,8 +5,6 @@ The paper is Marzollo et al. 2024.
 
 from __future__ import annotations
 
-from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
-from paceline.plan.roofline import Peak, free_budget
 from paceline.report.tables import Cell, Column, Table
 from papers.part import CPU_TIME, PICTURE, SPEEDUP, cells, columns
 from papers.sssd.acceptance import (
@@ -24,7 +22,9 @@ from papers.sssd.paper_settings import (
     SPLIT_BATCH,
     TIMED,
 )
+from papers.sssd.paper_shapes import ASCEND, LLAMA_2_7B
 from papers.sssd.result import CostStudy, SssdResult
+from papers.sssd.roofline import Peak, free_budget
 from papers.sssd.speed import COSTS, MEASURED, best, by_the_clock, drafter, speeds
 
 _EVALUATED = {"MFLOP": ".2f", "MB": ".3f", "FLOPs:IO": ".1f"}
@@ -141,7 +141,7 @@ def table_1(costs: CostStudy | None) -> Table:
         return Table.of(title, shown, ())
     shapes, context = costs.shapes, costs.contexts[0]
     evaluated = [
-        [*shapes.products(SPLIT_BATCH, size), *shapes.attention(SPLIT_BATCH, size, context)]
+        [*shapes.products(SPLIT_BATCH, size), shapes.attention(SPLIT_BATCH, size, context)]
         for size in EVALUATED
     ]
     kinds = [(f"{work.inputs} x {work.outputs}", _MATMUL) for work in shapes.matmuls]

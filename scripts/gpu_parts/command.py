@@ -16,11 +16,9 @@ import torch
 from transformers.utils import logging
 
 from gpu_parts.carry import advice
-from gpu_parts.prediction import predict
 from gpu_parts.run import DeviceLost, Run, run_part, say
 from gpu_parts.settings import FULL, SMOKE
 from gpu_parts.summary import write_summary
-from paceline.errors import ConfigError
 
 PARTS = ("env", "attention", "exact", "forward", "graph", "end_to_end", "profile", "tests")
 _MINUTES = 9.0
@@ -36,12 +34,6 @@ def main(arguments: Sequence[str], description: str = "") -> int:
     options = _parser(description).parse_args(arguments)
     if options.list_carry:
         print(advice())
-        return 0
-    if options.predict:
-        try:
-            print("\n".join(predict(options.predict, options.out / "graph.json")))
-        except ConfigError as error:
-            raise SystemExit(str(error)) from error
         return 0
     if options.summary:
         write_summary(options.out, PARTS, options.summary)
@@ -93,7 +85,6 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--draft-model", help="draft model of --model; default: none")
     add("--scale", help="WIDTHxLAYERS of the target of the part end_to_end")
     add("--summary", type=Path, metavar="FILE", help="write the results in --out as one file")
-    add("--predict", metavar="CARD", help="predict forward passes, without a GPU")
     add("--list-carry", action="store_true", help="list packages to bring along")
     return parser
 

@@ -17,11 +17,8 @@ from paceline.cli.generate import read_prompts
 from paceline.cli.prompt_input import lines_of, read_prompt
 from paceline.cli.serve import ListenOptions, _keys
 from paceline.datastore.inputs import documents
-from paceline.demo import TARGET
 from paceline.errors import ConfigError
 from paceline.model.tokenizer_loading import load_tokenizer
-from paceline.plan.acceptance import read_acceptance
-from paceline.plan.config import read_card
 from paceline.recorded_answers.reading import read_answers
 from paceline.replay.traces import read_traces
 from paceline.report.documents import kind_of
@@ -59,12 +56,6 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "text": ("d.txt", b"some words\r\nand more", tokens),
     "traces": ("t.jsonl", lines(PAIRS), lambda path: read_traces(path)),
     "keys": ("keys", b"one\r\ntwo", lambda path: _keys(ListenOptions(api_key_file=path))),
-    "plan": (
-        "config.json",
-        (Path(TARGET) / "config.json").read_bytes(),
-        lambda path: read_card(str(path)),
-    ),
-    "acceptance": ("a.json", b'{"0": 1.0, "8": 2.0}', lambda path: read_acceptance(str(path))),
     "results": ("r.json", b'{"kind": "bench"}', lambda path: kind_of(path)),
 }
 

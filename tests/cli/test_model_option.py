@@ -17,7 +17,6 @@ COMMANDS = {
     "serve": ["--port", "0"],
     "bench": ["--limit", "3"],
     "verify": ["--drafter", "none"],
-    "plan": ["--hardware", "h100"],
     "doctor": ["--measure"],
     "record": ["--out", "o"],
     "prompts": ["--count", "3"],

@@ -36,7 +36,6 @@ COMMANDS = [
         ["verify"],
         ["doctor"],
         ["serve"],
-        ["plan"],
         ["draft", "train"],
         ["draft", "evaluate"],
         ["draft-head", "train"],
@@ -139,7 +138,6 @@ def test_the_example_of_a_command_is_valid(words: list[str]) -> None:
     [
         (["generate"], "generate MODEL [PROMPT...] [OPTIONS]"),
         (["chat"], "chat [MODEL] [OPTIONS]"),
-        (["plan"], "plan MODEL --hardware STR [OPTIONS]"),
         (["datastore"], "datastore COMMAND"),
         (["datastore", "build"], "datastore build PATH INPUT... --tokenizer STR [OPTIONS]"),
         (["head", "calibrate"], "head calibrate MODEL HEAD RECORDING... [OPTIONS]"),

@@ -48,7 +48,6 @@ def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path
         SamplingParams(12),
         RecordOptions(model="demo", top=4),
     )
-    (made / "acceptance.json").write_text('{"1": 1.4, "8": 2.5, "32": 3.0}')
     (made / "documents.txt").write_text("Once upon a time\nthere was a store.\n")
     drafter = create(
         f"ouroboros:pool_file={made / 'pool.safetensors'}", draft_model=demo.draft_of("demo")

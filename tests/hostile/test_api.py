@@ -24,9 +24,6 @@ from paceline.drafters import create
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.errors import PacelineError
 from paceline.integrations.transformers import Strategy, generate
-from paceline.plan.acceptance import read_acceptance
-from paceline.plan.config import read_card
-from paceline.plan.hardware import find_hardware
 from paceline.replay import replay
 from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
 from paceline.replay.traces import read_traces
@@ -274,9 +271,6 @@ REFUSED: dict[str, Case] = {
     ),
     "threads none": lambda h: ModelOptions(threads=0),
     "every none": lambda h: PromptOptions(every=0),
-    "hardware": lambda h: find_hardware("abacus"),
-    "a card of nothing": lambda h: read_card("/missing"),
-    "an acceptance of nothing": lambda h: read_acceptance("/missing"),
     "Strategy of nothing": lambda h: Strategy(None),
     "Strategy of a number": lambda h: Strategy(3),
     "Strategy unknown": lambda h: Strategy("hope"),

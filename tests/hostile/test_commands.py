@@ -266,21 +266,6 @@ doctor /missing                                         -> /missing
 doctor @store                                           -> store
 doctor --threads 0                                      -> threads
 doctor demo --device cuda                               -> cuda
-plan                                                    -> MODEL|hardware
-plan demo                                               -> hardware
-plan demo --hardware abacus                             -> abacus
-plan /missing --hardware h100                           -> /missing
-plan @store --hardware h100                             -> store
-plan @head/card.json --hardware h100                    -> card.json
-plan demo --hardware h100 --batch 0                     -> batch
-plan demo --hardware h100 --context -1                  -> context
-plan demo --hardware h100 --weight-bits 0               -> weight_bits
-plan demo --hardware h100 --tensor-parallel 0           -> tensor_parallel
-plan demo --hardware h100 --dtype float7                -> float7
-plan demo --hardware h100 --tokens-per-forward poems    -> poems
-plan demo --hardware h100 --tokens-per-forward @prompts.jsonl -> prompts.jsonl
-plan demo --hardware h100 --json @store                 -> folder
-plan demo --hardware measured --weight-bits 4           -> measured
 demo --output @documents.txt                            -> documents.txt
 demo --output /proc/x                                   -> /proc/x
 demo --threads -1                                       -> threads

@@ -14,8 +14,6 @@ import pytest
 
 from paceline import LLM, SamplingParams, datastore, demo
 from paceline.errors import PacelineError
-from paceline.plan.acceptance import read_acceptance
-from paceline.plan.config import read_card
 from paceline.replay.traces import read_told, read_traces
 from paceline.report.prompts import load_prompts
 from paceline.training.acceptance_head.recording import read_recording
@@ -80,15 +78,9 @@ READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
         True,
     ),
     "prompts.jsonl": ("prompts.jsonl", lambda place, llm: load_prompts([place]), False),
-    "acceptance.json": (
-        "acceptance.json",
-        lambda place, llm: read_acceptance(str(place)).tokens,
-        False,
-    ),
     "tiny/config.json": ("tiny", model, False),
     "tiny/generation_config.json": ("tiny", model, False),
     "tiny/model.safetensors": ("tiny", model, False),
-    "tiny/co*.json": ("tiny", lambda place, llm: read_card(str(place)).parameters, False),
     "tiny.gguf": ("tiny.gguf", model, False),
     "target/tokenizer.json": ("target", text, False),
     "target/tokenizer_config.json": ("target", text, False),

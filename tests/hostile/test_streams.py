@@ -125,7 +125,6 @@ OUTPUTS = [
     "generate --help",
     "--version",
     "doctor",
-    "plan demo --hardware h100",
     "datastore info demo",
     "cache list",
     "generate hi -n 8 --drafter none",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.plan.plan_settings import ASCEND, LLAMA_2_7B
-from paceline.plan.roofline import Matmul, Peak, free_budget
 from papers.sssd.device import shapes_of
+from papers.sssd.paper_shapes import ASCEND, LLAMA_2_7B
+from papers.sssd.roofline import Matmul, Peak, free_budget
 from tests.support.models import make
 
 
@@ -28,7 +28,7 @@ def test_table_1_is_that_of_the_paper(batch: int, size: int, context: int) -> No
     hidden, tokens = LLAMA_2_7B.hidden, batch * size
     assert works["q_proj"].flops == 2 * tokens * hidden**2
     assert works["q_proj"].intensity * 2 == pytest.approx(1 / (1 / hidden + 1 / (2 * tokens)))
-    (attention,) = LLAMA_2_7B.attention(batch, size, context)
+    attention = LLAMA_2_7B.attention(batch, size, context)
     assert attention.flops == 4 * tokens * (size + context) * hidden
     mask = tokens * (size + context) if size > 1 else 0
     without_mask = attention.flops * 2 / (attention.read + attention.written - mask)

@@ -1,1 +1,0 @@
-"""Estimate the speed-up of speculative decoding from a roofline model."""
