@@ -67,7 +67,7 @@ def recurrence_times() -> str:
             lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
     setup = (
         "CPU time of one forward pass, relative to a forward pass over one token. The models have 8"
-        " layers, which are as wide as those of a model with 0.8 B parameters. They ran in"
+        " layers, which are as wide as those of a model with 0.8 B parameters. The models ran in"
         f" {content['dtype']} on one thread of an {content['processor']} processor. paceline's"
         " kernels also computed the matrix products."
     )
