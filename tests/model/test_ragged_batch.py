@@ -130,7 +130,7 @@ def test_a_mask_that_was_not_given_is_refused() -> None:
     for other in (None, torch.ones(1, 1, 1, 4, dtype=torch.bool)):
         with pytest.raises(
             UnsupportedModelError,
-            match="got a mask that the model made itself; expected the one it was given",
+            match="got a mask that the model itself made; expected the mask that the engine",
         ):
             order.visible(other, 1)
 
