@@ -26,7 +26,7 @@ class SssdOptions:
             batch.
         budget: Verify only the nodes that are expected to save time; default true.
         answer_cache_tokens: Maximum number of tokens from recent answers to cache and search; from
-            0 (disabled) to 1048576. This includes unfinished answers. Defaults to 262144, or to 0
+            0 (disabled) to 1048576. Unfinished answers are included. Defaults to 262144, or to 0
             with `fusion=paper` or `update_datastore`.
         last_logits: Also propose the runner-up tokens in the target's last logits. Such tokens are
             often correct one position later (LogitSpec). Requires `fusion=calibrated`; default

@@ -35,8 +35,8 @@ class RecordConfig:
             paper's r); from 0 to below 1. With high values, the head's inputs resemble those during
             decoding.
         mixtures: Number of mixed sequences per answer (1 in the paper); at least 1. If the draft
-            model uses the target's states, this is instead the number of draft tokens recorded
-            after each token.
+            model uses the target's states, the option instead sets the number of draft tokens
+            recorded after each token.
         sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
             min_tokens are not supported.
         batch: Number of prompts that are answered at the same time and stored in one shard; at
