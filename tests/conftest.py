@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if getattr(config.option, "numprocesses", None):
         return
+    gc.disable()  # until all tests are collected: imports leave hardly any garbage
     import torch
     import transformers
     from hypothesis import settings
@@ -85,13 +86,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what lives to the end from the garbage collector.
-
-    Commands collect garbage before they time something; half a million objects of libraries cost
-    a third of a second each time.
-    """
-    gc.collect()
+    """Exempt the imported libraries from garbage collection, and start it again."""
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Exempt the objects that outlive a file from garbage collection.
+
+    Commands collect garbage before they time something. Each collection would visit all modules,
+    models and answers that earlier files loaded.
+    """
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def _load(name: str) -> Any:

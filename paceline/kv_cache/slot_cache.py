@@ -104,7 +104,8 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self._renumber(taken, slots)
 
     def _taken_slots(self) -> list[int]:
-        return [slot for slot in range(self.slots) if slot not in self._free]
+        free = set(self._free)
+        return [slot for slot in range(self.slots) if slot not in free]
 
     def _renumber(self, taken: list[int], slots: int) -> dict[int, int]:
         """Renumber the taken slots from 0, and return the new numbers."""

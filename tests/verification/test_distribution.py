@@ -38,7 +38,7 @@ from tests.support.stores import some_documents
 
 PROMPT = [1, 3, 4, 3, 5, 3]
 EOS = 2
-SAMPLES, BATCH = 4000, 250
+SAMPLES, BATCH = 4000, 500
 ENOUGH = 2000  # to notice the wrong laws below
 PLAIN = SamplingParams(max_new_tokens=4, temperature=1.0)
 TRUNCATED = SamplingParams(
