@@ -49,10 +49,11 @@ def attend_tree(
 ):
     """Compute attention of one tile of queries over one split of a row's keys.
 
-    A tile holds all heads of a group, column by column. Keys before `cached` belong to the text.
-    The key at `cached` + j belongs to the tree, and column c sees it if block[row, c, j] is set.
-    With one split, the program stores the output. Otherwise, it stores the maximum, the
-    exponential sum and the value sum.
+    For each of its columns, a tile holds all query heads that share one key head. Keys before
+    `cached` belong to the text. The key at `cached` + j belongs to the tree, and column c sees it
+    if block[row, c, j] is set. With one split, the program stores the output. Otherwise, it stores
+    three values per query: the largest score, the sum of the exponentials, and the weighted sum of
+    the values.
     """
     row, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
     split = tl.program_id(2)

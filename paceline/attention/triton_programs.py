@@ -150,7 +150,7 @@ def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexp
 
 @triton.jit
 def _read(states, offsets, there, dims, dim: tl.constexpr):
-    """Return keys or values, with zeros for missing ones."""
+    """Load keys or values; entries that do not exist are zeros."""
     mask = there[:, None] & (dims < dim)[None, :]
     return tl.load(states + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
 

@@ -40,7 +40,7 @@ class ScoreOptions(NamedTuple):
 
 
 class Backend(Protocol):
-    """Operations on tensors of one device."""
+    """Operations on the tensors of one kind of device."""
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias.

@@ -93,7 +93,7 @@ class PackedWeight(Tensor):
         return PackedWeight(own, self.block_format, self.shape[1], order)
 
     def unpacked(self, row_ids: Tensor | None = None) -> Tensor:
-        """Return some rows as bfloat16 [n, inner]; by default, all rows."""
+        """Return the given rows, by default all, as bfloat16 [n, inner]."""
         # By name: the kernels are in a layer above this one, and take seconds to import.
         numbers: Tensor = import_module("paceline.cpu.backend").CPU.unpack(self, row_ids)
         return numbers

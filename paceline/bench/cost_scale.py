@@ -145,7 +145,7 @@ def _check_sizes(model: PreTrainedModel, width: int, layers: int) -> None:
 
 
 def _fill(larger: PreTrainedModel, model: PreTrainedModel, generator: torch.Generator) -> None:
-    """Copy the weights of `model`, and fill the others with random values or zeros."""
+    """Copy the weights of `model`; fill the added ones with random values or zeros."""
     old, new = model.config.num_hidden_layers, larger.config.num_hidden_layers
     source = {index * new // old: index for index in range(old)}  # new index -> own index
     scale = math.sqrt(model.config.hidden_size / larger.config.hidden_size)
@@ -185,7 +185,7 @@ def _fill_linear(
     writes: bool,
     normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Copy the original weights; fill the rest randomly or, if `writes`, with zeros."""
+    """Fill a layer randomly, or with zeros if `writes`; copy the original if `own`."""
     rows, columns = original.weight.shape
     if writes:
         linear.weight.zero_()

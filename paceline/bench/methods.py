@@ -148,7 +148,7 @@ class Continuous(Transformers):
     """Calls `model.generate_batch` (continuous batching), with a new cache each time."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Choose the size of the cache, and return a call of `generate_batch`."""
+        """Choose the cache size, and return a function that calls `generate_batch`."""
         positions = sum(map(len, prompts)) + len(prompts) * max_new_tokens
         blocks = len(prompts) + -(-positions // PAGE_POSITIONS)
         sizes = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=MAX_BATCH_TOKENS)

@@ -238,7 +238,7 @@ def _notes(result: BenchResult) -> list[str]:
 
 
 def _slower(figures: list[MethodFigures]) -> list[str]:
-    """Name the drafters that are slower than plain decoding, and the fastest one."""
+    """Name drafters that are slower than plain decoding, and the fastest method."""
     drafters = [
         row for row in figures if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
     ]

@@ -20,7 +20,7 @@ class Logit:
 
     @staticmethod
     def of(number: Tensor) -> Logit:
-        """Convert a tensor with a single logit."""
+        """Return the value and the bits of a tensor with a single logit."""
         width = number.element_size()
         spelled = int(bits(number.reshape(1))[0]) & ((1 << 8 * width) - 1)
         return Logit(float(number), f"0x{spelled:0{2 * width}x}")

@@ -67,7 +67,7 @@ class Media:
         return Media(tensors, end, digest.digest())
 
     def key(self) -> Media:
-        """Return a copy without tensors and states, which serves to compare digests."""
+        """Return a copy without tensors and states, for comparing digests."""
         return replace(self, tensors={}, states=None)
 
     def first_columns(self, count: int, num_tokens: int) -> dict[str, Tensor]:

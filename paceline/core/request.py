@@ -50,8 +50,9 @@ class Request:
         max_length: Length at which the request ends, in tokens.
         eos_token_ids: Tokens that end the request, including `SamplingParams.stop_token_ids`.
         cached: Number of leading tokens whose keys and values are in the model's cache.
-        rotary_length: Text length that sets the rotary frequencies of the first tokens, in models
-            whose frequencies depend on it. A later token uses the text length up to that token.
+        rotary_length: Text length that determines the rotary frequencies of the first
+            `rotary_length` tokens, in models whose frequencies depend on text length. A later
+            token uses the text length up to that token.
         media: Images, videos and audio in the prompt; None for text only.
         position_offset: Number added to the index of a token after the last image to get the
             token's position; 0 without images.

@@ -134,7 +134,7 @@ class Target(Protocol):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers have recurrent states, each for one exact text length."""
+        """Return True if layers have recurrent states, each valid for one text length."""
 
     def reusable_length(self, source: Request, length: int) -> int:
         """Return how many of the first `length` cached tokens other requests can reuse."""

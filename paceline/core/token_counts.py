@@ -12,9 +12,10 @@ class TokenCounts:
     """Token counts of one request.
 
     Attributes:
-        table: Counts in text and answer for several requests, float32 [requests, 2, vocab].
+        table: Counts for several requests, float32 [requests, 2, vocab]: in prompt and answer
+            together, then in the answer alone.
         row: Row of the request in the table.
-        answer: Counted tokens of the answer. The prompt is always counted completely.
+        answer: Tokens of the answer that have been counted. All tokens of the prompt are counted.
     """
 
     table: Tensor

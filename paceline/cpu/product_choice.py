@@ -1,8 +1,8 @@
 """Time paceline's matrix products against torch's, and choose one per row count.
 
-Each product of the model is timed on its own weights, once per machine; the result is cached. If
-other programs disturbed a timing, it is used, but repeated when a model is loaded while the machine
-is less busy.
+Each product of the model is timed on its own weights, once per machine; the result is cached. A
+timing that other programs disturbed is used for now. It is repeated when a model is loaded while
+the machine is less busy.
 """
 
 from __future__ import annotations

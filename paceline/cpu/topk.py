@@ -82,7 +82,7 @@ def _readable(logits: Tensor) -> bool:
 
 
 def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32]]:
-    """Return each row's top tokens with their probabilities or logits, [rows, count]."""
+    """Return each row's top tokens and their probabilities or logits, [rows, count]."""
     logits = logits.contiguous()
     rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
     token_ids, probs = (

@@ -208,7 +208,7 @@ def _sort_run(
     depth: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes by one key each, made of their tokens from `depth` onwards.
+    """Sort suffixes by keys, which hold their tokens from `depth` onwards.
 
     The keys are written to `keys`.
     """

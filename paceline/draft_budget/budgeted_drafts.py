@@ -51,7 +51,7 @@ class BudgetedDrafts:
 
     @property
     def cut_drafts(self) -> Drafts:
-        """Return the drafts as cut, with only the trees that the target verifies."""
+        """Return the drafts after the cut, with only the trees that the target verifies."""
         proposed = self.proposed
         return Drafts(proposed.batch, proposed.ready, self.trees, proposed.draft_seconds)
 

@@ -23,8 +23,8 @@ class CostCurve:
     Attributes:
         rows: Row counts, in ascending order, starting with 1.
         seconds: Seconds per forward pass for each row count; never decreasing.
-        further: For each row count, the seconds that each token beyond the measured text length
-            adds; empty if the duration does not grow.
+        further: For each row count, the seconds that each cached token beyond SHORT_TEXT adds;
+            empty if the duration does not grow with the text.
     """
 
     rows: tuple[int, ...]

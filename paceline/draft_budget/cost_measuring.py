@@ -187,7 +187,7 @@ def measuring_seconds(curve: CostCurve, limit: float) -> float:
 
 
 def _text_seconds(curve: CostCurve) -> float:
-    """Return how many seconds the passes before the first timing will take."""
+    """Return the expected seconds of the forward passes before the first timing."""
     return float(curve.of(np.array([SHORT_TEXT]))[0] + TIMING.min_rounds * curve.seconds[0])
 
 

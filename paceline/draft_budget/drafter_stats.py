@@ -24,7 +24,7 @@ class DrafterStats:
 
     @classmethod
     def with_settings(cls, settings: DraftBudgetSettings) -> DrafterStats:
-        """Return empty statistics that use the settings."""
+        """Return empty statistics that use the given settings."""
         return cls(new_calibration(settings), DraftingBackoff(settings))
 
     def top_k(self, drafter: Drafter) -> int:

@@ -73,7 +73,7 @@ class NodeSelector(ABC):
         """Set the `cost` of the drafts that cannot be cut; the back-off uses it.
 
         Args:
-            seconds: Duration of the step with 0, 1, ... units, [1 + num_units].
+            seconds: Duration of the step with 0, 1, ... units of nodes, [1 + num_units].
         """
         before = self._best_units(seconds) if self._whole else 0
         for drafts in sorted(self._whole, key=self.units):

@@ -59,7 +59,7 @@ class StepCosts:
             self._fit = self._fitted(np.array(self._steps))
 
     def seconds(self, num_requests: int, max_tokens: int) -> Floats:
-        """Return step durations as multiples of the median, for 0, 1, ... draft tokens."""
+        """Return durations for 0, 1, ... draft tokens, relative to the median step."""
         plain, drafting, per_token = self._parts(num_requests)
         result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
         result[1:] = (result[1:] + drafting) * self._settings.margin
@@ -117,8 +117,8 @@ def flatten_chains(
 ) -> FlatTrees:
     """Convert chains into the arrays used by the acceptance calibration.
 
-    Drafters from other packages may report confidences that are not probabilities. These are
-    replaced.
+    Drafters from other packages may report confidences that are not probabilities. Such values are
+    clipped to the range from 0 to 1, and NaN becomes 0.
     """
     trees = flatten_trees(chains, settings.unknown_probability)
     return trees._replace(confidence=np.nan_to_num(trees.confidence).clip(0.0, 1.0))

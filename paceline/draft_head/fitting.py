@@ -94,7 +94,7 @@ def _fit(model: CachedLM, num_pairs: int) -> Weights:
 
 
 def _weights(solution: Tensor, num_token_ids: int) -> Weights:
-    """Return the weights for a linear map [inputs and constant, hidden]."""
+    """Return a head's weights from a fitted linear map, [inputs + 1, hidden]."""
     hidden = solution.shape[1]
     return Weights(
         solution[:-1].T.contiguous(),

@@ -52,7 +52,7 @@ class _Level(NamedTuple):
 
     @property
     def to_fetch(self) -> list[Tensor]:
-        """Return the tensors from which trees are built."""
+        """Return the tensors to copy to the host, where trees are built from them."""
         return [self.token_ids, self.probs, *([] if self.continued is None else [self.continued])]
 
 

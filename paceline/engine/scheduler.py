@@ -83,7 +83,7 @@ class Scheduler:
             self.preempt(last)
 
     def _waiting_soon(self, free: int | None) -> list[Request]:
-        """Return the waiting requests that can take all free slots except one."""
+        """Return the waiting requests for which slots remain after the next admission."""
         number = None if free is None else max(0, free - 1)
         return [handle.request for handle in islice(self.waiting, number)]
 

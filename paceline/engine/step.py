@@ -273,7 +273,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Pass outcomes to their drafter; return the result, including any error."""
+    """Pass outcomes to their drafter; return the result, with any error it raised."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter

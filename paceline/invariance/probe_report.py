@@ -34,10 +34,10 @@ class ProbeReport:
     The fields are the keys of the saved report.
 
     Attributes:
-        least: Minimum row count of the widest class.
-        most: Maximum row count of the widest class.
+        least: Smallest row count of the widest range in which all results are identical.
+        most: Largest row count of this range.
         cost: Measured time of the products with `least` rows, relative to one row.
-        reason: Why there is no usable class; "" if there is one.
+        reason: Why there is no usable range; "" if there is one.
         findings: Result for each kind of module.
         seconds: Duration of the probes.
         own_products: Whether the products are paceline's kernels, whose rows are independent.

@@ -2,8 +2,8 @@
 
 Every module that maps rows to rows (products, norms, activations) is called separately, in the
 same way as in the model, with row counts from 1 to 1,024. `row_classes` finds the counts whose
-results agree bit for bit. The result is the widest class common to all modules. Attention uses
-separate kernels, which are batch-invariant by construction (`paceline.attention`).
+results agree bit for bit. The result is the widest range of counts that all modules share.
+Attention uses separate kernels, which are batch-invariant by construction (`paceline.attention`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _used: set[result_cache.ResultKey] = set()
 def load_report(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
     """Return a model's probe report for this machine, probing the model if needed.
 
-    If other programs disturbed the measurement of the costs in a report, it is repeated once the
-    machine is quieter.
+    If other programs disturbed the measurement of the costs in a report, the measurement is
+    repeated once the machine is quieter.
 
     Args:
         model: Loaded model.
@@ -78,7 +78,7 @@ def load_report(model: PreTrainedModel, products: Products = Products()) -> Prob
 
 
 def probe_model(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
-    """Find a model's widest class of row counts, and measure its cost.
+    """Find a model's widest range of row counts with identical results, and its cost.
 
     Args:
         model: Loaded model.
@@ -155,7 +155,7 @@ def _why_too_narrow(rows: RowClass, findings: Sequence[ProbeResult]) -> str:
 
 
 def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Products) -> str:
-    """Return how forward passes within a row-count class differ; "" if they agree."""
+    """Return how forward passes differ within a range of row counts; "" if they agree."""
     chunks = (min(PREFILL_CHUNK, rows.max_rows), CHECK_PREFILL_CHUNK)
     alone, batched = (
         CachedLM(model, chunk, batch_invariant=True, min_rows=rows.min_rows, products=products)

@@ -165,7 +165,7 @@ class RowRouter(RowModule):
     Its function returns all results of a row as float64, which represents every value exactly.
 
     Attributes:
-        constants: Further inputs: weights or buffers of the model, or None.
+        constants: Additional inputs: weights or buffers of the model, or None.
     """
 
     constants: tuple[Tensor | None, ...] = ()

@@ -68,10 +68,11 @@ class RecurrentCells(SequenceCells):
             self._before[branch.sequence] = self._context.read(branch.sequence)
 
     def keep(self, branch: Branch, leaf: int, end: int) -> int:
-        """Continue a sequence after its first accepted tokens, and discard the others.
+        """Shorten a sequence to its first `end` tokens, after a forward pass.
 
         Returns:
-            The new length; 0 if a forward pass is dropped and the states cannot be rolled back.
+            The new length; 0 if the whole forward pass is undone and the states cannot be rolled
+            back.
         """
         assert self._context is not None, "a forward pass came before"
         context, sequence = self._context, branch.sequence

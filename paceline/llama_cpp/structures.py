@@ -97,7 +97,7 @@ _DEFAULTS: dict[str, Any] = (
 
 
 def structure(fields: Fields) -> type[ctypes.Structure]:
-    """Return a structure with these fields."""
+    """Return a ctypes structure type with the given fields."""
     return type("ContextParameters", (ctypes.Structure,), {"_fields_": fields})
 
 

@@ -77,7 +77,7 @@ class GgufTarget(TargetBase):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers have recurrent states, each for one exact text length."""
+        """Return True if layers have recurrent states, each valid for one text length."""
         return self.model.is_recurrent
 
     @property
@@ -164,7 +164,7 @@ class GgufTarget(TargetBase):
         return length
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
-        """Return True: equal tokens have equal keys and values."""
+        """Return True, because equal prefixes have equal keys and values."""
         return True
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:

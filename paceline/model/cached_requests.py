@@ -94,7 +94,7 @@ class CachedRequests(TargetBase):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers have recurrent states, each for one exact text length."""
+        """Return True if layers have recurrent states, each valid for one text length."""
         return bool(self.architecture.states)
 
     def close(self, request: Request) -> None:
@@ -181,7 +181,7 @@ class CachedRequests(TargetBase):
         self._cache.move(np.array(slots), np.array(sources), np.array(targets))
 
     def _commit_states(self, accepted: Sequence[Sequence[int]]) -> list[int]:
-        """Advance the stored states.
+        """Advance the stored states by the accepted tokens.
 
         Returns:
             For each request, the number of tokens added to the states. The next forward pass

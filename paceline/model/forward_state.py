@@ -38,7 +38,7 @@ class ForwardState(AttentionState):
     Attributes:
         implementation: Name of the attention function that the model calls; None means the
             function that the model's configuration names.
-        linear: Matrix product for weights outside `nn.Linear`; default torch's.
+        linear: Matrix product for weights outside `nn.Linear`. Default: torch's.
         target_states: Target states that a draft model reads, or None.
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.

@@ -65,7 +65,7 @@ def is_known_layer(module: nn.Module) -> bool:
 
 
 def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
-    """Describe a layer, or return None unless the backend computes all its modules."""
+    """Describe a layer; None unless the backend computes all modules of the layer."""
     parts = (twin, twin.get_submodule("self_attn"), twin.get_submodule("mlp"))
     if any("forward" in vars(part) for part in parts):
         return None
@@ -96,7 +96,7 @@ class LayerCalls:
         products: Matrix products and norms of the view.
         state: Forward state of the view.
     Attributes:
-        runner: As above.
+        runner: Runner of the layers.
         is_usable: False after a result has differed from the modules' result.
     """
 

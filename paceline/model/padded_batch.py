@@ -64,11 +64,10 @@ class PaddedBatch(NamedTuple):
 
     @property
     def causal(self) -> int:
-        """Number of leading columns that see exactly the tokens up to their own.
+        """Number of leading columns that see all tokens up to and including their own.
 
-        These are the columns of prompts without cached tokens.
-
-        The number is used only if all layers have full attention.
+        These columns exist only if no request has cached tokens. The number is used only if all
+        layers have full attention.
         """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not self.cached.any() else 0

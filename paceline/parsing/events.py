@@ -144,7 +144,7 @@ class EventWriter:
         self._spaces = ""
 
     def take(self) -> list[AnswerEvent]:
-        """Return the events since the last `take`, joining neighbours of the same kind."""
+        """Return the events since the last call, merging adjacent ones of the same kind."""
         events, self.events = self.events, []
         return joined(events)
 
@@ -160,7 +160,7 @@ class EventWriter:
 
 
 def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
-    """Return events with neighbours of the same kind joined."""
+    """Return the events, with adjacent events of the same kind merged."""
     result: list[AnswerEvent] = []
     for event in events:
         last = result[-1] if result else None

@@ -109,7 +109,7 @@ def _top_k(params: SamplingParams, unlimited: int) -> int:
 
 
 def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
-    """Copy each request's temperature and limits to the device, [batch, 1, 1] each."""
+    """Copy temperature, top_k, top_p and min_p to the device, each [batch, 1, 1]."""
     vocab = scores.shape[-1]
     floats = np.array(
         [

@@ -202,7 +202,7 @@ class DFlashHead(StateHead):
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the most likely tokens after draft nodes, which depend only on depth."""
+        """Return the most likely tokens after draft nodes; only a node's depth matters."""
         new = [
             (text, wanted[0].token)
             for text, wanted in zip(texts, nodes, strict=True)

@@ -1,7 +1,7 @@
 """Define heads that predict one token per forward pass (EAGLE).
 
-For a token that the target has chosen, the head's input is the target's states. For a draft node,
-the head's input is its own output at the parent node.
+For a token that the target has chosen, the head reads the target's states. For a draft node, it
+reads its own output at the parent node.
 """
 
 from __future__ import annotations

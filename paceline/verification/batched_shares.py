@@ -121,7 +121,7 @@ def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
-    """Split the nodes into rounds; parents and earlier siblings come in earlier ones.
+    """Split the nodes into rounds; parents and earlier siblings get earlier rounds.
 
     Row i + 1 of a tree belongs to its node i; row 0 belongs to the root.
     """
@@ -147,7 +147,7 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the children's shares, and their parents' state after a rejection.
+    """Return the children's shares, and their parents' values after a rejection.
 
     Args:
         shares: Share of each parent (see `rules`), [n].
@@ -155,7 +155,7 @@ def _split(
         tokens: Token of each child, [n].
         probs: Distribution from which each child was sampled; None if it was not sampled.
     Returns:
-        The children's shares, and the parents' shares and distributions if all are rejected.
+        The children's shares, and the parents' shares and distributions after a rejection.
     """
     columns, joint = tokens[:, None], shares[:, None] * weights
     own = joint.gather(1, columns)

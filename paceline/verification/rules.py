@@ -183,7 +183,7 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Return a child's share, and what its parent keeps if the child is rejected."""
+    """Return a child's share, and its parent's share and weights if the child fails."""
     token, joint = tree.token_ids[node], share * weights
     drawn_from = None if tree.probs is None else tree.probs[node]
     if drawn_from is None:

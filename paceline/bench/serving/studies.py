@@ -51,7 +51,7 @@ class Intrusion:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio of the 99th percentile gaps: with arriving prompts / without."""
+        """Return the 99th percentile gap with arriving prompts, divided by that without."""
         return percentile(self.disturbed, 0.99) / percentile(self.alone, 0.99)
 
 

@@ -40,7 +40,7 @@ from paceline.util.compiled import inlined
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of the `AttentionCall` at an address; return how many."""
+    """Process a call's tiles until none is left; return this thread's count."""
     call = read_call(call_address)
     keys = visible_keys(call)
     queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)

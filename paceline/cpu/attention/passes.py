@@ -34,9 +34,9 @@ def load_queries(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Compute the scores of a block of keys for pairs of queries.
+    """Compute the scores of a block of keys, for two queries at a time.
 
-    Pairs whose keys lie outside the block are skipped.
+    Pairs of queries that see no key of the block are skipped.
     """
     keys, stride = _stage(call, tile, source, call.key_stride, call.dim, start, stop, True)
     row_bytes, out_stride = call.dim * FLOAT_BYTES, tile.scores.shape[1] * FLOAT_BYTES
@@ -144,7 +144,7 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 
 @inlined
 def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Return the address of a key's weight, for a key in query i's current run."""
+    """Return the address of a key's weight; query i's current key range holds it."""
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     index = first.start + run.rank + ordinal - run.start
     return int(address(tile.scores) + (i * tile.scores.shape[1] + index) * FLOAT_BYTES)

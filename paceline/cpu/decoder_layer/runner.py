@@ -109,7 +109,7 @@ class CpuDecoderLayers:
 
     @staticmethod
     def of(layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
-        """Return the layers; None if the kernels do not support them."""
+        """Return a runner for the layers; None if the kernels do not support them."""
         shapes = {_Shape.of(layer) for layer in layers}
         shape = shapes.pop() if len(shapes) == 1 else None
         is_half = all(

@@ -34,7 +34,7 @@ _multiply_four = multiply_blocks((MAX_BLOCKS + 1,), _HALF)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the bfloat16 `ProductCall` at an address; return how many."""
+    """Run a product's tasks until none is left; return how many this thread ran."""
     call = read_call(call_address)
     count, outer = call.count, call.outer
     first = take_task(call_address)

@@ -105,7 +105,7 @@ def suits(weight: Tensor) -> bool:
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the int8 `ProductCall` at an address; return how many were run."""
+    """Run a product's tasks until none is left; return how many this thread ran."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address)

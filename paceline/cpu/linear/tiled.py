@@ -48,7 +48,7 @@ _multiply_fourth = amx.add_product(_SUM3, _WEIGHT0, _ROWS1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the bfloat16 `ProductCall` at an address; return how many."""
+    """Run a product's tasks until none is left; return how many this thread ran."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -125,7 +125,7 @@ def _multiply_tall(
     address at which output 0 would be.
 
     Each group prefetches its share of the next weights. If the first group prefetched all of them,
-    it would wait for memory, and memory would be idle during the others.
+    it would wait for memory, and memory would be idle while the other groups run.
     """
     block_bytes = OUTER * call.inner * HALF_BYTES
     is_ahead = output + (TILE_ROWS_AHEAD + 1) * OUTER <= call.outer

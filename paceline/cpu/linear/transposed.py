@@ -31,7 +31,7 @@ _add_group, _add_vector = add_weighted(VECTORS), add_weighted(1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of the `ProductCall` at an address; return how many were run."""
+    """Run a product's tasks until none is left; return how many this thread ran."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
@@ -73,7 +73,7 @@ multiply_transposed = TeamJob(_multiply, PRODUCT_CALL)
 def _add_block(
     call: ProductCall, queries: int, rows: int, weight: int, size: int, width: int, sums: int
 ) -> None:
-    """Add the products of some inputs to the sums of a few rows.
+    """Add the products of `size` inputs and their weights to the sums of each row.
 
     Args:
         call: Product to compute.

@@ -35,7 +35,7 @@ _multiply_narrow = multiply_quads(tuple(range(1, _MANY + 1)), NARROW_GROUP // QU
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a packed weight's `ProductCall`; return how many were run."""
+    """Run a product's tasks until none is left; return how many this thread ran."""
     call = read_call(call_address)
     count, outer = call.count, call.outer
     first = take_task(call_address)
@@ -88,7 +88,7 @@ def group_size(count: int) -> int:
 def _multiply_group(
     call: ProductCall, unpacking: Any, unpacking_address: int, sums: int, output: int, group: int
 ) -> None:
-    """Multiply all rows by the weights of some outputs, and store the sums."""
+    """Multiply all rows by the weights of one group of outputs, and store the sums."""
     count, stride, row_bytes = call.count, group * CHUNK, call.inner * HALF_BYTES
     weight = sums + count * stride
     clear(sums, count * stride)

@@ -34,7 +34,7 @@ _TOTALS = BFLOAT16.sums
 
 
 class _QuadOperands(NamedTuple):
-    """Arguments of the operation from `multiply_quads`, except for `num_rows`."""
+    """Arguments of the operation that `multiply_quads` returns, without `num_rows`."""
 
     rows: Any
     row_bytes: Any
@@ -45,15 +45,16 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that adds the products of rows and quads to sums.
+    """Return an operation that adds products to sums: of rows and quads of outputs.
 
-    The operation ends the process if the processor lacks the instructions.
+    A quad is a group of four outputs. The operation ends the process if the processor lacks the
+    instructions.
 
     Arguments of the operation (addresses, sizes and distances are in bytes):
         num_rows: Number of rows, one of `counts`.
         rows: Address of the bfloat16 rows, at the first number to multiply.
         row_bytes: Distance from one row to the next.
-        weight: Address of the lines. For each chunk, there is one line per quad.
+        weight: Address of the weights. Each chunk of the inputs has one cache line per quad.
         num_chunks: Number of chunks of 16 bytes to multiply.
         sums: Address of the sums, with one cache line per quad.
         sums_stride: Distance between the sums of consecutive rows.

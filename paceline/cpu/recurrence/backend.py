@@ -225,9 +225,10 @@ def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
 
 
 def _state_fields(states: FoldedStates) -> tuple[int, int]:
-    """Return the addresses of the stored states and of the states before the path.
+    """Return the addresses of the stored states and of the states before a path.
 
-    The second address is 0 if the path begins at the stored states.
+    The path consists of the tokens to add to the stored states. The second address is 0 if the
+    path begins at the stored states.
     """
     return states.held.data_ptr(), 0 if states.start is None else states.start.data_ptr()
 

@@ -76,7 +76,7 @@ _TAKEN = counter_of(CONVOLUTION_CALL)
 
 
 def _convolve(call_address: int) -> int:
-    """Run tasks of the `ConvolutionCall` at an address; return how many were run."""
+    """Run a convolution's tasks until none is left; return how many this thread ran."""
     call = read_record(call_address, CONVOLUTION_CALL)
     count = (call.channels + CHANNELS_PER_TASK - 1) // CHANNELS_PER_TASK
     inputs = np.empty(call.size, dtype=np.int64)

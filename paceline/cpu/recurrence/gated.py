@@ -3,7 +3,7 @@
 The lanes of a state are independent. A task therefore covers a few lanes of one head and request,
 so that its states fit into the L1 cache. Each thread takes tasks until none is left. `state_rows`
 describes the order of all sums. A token's result depends only on its text, bit for bit. Other
-tokens have no effect, nor has the way in which the text was split into forward passes.
+tokens and the split of the text into forward passes have no effect.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _FOLD_TAKEN = counter_of(FOLD_CALL)
 
 
 def _walk(call_address: int) -> int:
-    """Run tasks of the `GatedCall` at an address; return how many were run."""
+    """Run a `GatedCall`'s tasks until none is left; return how many this thread ran."""
     call = read_record(call_address, GATED_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -226,7 +226,7 @@ def _store_output(call: GatedCall, offset: int, output: Any) -> None:
 
 
 def _fold(call_address: int) -> int:
-    """Run tasks of the `FoldCall` at an address; return how many."""
+    """Run a `FoldCall`'s tasks until none is left; return how many this thread ran."""
     call = read_record(call_address, FOLD_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     state = np.empty(call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -240,7 +240,7 @@ fold = TeamJob(_fold, FOLD_CALL)
 
 @inlined
 def _fold_block(call: FoldCall, path: PathArrays, task: int, memory: Any, lanes: Any) -> None:
-    """Advance one block of a head along a request's path."""
+    """Advance one block of a head's state by the tokens of a request's path."""
     blocks = call.lanes // (LANES * call.vectors)
     request, head, block = task // blocks // call.heads, task // blocks % call.heads, task % blocks
     state, update, block_bytes = aligned(memory), address(lanes), call.vectors * BLOCK_BYTES

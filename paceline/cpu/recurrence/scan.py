@@ -81,7 +81,7 @@ _FOLD_TAKEN = counter_of(SCAN_FOLD)
 
 
 def _scan(call_address: int) -> int:
-    """Run tasks of the `ScanCall` at an address; return how many were run."""
+    """Run a `ScanCall`'s tasks until none is left; return how many this thread ran."""
     call = read_record(call_address, SCAN_CALL)
     count = call.requests * call.channels // LANES
     states = np.empty((call.num_states * call.rows + 1) * LANES, dtype=np.float32)
@@ -133,7 +133,7 @@ def _scan_block(call: ScanCall, tree: TreeArrays, task: int, memory: Any, vector
 
 
 def _fold(call_address: int) -> int:
-    """Run tasks of the `ScanFold` at an address; return how many."""
+    """Run a `ScanFold`'s tasks until none is left; return how many this thread ran."""
     call = read_record(call_address, SCAN_FOLD)
     count = call.requests * call.channels // LANES
     state = np.empty((call.rows + 1) * LANES, dtype=np.float32)

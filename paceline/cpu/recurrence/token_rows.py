@@ -65,7 +65,7 @@ def step_sizes(
     """Return softplus(numbers + bias), clamped to the limits for some tokens.
 
     Args:
-        numbers: Step sizes before the bias, [tokens, heads].
+        numbers: Step sizes before bias and softplus, [tokens, heads].
         bias: Bias, [heads], or None.
         limits: Smallest and largest result.
         limited: Tokens to which the limits apply, bool [tokens].

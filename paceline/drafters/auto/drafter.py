@@ -44,7 +44,7 @@ _SETTINGS = AutoSettings()
 
 
 class Auto(RecyclingDrafter):
-    """Drafts from all sources; seeded answers equal those of plain decoding."""
+    """Merges drafts from all sources; seeded answers equal those of plain decoding."""
 
     name = "auto"
     keeps_tokens = True

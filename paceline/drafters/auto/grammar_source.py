@@ -34,7 +34,7 @@ class GrammarSource:
             self._processors[request.id], self._num_seen[request.id] = knowing, 0
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return one chain of forced tokens per request; it may be empty."""
+        """Return a chain per request, with the tokens that its grammar forces, if any."""
         if not self._processors:
             return [EMPTY_TREE] * len(requests)
         return [

@@ -25,7 +25,7 @@ class PredictionSource:
             self._positions[request.id] = PredictedPosition(prediction)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return one chain of predicted tokens per request; it may be empty."""
+        """Return one chain of predicted tokens per request; a chain may be empty."""
         if not self._positions:
             return [EMPTY_TREE] * len(requests)
         trees = []

@@ -162,7 +162,7 @@ class GuessTree:
         return DraftForwardInput(DraftTree(tokens, parents), nodes, predicted)
 
     def learn_answers(self, question: DraftForwardInput, answers: Sequence[NodePrediction]) -> None:
-        """Add the draft model's answer for each position in `question.predicted`."""
+        """Extend the tree by the predictions at the positions in `question.predicted`."""
         nodes = list(question.nodes)
         for position, answer in zip(question.predicted, answers, strict=True):
             if nodes[position] is None:  # looked-up text counts only if the draft model predicts it

@@ -141,5 +141,5 @@ class DraftModelOptions:
 
     @property
     def adapts_length(self) -> bool:
-        """Return whether draft lengths adapt, so that a batch shares one node limit."""
+        """Return whether draft lengths adapt; a batch then shares one node limit."""
         return self.max_draft_tokens is None and self.stop_rule == "product"

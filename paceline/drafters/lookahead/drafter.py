@@ -135,7 +135,7 @@ class Lookahead(Drafter):
         """Return up to `count` n-grams that followed the newest tokens of `text`.
 
         N-grams with longer keys come first. Among n-grams with the same key, newer ones come
-        first. N-grams that contain the key at a later position fill the remaining slots.
+        first. Continuations of the newest token inside longer n-grams come last.
         """
         state = self._states[request.id]
         ngrams: dict[Ngram, None] = {}
@@ -184,9 +184,9 @@ class Lookahead(Drafter):
         return window
 
     def _add_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
-        """Add the guesses, then extend the first guesses.
+        """Add the guesses, then extend the first few.
 
-        The more tokens were accepted in the last step, the longer the extensions.
+        Extensions are longer if more tokens were accepted in the last step.
         """
         for ngram in state.guesses:
             builder.add_path(ngram[:depth], origin=Origin.POOL)
@@ -251,7 +251,7 @@ class Lookahead(Drafter):
     def _pool_window(
         self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
     ) -> None:
-        """Add the n-grams that are completed by the target's predictions for the window."""
+        """Add to the pool the n-grams that the target's predictions have completed."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)
             if not self._options.reference_mode:

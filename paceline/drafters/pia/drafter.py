@@ -73,9 +73,9 @@ class Pia(Drafter):
         self._learned[seq.id] = max(first, end)
 
     def _draft(self, seq: Request, limit: int) -> DraftTree:
-        """Draft after the longest text suffix whose tree is as large as a whole branch.
+        """Draft the phrases that followed the longest text suffix with enough nodes.
 
-        If there is none, the shortest suffix with a match is used.
+        A whole branch is enough. If no suffix has enough nodes, the shortest match is used.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -128,7 +128,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return a minimum output count and a minimum score; a node needs one of the two."""
+        """Return minima for output count and score; a node must reach one of the two."""
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

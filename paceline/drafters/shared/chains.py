@@ -247,7 +247,7 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Return up to `room` tokens that followed an earlier match of text + `path`."""
+        """Look up text + `path`; return up to `room` tokens after an earlier match."""
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(

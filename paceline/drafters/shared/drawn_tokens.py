@@ -68,7 +68,7 @@ class NewTokens:
 
     Attributes:
         chains: Open chains, without the new tokens.
-        runs: New tokens of each chain; at least one.
+        runs: New tokens of each chain, at least one per chain.
         figures: Statistics of the tokens (`LengthRule.figures`), each [n, ...].
         vocabulary: Ascending ids of a reduced vocabulary; None means the whole vocabulary.
     """

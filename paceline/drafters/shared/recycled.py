@@ -137,7 +137,7 @@ def _index_for(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def _entry_for(table: SuccessorTable, key: Any) -> Any:
-    """Return a key's entry, replacing its bucket's oldest key if the key is new."""
+    """Return a key's entry; a new key replaces the oldest key in its bucket."""
     index = _index_for(table, key)
     table.clock[0] += 1
     slot = table.slots[index]

@@ -11,9 +11,9 @@ not verified.
              below .01 |  3/80          ...
              ...
 
-Every further source, in the order of `SOURCES`, adjusts the probability from the sources before
-it. The source has separate cells, one for each combination of that probability and the source's
-confidence.
+Each of the other sources, in the order of `SOURCES`, adjusts the probability that the sources
+before it yield. It has separate cells, one for each combination of that probability and the
+source's confidence.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def accept_logits(
 ) -> Tensor:
     """Return the logit of "accepted" minus that of "rejected", from the hidden state.
 
-    The caller adds the contribution of the scalars.
+    The caller adds the contribution of the scalar inputs (see `scalars_of`).
 
     Args:
         blocks: Weight [hidden, hidden] and bias [hidden] of each block.
@@ -28,7 +28,7 @@ def accept_logits(
         bias: Bias of the last layer, [].
         hidden: Hidden states, [n, hidden].
     Returns:
-        [n].
+        Differences of the two logits, [n].
     """
     for weight, offset in blocks:
         hidden = hidden + functional.silu(functional.linear(hidden, weight, offset))

@@ -88,5 +88,5 @@ class HeadRule(ThresholdRule):
         return confidences
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return the confidence in the newest token, or 1 if it does not count."""
+        """Return the confidence in the newest token, or 1 if the rule ignores that token."""
         return chain.drawn[index].early_confidence if self._counts_newest else 1.0

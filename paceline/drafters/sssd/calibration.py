@@ -22,7 +22,7 @@ WEIGHTS_FILE = Path(__file__).parent / "calibration.json"
 
 
 def load_weights(path: Path = WEIGHTS_FILE) -> NDArray[np.float32]:
-    """Return the weights [WEIGHTS] in the order of `network`; inputs are not scaled.
+    """Return the weights [WEIGHTS] in the order of `network`, for unscaled inputs.
 
     Raises:
         ConfigError: The file is missing, damaged, or belongs to another release.

@@ -105,7 +105,7 @@ class SuccessorCounts(NamedTuple):
     """Counts of the tokens that may follow a node.
 
     Attributes:
-        tokens: Counts of each token, [MAX_TOKENS], in the order of their first pointers.
+        tokens: Counts per token, [MAX_TOKENS], in the order in which pointers offer the tokens.
         node: Counts of all tokens together, [1].
         slots: Hash table of indices into `tokens`, [_SLOTS]; -1 means empty.
     """
@@ -269,7 +269,7 @@ def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
 def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
     """Return the index of the token with the longest match in the datastore, or -1.
 
-    Among equals, the most frequent token wins.
+    Among matches of equal length, the most frequent token wins.
     """
     best, longest, max_matches = -1, 0, 0
     for which in range(num_tokens):

@@ -181,7 +181,8 @@ def describe_token(
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
     """Estimate a token's probability from one source by blending, as in PPM.
 
-    The token's share at each match length is blended with its share at the next shorter length.
+    The token's share of pointers at each match length is blended with that at the next shorter
+    one.
 
     Returns:
         The blended share, the share among the longest matches, and the number of pointers to the

@@ -101,5 +101,5 @@ def copy_newest(text: RequestText, pool: Pool) -> int:
 
 @kernel
 def query_of(pool: Pool, context: int, depth: int) -> Query:
-    """Return the query of a node, including `depth` tokens of its path."""
+    """Return a node's query: the newest `context` tokens, then `depth` path tokens."""
     return Query(pool.tail, LONGEST - context, LONGEST + depth)

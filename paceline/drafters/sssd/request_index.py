@@ -139,7 +139,7 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 
 @kernel
 def last_position(text: RequestText, token: int) -> int:
-    """Return the latest position of a token; -1 if it does not occur or is unknown."""
+    """Return the latest position of a token; -1 if the index has none."""
     mixed = _mixed(np.uint64(NGRAM_SIZES[0]), token)
     position = int(text.heads[0, _bucket_of(mixed, text.heads.shape[1])])
     return position if position >= 0 and text.ids[position] == token else -1
@@ -161,7 +161,7 @@ def link(text: RequestText, begin: int, end: int) -> None:
 
 @compiled
 def extend(request: RequestState, new_tokens: NDArray[np.int64]) -> RequestText:
-    """Append tokens, for which the arrays must have room, and return the text."""
+    """Append tokens to a request, whose arrays must have room; return its text."""
     text = text_of(request)
     begin = text.length
     text.ids[begin : begin + new_tokens.size] = new_tokens
@@ -258,12 +258,12 @@ class RequestIndex:
         _extend_at(self.address, old[:count])
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Append tokens from Python."""
+        """Append tokens; for callers in Python."""
         self.reserve(len(self) + len(token_ids))
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
     def find(self, *, max_links: int = 64) -> list[tuple[int, int]]:
-        """Return (position after the match, match length) of each earlier occurrence.
+        """Return (position after the match, match length) for the newest tokens.
 
         Args:
             max_links: Maximum number of links to follow per n-gram size.

@@ -30,7 +30,7 @@ def point_into_request(
         query: Text to match.
         below: Pointers whose match has this length or more are skipped.
     Returns:
-        The number of pointers, and the shortest match length for which all pointers were found.
+        The number of pointers, and the match length down to which the text was searched.
     """
     first, lowest = count, below
     max_links = ROOT_LINKS if query.end == LONGEST else NODE_LINKS

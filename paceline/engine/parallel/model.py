@@ -1,7 +1,7 @@
 """Split a step's draft tree among processes that have copies of the model.
 
-After Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding",
-section 3.4 (lookahead parallelism). Every rank runs the same loop, proposes the same trees and
+This is lookahead parallelism (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference
+Using Lookahead Decoding", section 3.4). Every rank runs the same loop, proposes the same trees and
 computes its share of the nodes. In a single exchange of integers, all ranks then get the target's
 token and argmax after every node. Random numbers depend only on seed and position, so they are the
 same on every rank. If a rank has not computed an accepted node, it computes that node's token in

@@ -200,11 +200,10 @@ class Decoding:
         )
 
     def _restarts(self, num_columns: int) -> bool:
-        """Return whether the model drops its cache.
+        """Return whether the model drops its cache at this length.
 
-        It does so when its rotary frequencies change.
-
-        Some models switch their frequencies at a certain length and then recompute the whole text.
+        Some models switch their rotary frequencies at a certain length. They then drop the cache,
+        and recompute the whole text.
         """
         switch = self._model.architecture.restart_length
         return switch is not None and self._request.past <= switch < num_columns

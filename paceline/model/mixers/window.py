@@ -30,7 +30,7 @@ _NAME = "window.0"
 
 
 class WindowMixer:
-    """Runs a module over draft trees, starting from each request's last inputs.
+    """Runs a short convolution over draft trees, starting from stored last inputs.
 
     Args:
         module: The view's copy of the module.

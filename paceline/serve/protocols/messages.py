@@ -181,7 +181,7 @@ def _usage(usage: Usage | None, prompt_tokens: int = 0) -> dict[str, int]:
 
 
 def _object(text: str) -> Any:
-    """Parse a JSON object; put any other text into a new object."""
+    """Parse a JSON object; return any other text as a field of a new object."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

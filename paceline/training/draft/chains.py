@@ -58,10 +58,10 @@ def expected_chains(
     """Return the expected acceptance of successive draft chains in each answer.
 
     Args:
-        answers: For each answer, the probability that a draft token is accepted, by token of the
-            answer: [tokens]; or also by position in the chain: [positions, tokens]. The last row
-            also applies to later positions. The first chain starts after the first token, which
-            prefill produces. The target adds a token after each chain.
+        answers: For each answer, the acceptance probability of the draft token at each position of
+            the answer, [tokens]. If it also depends on the position in the chain: [positions,
+            tokens]; the last row also applies to later positions. The first chain starts after the
+            first token, which prefill produces. The target adds a token after each chain.
         length: Number of draft tokens per chain.
     """
     chains = agreed = 0.0

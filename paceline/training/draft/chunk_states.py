@@ -14,7 +14,7 @@ from paceline.training.text_chunks import TextChunk
 
 
 def loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Find the rows within each chunk, and return their weights in the loss.
+    """Return which rows are not padding, and the weights of these rows in the loss.
 
     Returns:
         A mask [b, rows], and the weights of the n rows that the mask selects, [n].

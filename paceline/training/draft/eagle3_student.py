@@ -129,8 +129,8 @@ class Eagle3Student:
         Args:
             token_ids: Token ids of the texts, [b, t].
             states: States after each token, [b, t, 1 + layers, hidden].
-            rows: Tokens to compute. They exclude the first token of each text. Tokens that follow
-                fewer draft tokens come first.
+            rows: Tokens to compute, without the first token of each text. Tokens after fewer draft
+                tokens come first.
         """
         cache, end = DynamicCache(), 0
         outputs: list[Tensor] = []
@@ -150,7 +150,7 @@ class Eagle3Student:
         return torch.cat(outputs, dim=1)
 
     def _start_linear(self, chunks: Sequence[TextChunk]) -> None:
-        """Scale the states to unit size, and fit `fc` to predict the next states."""
+        """Scale the states to unit size, and fit the layer `fc` to predict next states."""
         _, before, following = (tensor.to(self._device) for tensor in state_pairs(chunks))
         hidden = following.shape[1]
         read = before[:, hidden:]

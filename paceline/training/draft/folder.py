@@ -69,7 +69,7 @@ class DraftProgress(TrainingProgress):
 
     @property
     def best(self) -> TrainingPoint:
-        """First of the points on the curve with the most accepted tokens."""
+        """Point with the most accepted tokens per chain; the earliest of several."""
         return max(self.curve, key=lambda point: point.per_chain)
 
 

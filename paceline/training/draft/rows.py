@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return rows without guesses, one per position, and then all rows with guesses.
+        """Return the rows for training: one per position, then the rows with guesses.
 
         Args:
             length: Number of tokens in the text.

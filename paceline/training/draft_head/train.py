@@ -193,7 +193,7 @@ class DraftHeadTrainer(Trainer):
         self._token_scale = _root_mean_square(self._embedding)
 
     def _set_weights(self) -> None:
-        """Initialise direct weights by least squares, inner randomly, outer with zeros."""
+        """Initialise `direct` by least squares, `inner` randomly, and `outer` with zeros."""
         neurons, (embedding, head) = self._config.neurons, embedding_and_head(self._model)
         hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
         inner = torch.randn(neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5

@@ -50,7 +50,7 @@ def suits(kind: int, dim: int, value_dim: int) -> bool:
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of the `AttentionCall` at an address; return how many."""
+    """Process a call's tiles until none is left; return this thread's count."""
     call = read_call(call_address)
     keys = visible_keys(call)
     blocks = blocks_per_tile(call)

@@ -36,9 +36,9 @@ _FOUR_ROWS = len(_SUMS) * amx.ROW
 
 @inlined
 def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int, last: int) -> None:
-    """Add the weighted values of the steps from `first` to `last` - 1 to a block.
+    """Add the weighted values of steps `first` to `last` - 1 to a block's sums.
 
-    The values in memory must begin with those of step `first`.
+    The buffer `space.values` must begin with the values of step `first`.
     """
     size, count = call.value_dim * FLOAT_BYTES, last - first
     weights = space.scores + block * SIDE * space.width + first * STEP_BYTES
