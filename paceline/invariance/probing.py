@@ -155,7 +155,7 @@ def _why_too_narrow(rows: RowClass, findings: Sequence[ProbeResult]) -> str:
 
 
 def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Products) -> str:
-    """Return how forward passes differ within a range of row counts; "" if they agree."""
+    """Return how forward passes in a range of row counts differ; "" if they agree."""
     chunks = (min(PREFILL_CHUNK, rows.max_rows), CHECK_PREFILL_CHUNK)
     alone, batched = (
         CachedLM(model, chunk, batch_invariant=True, min_rows=rows.min_rows, products=products)
