@@ -31,10 +31,11 @@ class PathTable:
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return the paths in a device table, keyed by the number of columns per tile.
+        """Return the table as a `Paths` object, keyed by its number of columns per tile.
 
         Args:
-            table: Table, int32 [size]. `fill` writes its values on the host.
+            table: Table on the device, int32 [size]. Its values are a copy of those that `fill`
+                writes on the host.
         """
         tiles = np.zeros((self._tiles, 4), dtype=np.int32)
         shape = self._queries, PATH_WIDTH, True, self._tile_columns, self._max_keys
@@ -46,7 +47,7 @@ class PathTable:
         visible: VisibleRanges,
         order: AttentionMetadata,
     ) -> bool:
-        """Write the paths of a batch; return False if they do not fit into the table.
+        """Write the `Paths` of a batch; return False if they do not fit into the table.
 
         Args:
             table: Table, int32 [size].

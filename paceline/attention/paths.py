@@ -18,7 +18,7 @@ _Ints = NDArray[np.int32]
 
 @dataclass(slots=True)
 class Paths:
-    """Cache positions of the keys of each query, ranked by text position.
+    """Cache positions of the keys that each query sees, ranked by text position.
 
     Attributes:
         table: int32, on the device: `tiles`, `start`, `leading`, `count` and `listed` in sequence.
@@ -26,7 +26,8 @@ class Paths:
             is the number of consecutive keys from there. `count`, [queries], is the total number
             of keys. `listed`, [queries, width], holds the cache positions of the keys with rank
             `leading` or higher.
-        tiles: Key row, first query, number of queries and first column of each tile, [tiles, 4].
+        tiles: Tiles of consecutive queries from one row, [tiles, 4]. The values are the row of the
+            key tensor, the first query, the number of queries, and the first query's column.
         queries: Number of queries.
         width: Number of cache positions per query in `listed`.
         packed: Whether the query tensor has a single row; see `VisibleRanges`.

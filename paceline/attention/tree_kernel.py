@@ -129,9 +129,10 @@ def store_columns(
 
 
 def _split(positions: int, programs: int) -> tuple[int, int]:
-    """Return the number of splits, and the number of keys in each.
+    """Return the number of key ranges (splits), and the number of keys in each.
 
-    Splits are as small as possible, provided that at most `TREE_PROGRAMS` programs are launched.
+    Each program reads one range. The ranges are as small as possible, provided that at most
+    `TREE_PROGRAMS` programs are launched.
     """
     keys = TREE_MIN_SPLIT_KEYS
     while -(-positions // keys) * programs > TREE_PROGRAMS and keys < positions:

@@ -55,10 +55,11 @@ def attend_split(
     CAPPED: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
-    """Store the maximum, exponential sum and value sum for one tile and split.
+    """Compute the attention of one tile of queries to one range of keys (a split).
 
-    A tile holds all heads of a group, for the largest number of columns that fits. Strides are in
-    units of `ALIGNMENT` values, so that the compiler can assume aligned reads.
+    For each query, store the largest score, the sum of the exponentials, and the weighted sum of
+    the values. A tile holds all query heads of a key head, for as many columns as fit. Strides are
+    in units of `ALIGNMENT` values, so that the compiler can assume aligned reads.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
     row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)

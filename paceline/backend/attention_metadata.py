@@ -173,7 +173,10 @@ def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
 
 
 def mask_address(mask: Tensor) -> int:
-    """Return the key in `ranges_by_mask` of a placeholder mask or a slice of it."""
+    """Return the memory address of a placeholder mask, its key in `ranges_by_mask`.
+
+    A slice of the mask has the same address.
+    """
     return mask.untyped_storage().data_ptr()
 
 

@@ -62,10 +62,10 @@ class DecoderLayers(Protocol):
     """Computes the decoder layers of one model, one compiled call per layer."""
 
     def takes_rows(self, count: int) -> bool:
-        """Return whether a forward pass over `count` rows should use this runner."""
+        """Return whether to run a forward pass over `count` rows in this way."""
 
     def has_same_weights(self) -> bool:
-        """Return whether the layers still have the weights that the runner reads."""
+        """Return whether the layers still have the weights that this object reads."""
 
     def begin(self, current: LayerPass) -> None:
         """Set the inputs of the next forward pass."""

@@ -218,7 +218,7 @@ def times(builder: Any, size: Any, number: int) -> Any:
 
 
 def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: int = 1) -> Any:
-    """Emit instructions that compute the address of a chunk of a row or packed block."""
+    """Emit instructions that compute the address at `offset` in row or block `index`."""
     return builder.add(
         base, times(builder, builder.add(times(builder, row_bytes, index), offset), rows)
     )
@@ -229,7 +229,7 @@ def _load(builder: Any, address: Any, kind: _Numbers) -> Any:
 
 
 def repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
-    """Emit instructions that load a chunk, and repeat it for each row of a block."""
+    """Emit instructions that load 16 bytes, and repeat them for each of four rows."""
     chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
     words = list(range(_CHUNK.count))
     return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), kind.vector)

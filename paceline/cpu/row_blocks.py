@@ -1,6 +1,7 @@
 """Pack rows in blocks of four, as the operations in `avx512_dot` require.
 
-In a block, chunk k of all four rows precedes chunk k + 1 of the first row.
+A chunk is 16 bytes of a row. In a block, chunk k of all four rows precedes chunk k + 1 of the first
+row.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def count_blocks(num_rows: int) -> int:
 
 @inlined
 def packed_row(packed: int, row: int, row_bytes: int) -> int:
-    """Return the address of a row's first chunk in the blocks at `packed`."""
+    """Return the address of a row's first chunk (16 bytes) in the packed blocks."""
     return packed + row // ROWS * ROWS * row_bytes + row % ROWS * CHUNK
 
 

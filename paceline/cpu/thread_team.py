@@ -104,7 +104,7 @@ class TeamJob:
         Args:
             values: Fields of the argument record, in order.
             helpers: Number of sleeping threads to wake if this thread has no running team.
-            small: Whether the work is too short even for spinning helpers. Default: False.
+            small: Whether the work is too short to share with spinning helpers. Default: False.
         """
         try:
             record = self._free_records.pop()
@@ -121,7 +121,7 @@ class TeamJob:
         Args:
             arguments: Address of the argument record.
             helpers: Number of sleeping threads to wake if this thread has no running team.
-            small: Whether the work is too short even for spinning helpers. Default: False.
+            small: Whether the work is too short to share with spinning helpers. Default: False.
         """
         team = None if small else TEAM.of_this_thread()
         if team is not None:

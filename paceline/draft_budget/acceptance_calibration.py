@@ -102,7 +102,7 @@ def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> F
 
 @kernel
 def bucket_of(edges: Any, value: float) -> int:
-    """Return the index of a value's bucket: the number of edges up to the value."""
+    """Return the index of a value's bucket: the number of edges <= the value."""
     bucket = 0
     for edge in edges:
         bucket += value >= edge

@@ -147,7 +147,7 @@ class DraftBudget:
         return cut
 
     def _expect(self, drafts: Sequence[Drafts], num_requests: int, rows: int) -> None:
-        """Look up the expected duration of a step without drafts."""
+        """Store the expected duration of a step without drafts."""
         self._correction(num_requests)
         self._set_context(drafts, num_requests)
         decodes = rows == num_requests
@@ -207,7 +207,10 @@ class DraftBudget:
         rows: int,
         selector: NodeSelector,
     ) -> Floats:
-        """Return the step's duration with 0, 1, ... units, at the current text length."""
+        """Return the duration of the step with 0, 1, ... units of draft nodes.
+
+        It comes from the cost curve, for the mean text length of the requests.
+        """
         self._set_context(drafts, num_requests)
         return self._seconds(rows, selector.rows_per_unit, selector.num_units)
 
@@ -218,7 +221,10 @@ class DraftBudget:
         self._context = round(cached / num_requests / step) * step
 
     def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
-        """Return the durations of steps with 0 to `num_units` units, from the cost curve."""
+        """Return the durations of steps with 0 to `num_units` units of draft nodes.
+
+        Without draft nodes, a step has `rows` rows.
+        """
         key = rows, rows_per_unit, self._context
         if len(self._costs.get(key, ())) <= num_units:
             self._curve = self._curve or self._make_curve()

@@ -10,10 +10,10 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 class CostCorrection:
     """Tracks the ratio of measured step times to the cost curve.
 
-    Each object belongs to one number of requests. It keeps two averages of log(measured /
-    expected), one for steps with drafts and one for steps without. Unlike `MovingAverage`, they
-    start as plain means and limit outliers. After each step without drafts, the average for steps
-    with drafts also moves towards the other average.
+    There is one object for each number of requests in a step. It keeps two averages of
+    log(measured / expected): one for steps with drafts and one for steps without. Unlike
+    `MovingAverage`, they start as plain means and limit outliers. After each step without drafts,
+    the average for steps with drafts also moves towards the other average.
 
     Args:
         settings: Rates and limits.

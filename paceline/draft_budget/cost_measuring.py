@@ -89,11 +89,11 @@ class _Timer:
                 break
 
     def open_long_text(self) -> None:
-        """Prepare the cache for forward passes after the long text."""
+        """Process the long text, so that forward passes after it can be timed."""
         self._texts.append(self._open(LONG_TEXT))
 
     def close_text(self) -> None:
-        """Free the most recently opened text."""
+        """Free the cache slot of the text that was opened last."""
         self.model.close(self._texts.pop())
 
     def _open(self, length: int) -> Request:

@@ -27,13 +27,16 @@ from paceline.util.compiled import compiled
 class NodeSelector(ABC):
     """Selects a step's nodes for verification, and cuts the trees that can be cut.
 
+    Nodes are selected in units. A unit is one node in a ragged batch, and one node of every tree
+    in a padded batch.
+
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
     Attributes:
-        rows_per_unit: Number of rows per unit.
-        num_units: Number of units.
-        num_free_units: Number of units without a cost, because trees that cannot be cut need the
-            same rows.
+        rows_per_unit: Number of rows that a unit adds to the forward pass.
+        num_units: Number of units in the proposed trees.
+        num_free_units: Number of units that cost nothing, because trees that cannot be cut need
+            the same rows anyway.
     """
 
     rows_per_unit: int
@@ -47,15 +50,15 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return the number of units (of nodes) that the current `trees` of drafts fill."""
+        """Return how many units of nodes the current trees of `drafts` fill."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return the index of the budget unit to which each node belongs."""
+        """Return the index of the unit to which each node belongs."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees where possible, and return the number of units that remain.
+        """Cut the trees where possible, and return how many units of nodes remain.
 
         Args:
             seconds: Duration of the step with 0, 1, ... units of nodes, [1 + num_units].
@@ -63,11 +66,14 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def _best_units(self, seconds: Floats) -> int:
-        """Return the best number of units (of nodes) for the trees that can be cut."""
+        """Return how many units yield the most tokens per second.
+
+        Only trees that can be cut are considered.
+        """
 
     @abstractmethod
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
-        """Return the number of units after the trees of `drafts` have been added."""
+        """Return the total number of units after adding `drafts` to `num_units` units."""
 
     def charge(self, seconds: Floats) -> None:
         """Set the `cost` of the drafts that cannot be cut; the back-off uses it.
@@ -118,7 +124,7 @@ class PaddedSelector(NodeSelector):
         return best_count(self._tokens, seconds)
 
     def cut(self, seconds: Floats) -> int:
-        """Cut all trees to one width, not below that of trees that cannot be cut."""
+        """Cut the trees to one number of nodes, at least that of any tree kept whole."""
         floor = width = self.num_free_units
         if len(self._whole) < len(self._drafts):
             width = floor + best_count(self._tokens[floor:], seconds[floor:])
@@ -187,9 +193,10 @@ class RaggedSelector(NodeSelector):
 
 @compiled
 def _path_bounds(calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
-    """Return each node's path probability, and the running minimum within its tree.
+    """Return each node's path probability, and a bound to sort the nodes by.
 
-    Within a tree, the running minimum never increases, so sorting by it does not reorder the nodes.
+    The bound is the lowest path probability among the node and the nodes before it in the tree.
+    It never increases within a tree, so sorting by it does not reorder the nodes of a tree.
     """
     probabilities = path_probabilities(calibration, trees)
     bounds = np.empty(len(probabilities))

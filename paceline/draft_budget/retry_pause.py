@@ -28,7 +28,7 @@ class RetryPause:
         return False
 
     def start(self, factor: int = 1) -> None:
-        """Start a pause; the pause after it will be twice as long.
+        """Start a pause between trials; the next pause will be twice as long.
 
         Args:
             factor: Factor by which this pause is lengthened; at least 1.

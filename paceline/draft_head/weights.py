@@ -32,12 +32,14 @@ _NAMES = ("first", "bias", "outer", "kept")
 class Weights:
     """The matrices of a draft head.
 
+    Without the biases, the head computes direct @ inputs + outer @ silu(inner @ inputs).
+
     Attributes:
-        first: `direct` and `inner`, [hidden + neurons, hidden + embedding].
-        bias: Biases of `direct` and `inner`, [hidden + neurons].
-        outer: Second matrix of the network, [hidden, neurons].
+        first: The matrices `direct` and `inner`, joined, [hidden + neurons, hidden + embedding].
+        bias: Biases of `direct` and `inner`, joined, [hidden + neurons].
+        outer: The matrix `outer`, [hidden, neurons].
         token_ids: Token ids of the reduced draft vocabulary, int64 [tokens].
-        levels: Number of tokens to predict ahead; predicting more is not worthwhile.
+        levels: Maximum number of tokens that are worth predicting ahead.
     """
 
     first: Tensor

@@ -95,7 +95,7 @@ class Jacobi(Drafter):
         self._iterates.pop(request.id, None)
 
     def _unsolved(self, request: Request) -> int:
-        """Return the number of tokens left in the current block."""
+        """Return how many tokens of the current block have not been generated yet."""
         block = self._options.block
         if block is None:
             return request.remaining

@@ -158,7 +158,7 @@ class _GrowingTree:
 
 @lru_cache(maxsize=CACHED_CONFIDENCES)
 def _frequent_confidence(branches: int, count: int) -> tuple[float, ...]:
-    """Return the probability of each frequent token, given the number of branches."""
+    """Return each frequent token's probability in a tree with `branches` branches."""
     probability = FREQUENT_TOKEN[min(branches, len(FREQUENT_TOKEN) - 1)]
     return tuple(probability / (1 + FREQUENT_DECAY * rank) for rank in range(count))
 

@@ -150,7 +150,7 @@ def _in_slot_order(drafts: Sequence[Drafts]) -> list[Request]:
 
 
 def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
-    """Return the forward pass's row count for pending tokens only, with padding."""
+    """Return the row count, with padding, of a forward pass without draft nodes."""
     pending = [min(request.pending, chunk) for request in requests]
     return sum(pending) if model.packs else len(requests) * max(pending)
 

@@ -91,7 +91,9 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 
 
 def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
-    """Return the cost of a fixed row count in the matrix products of a whole answer.
+    """Return the relative cost of matrix products with a fixed number of rows.
+
+    The products are those of a whole answer: a prompt and the decoding steps after it.
 
     Args:
         modules: Modules of a view whose products have a fixed number of rows.

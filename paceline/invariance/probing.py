@@ -177,7 +177,10 @@ def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Product
 def _measure_costs(
     model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
 ) -> tuple[float, float, Conditions | None]:
-    """Return the cost ratios of products and forward pass, and the worse conditions."""
+    """Return the relative costs of the matrix products and of a whole forward pass.
+
+    The third result is the worse of the conditions under which the two were measured.
+    """
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:
         return 1.0, forward.ratio, forward.conditions

@@ -67,7 +67,8 @@ def widest_class(runs: Iterable[tuple[int, ...]], counts: Sequence[int]) -> RowC
 
     Args:
         runs: Result of `agreeing_runs` for each function.
-        counts: Row counts that were compared, ascending. The range begins and ends with one.
+        counts: Row counts that were compared, ascending. The range begins and ends with one of
+            them.
     """
     starts = sorted({start for function_runs in runs for start in function_runs})
     ends = [max(count for count in counts if count < start) for start in starts[1:]] + [counts[-1]]

@@ -93,7 +93,7 @@ class Block:
         return new
 
     def pack_regions(self, moves: Sequence[RegionMove]) -> None:
-        """Move regions in place, in order; see `Regions.pack`."""
+        """Carry out the moves that `Regions.pack` returned, within this block."""
         for store in self.taken:
             last = store[:, :, moves[-1].old].clone()  # other regions may overwrite it
             for move in moves[:-1]:
@@ -125,7 +125,7 @@ class BlockList:
         return (block.taken for block in self._blocks)
 
     def take(self, states: Tensor, slots: int, capacity: int) -> tuple[int, int]:
-        """Take a free store, and return its block and index.
+        """Take a free store; return the index of its block, and its index in the block.
 
         Args:
             states: First keys or values of the layer, [batch, heads, queries, dim].
@@ -137,7 +137,7 @@ class BlockList:
         return len(self._blocks) - 1, self._blocks[-1].take()
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store with the given block and index."""
+        """Return a store, given the index of its block and its index within the block."""
         block, index = address
         return self._blocks[block].store(index)
 
@@ -147,12 +147,15 @@ class BlockList:
             self._blocks[number] = block.resized(slots_kept, slots, capacity)
 
     def copy_regions(self, moves: Sequence[RegionMove], capacity: int) -> None:
-        """Change the capacity of each block in turn, keeping the contents of some regions."""
+        """Change the capacity of each block in turn.
+
+        The contents of the regions in `moves` are kept.
+        """
         for number, block in enumerate(self._blocks):
             self._blocks[number] = block.copy_regions(moves, capacity)
 
     def pack_regions(self, moves: Sequence[RegionMove]) -> None:
-        """Move regions in order in every block; see `Regions.pack`."""
+        """Carry out the moves that `Regions.pack` returned, in every block."""
         for block in self._blocks:
             block.pack_regions(moves)
 

@@ -35,7 +35,7 @@ class RegionCache(SlotCache):
         layers, stores_per_block, states: As in `SlotCache`.
         growth_step: Number of cache positions; the cache grows by multiples of it.
     Attributes:
-        growth_step: As above.
+        growth_step: Number of cache positions, as above.
         capacity: Cache positions of all slots together.
         regions: Cache positions of each slot.
     """
@@ -95,12 +95,18 @@ class RegionCache(SlotCache):
         self.resize(self.slots + 1, self.capacity)
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values like `states`; return block and index."""
+        """Reserve a store for keys or values with the shape of `states`.
+
+        Return the index of its block, and its index within the block.
+        """
         self._forget_addresses()
         return self.blocks.take(states, 1, self.capacity)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return a store by block and index; each row of its tensor is a cache position."""
+        """Return a store, given the index of its block and its index within the block.
+
+        Row r of its tensor begins at cache position r.
+        """
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()
         rows = store.tensor.as_strided(store.tensor.shape, (strides[1], *strides))

@@ -127,12 +127,15 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._forget_addresses()
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values like `states`; return block and index."""
+        """Reserve a store for keys or values with the shape of `states`.
+
+        Return the index of its block, and its index within the block.
+        """
         self._forget_addresses()
         return self.blocks.take(states, self.slots, self.capacity)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store with the given block and index."""
+        """Return a store, given the index of its block and its index within the block."""
         return self.blocks.store(address)
 
     def rows_of(self, slots: IntArray) -> IntArray:
@@ -166,7 +169,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._free.append(slot)
 
     def exchange_free(self, taken: int, freed: int) -> None:
-        """Record that a request has moved from slot `freed` to the free slot `taken`."""
+        """Record that a request has moved from slot `freed` to `taken`, which was free."""
         self._free.remove(taken)
         self._free.append(freed)
 

@@ -63,10 +63,13 @@ class SlotMemory(Protocol):
     blocks: BlockList
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values like `states`; return block and index."""
+        """Reserve a store for keys or values with the shape of `states`.
+
+        Return the index of its block, and its index within the block.
+        """
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store with the given block and index."""
+        """Return a store, given the index of its block and its index within the block."""
 
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
@@ -101,7 +104,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the window's columns, and return views of all visible positions."""
+        """Write new keys and values to the window, and return all that attention may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self._owner.window
@@ -141,5 +144,5 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 
     def get_max_length(self) -> int:
-        """Return the number of positions in a slot."""
+        """Return the number of cache positions per slot."""
         return self._owner.capacity

@@ -47,7 +47,7 @@ class SlotOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotCount:
-    """Stands in for the cache of layers without one; has a fixed number of slots."""
+    """Owner of state layers that belong to no cache, with a fixed number of slots."""
 
     slots: int
 
@@ -167,7 +167,7 @@ class MixedLayer(StateLayer, SlotLayer):
             StateLayer.lazy_initialization(self, **kwargs)
 
     def get_max_length(self) -> int:
-        """Return the number of positions of a slot."""
+        """Return the number of cache positions per slot."""
         return SlotLayer.get_max_length(self)
 
 

@@ -95,7 +95,7 @@ class SequenceCells:
                 self._move_to(self.num_cells)
 
     def decode(self, rows: BatchRows) -> FloatArray:
-        """Run a forward pass that fits into the cache.
+        """Run a forward pass; the cache must have room for its rows.
 
         Returns:
             Logits of the wanted rows, [wanted, vocab]; the next call overwrites them.

@@ -22,7 +22,7 @@ class RequestRows:
         tree: Its draft tree.
         num_pending: Number of its pending tokens in the forward pass.
         num_scored: Number of pending tokens, before the newest one, whose logits are needed.
-        branch: Its sequences.
+        branch: The request's sequence, and the sequences of its tree's leaves.
         leaf_of: For each node, the sequence of a leaf below it.
         sequences_of: For each node, the sequences of all leaves below it.
     """

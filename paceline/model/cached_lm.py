@@ -99,7 +99,7 @@ class CachedLM(ForwardPasses):
         self._vocabulary: SharedVocabulary | TokenMap | None = None
 
     def _use_fixed_shapes(self) -> None:
-        """Set up fixed shapes for the current view's decode passes."""
+        """Let the decode passes run with fixed shapes, if the options allow it."""
         on_cuda = self.device.type == "cuda" and not self.architecture.states
         if self._fixed_shapes is True or (self._fixed_shapes == "auto" and on_cuda):
             self._runner.fixed_shapes = fixed_shape_runner(

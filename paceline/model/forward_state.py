@@ -60,11 +60,11 @@ class ForwardState(AttentionState):
 
 
 class StateReader(nn.Module):
-    """Base class of modules that read the state of their view."""
+    """Base class of modules that read the forward state of their model view."""
 
     @property
     def state(self) -> ForwardState:
-        """State of the module's view, or the default state for a module outside any view."""
+        """Forward state of the module's view; outside a view, the default state."""
         state: ForwardState = vars(self).get(STATE, _NO_STATE)
         return state
 

@@ -101,7 +101,10 @@ def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int
 
 
 def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
-    """Write the files for `described`, and return the cache entry's metadata."""
+    """Write what the headers contain to `folder`; return the cache entry's metadata.
+
+    The files are the configuration, the tokenizer and the tensor table, as `described` reads them.
+    """
     path = files[0]
     gguf.require_packages(path)
     metadata = gguf.read_metadata(path)

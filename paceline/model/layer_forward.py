@@ -201,7 +201,7 @@ class LayerForward:
         index: Index of the layer.
         calls: Runner of all layers of the view.
     Attributes:
-        calls: As above.
+        calls: Runner of all layers of the view.
         is_checked: Whether the result has been compared with that of the modules.
     """
 

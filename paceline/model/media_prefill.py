@@ -263,7 +263,10 @@ def _copy_flags(source: nn.Module, target: nn.Module) -> None:
 
 
 def _offsets(modules: Iterable[nn.Module], rows: int) -> list[int]:
-    """Return the position offset of each row in a model's last forward pass."""
+    """Return the position offset of each row after a model's last forward pass.
+
+    It is the number added to the index of a later token to get the token's position.
+    """
     for part in modules:
         deltas = getattr(part, _OFFSETS, None)
         if isinstance(deltas, Tensor):

@@ -50,7 +50,10 @@ class RecurrentPrefill:
         self.current = RecurrentPass(_prompt_batch(first, columns), self._layers, folds)
 
     def commit(self) -> None:
-        """After the forward pass, add all but the last token of each row to the states."""
+        """Advance the stored states by all but the last token of each row.
+
+        Call this after the forward pass.
+        """
         self.current.commit([[]] * self.current.num_requests)
 
     def states(self, row: int) -> dict[int, dict[str, Tensor]]:

@@ -43,7 +43,8 @@ class ModelRunner:
         bucket_states: Captured states of the current forward pass, if it ran with a fixed shape.
         picks: For each call in a forward pass, a function that selects the requested rows from the
             LM head's inputs or outputs: [rows, columns, n] to [selected, n].
-        column_picks: For each call, the same kind of function for tensors with all columns.
+        column_picks: For each call, a function that selects the same rows from tensors with all
+            columns of the forward pass.
         pending: For each call and request, the row and the first and last columns of the pending
             tokens.
         vocabulary: Vocabulary that a draft model shares with its target; None if the model may
@@ -236,6 +237,6 @@ class ModelRunner:
 
 
 def _position_offsets(requests: Sequence[Request]) -> IntArray | None:
-    """Return the requests' position offsets, [requests]; None if all are 0."""
+    """Return the offsets from text to model positions, [requests]; None if all are 0."""
     offsets = [request.position_offset for request in requests]
     return np.array(offsets, dtype=np.int64) if any(offsets) else None

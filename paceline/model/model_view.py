@@ -1,4 +1,4 @@
-"""The view as a callable, with the same arguments as the model's `forward`.
+"""Build views: callable copies of a model that share its weights.
 
 transformers' models look up their attention function in `config` at every call. The engine chooses
 this function for each forward pass, while other threads or engines may be running the same model.

@@ -159,9 +159,10 @@ def _lay_out(
     parents: IntArray,
     padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return most arrays of a `RaggedBatch`: from `positions` to `tail`.
+    """Return the arrays of a `RaggedBatch` that depend only on sizes and parents.
 
-    The third array holds each query's row, not its slot.
+    In order: `positions`, `cache_positions`, the row of each query, `starts`, `logit_queries`,
+    `depths`, `ranks` and `tail`.
     """
     count = len(cached)
     num_queries = pending + nodes

@@ -160,7 +160,10 @@ class _Layout(NamedTuple):
 def _blocks(
     answers: Path, keys: Iterable[AnswerKey], owner: str
 ) -> Iterator[tuple[TopRows, bytes]]:
-    """Yield the top-k tokens of each answer and the digest of its block."""
+    """Yield each answer's top-k tokens, and the checksum at the end of its block.
+
+    The file stores one block per answer.
+    """
     path, previous = top_path(answers), b""
     try:
         with path.open("rb") as file:

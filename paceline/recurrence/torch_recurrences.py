@@ -55,7 +55,7 @@ class TorchRecurrences:
         return _scatter(total.to(rows.dtype), tree, len(rows))
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
-        """Append the inputs along a path to the stored inputs."""
+        """Append the inputs of each path's tokens to the stored inputs of its request."""
         held, slots, _ = states
         size, counts = held.shape[1], np.diff(path.starts)
         before = _before(states)
@@ -124,7 +124,7 @@ class TorchRecurrences:
         return Steps(output.to(tokens.value.dtype), updates, after)
 
     def fold(self, tokens: GatedTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states along a path."""
+        """Advance the stored states of each request by the tokens of its path."""
         held, slots, _ = states
         updates = tokens.value
         rows, lanes = tokens.key.shape[2], updates.shape[2]
@@ -155,7 +155,7 @@ class TorchRecurrences:
         return Steps(output, updates, _filled(walk.after, held) if wants_after else None)
 
     def fold_scan(self, tokens: ScanTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states of a scan along a path."""
+        """Advance the stored states of a scan by the tokens of each request's path."""
         held, slots, _ = states
         updates = tokens.value
         channels = updates.shape[1]
@@ -216,7 +216,7 @@ def _before(states: FoldedStates) -> Tensor:
 
 
 class _PathRows(NamedTuple):
-    """The columns of each request's path, padded to the longest path."""
+    """The column of each token on each request's path, padded to the longest path."""
 
     columns: IntArray
     is_token: BoolArray
@@ -232,7 +232,10 @@ def _path_rows(path: FoldPath) -> _PathRows:
 
 
 def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the columns of each step, [requests], and whether each is a token."""
+    """Yield the columns of the first, second, ... token of all paths, [requests].
+
+    The second tensor tells which paths have such a token.
+    """
     columns, is_token = (_on(array, device) for array in _path_rows(path))
     for step in range(columns.shape[1]):
         yield columns[:, step], is_token[:, step]

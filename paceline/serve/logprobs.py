@@ -142,7 +142,7 @@ def chat_logprobs(
 
 
 def _with(position: Position, rest: TokenText) -> Position:
-    """Add the text that remains after an answer's last token to a token's text."""
+    """Add the text that only the end of an answer completes to its last token."""
     text, data, _ = position.chosen.token
     chosen = TokenText(text + rest.text, data + rest.data)
     top = [

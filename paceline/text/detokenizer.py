@@ -143,7 +143,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the text that remains if the answer ends here; its `data` is empty."""
+        """Return the text that remains if the answer ends here, with empty `data`."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown
@@ -172,10 +172,10 @@ class _Bytes:
         return spelling.first if self._first else spelling.data
 
     def _with(self, data: bytes) -> tuple[str, bytes, bool]:
-        """Return the characters that `data` completes, and the new decoder state.
+        """Decode the pending bytes and `data`; return the text and the new decoder state.
 
-        The state consists of the bytes of the incomplete character, and whether the prompt's text
-        already shows it.
+        The state consists of the bytes of the incomplete character at the end, and whether the
+        prompt's text already shows this character as U+FFFD.
         """
         pending = self._open + data
         text, used = utf_8_decode(pending, "replace", False)

@@ -174,7 +174,10 @@ class Trainer(ABC):
         report.validation(self.progress, losses, self.validate(losses))
 
     def _advance(self, last: float) -> float:
-        """Add the time since `last`, update the learning rates, and return the new time."""
+        """Add the time since `last` to the training time, and return the current time.
+
+        Also update the learning rates, which may depend on the training time.
+        """
         now = self._clock()
         self.progress.seconds = self.progress.seconds + now - last
         # Schedules may depend on the time, so they follow the clock.

@@ -41,7 +41,7 @@ class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> Any:
-        """Return the locator for a function, or None if the cache cannot be written."""
+        """Return an object of this class, or None if the cache cannot be written."""
         try:
             return super(UserProvidedCacheLocator, cls).from_function(function, file)
         except ConfigError:  # the user has no home directory

@@ -1,7 +1,7 @@
 """Prepare the verification of sampled drafts on a device, without waiting for it.
 
-The share of a node (`rules`) depends on the tree and the logits, but not on random numbers. The
-acceptance probability of every node and the token after every node can therefore be computed
+A node's share (defined in `rules`) depends on the tree and the logits, but not on random numbers.
+The acceptance probability of every node and the token after every node can therefore be computed
 before the walk. In rejection sampling, every accepted node has a share of 1.
 """
 
@@ -39,7 +39,7 @@ class NodeShares(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """Nodes, from all trees, whose shares are computed in one operation.
+    """Nodes, from all trees, whose shares (see `rules`) are computed together.
 
     Attributes:
         rows: Row of each node's parent, [n].

@@ -39,8 +39,8 @@ def follow(
         tree: Draft tree.
         draw: Function that returns the target's token after a node (-1 is the root). It is called
             once per emitted token, in order. NO_TOKEN ends the walk.
-        ended: Function that returns whether the request ends with the last of the given tokens. It
-            is called for every token.
+        ended: Function that returns whether the last of the given tokens ends the request. It is
+            called for every token.
     Returns:
         Accepted nodes and emitted tokens. There is one more token than nodes, or the same number
         if the request ended. Both lists are empty if there is no token after the root.
@@ -77,7 +77,7 @@ def traverse(
         coin: Function that returns whether to accept a node, given the acceptance probability.
         draw: Function that returns a token for a depth and weights [vocab] that sum to 1. It is
             called once, for the token after the accepted path.
-        ended: Function that returns whether the request ends with the last of the given tokens.
+        ended: Function that returns whether the last of the given tokens ends the request.
     Returns:
         Accepted nodes and emitted tokens, as in `follow`.
     """
@@ -111,7 +111,7 @@ def reject(
             `traverse`. It is called only for accepted nodes, in order.
         coin: Function that returns whether to accept a node, given the acceptance probability.
         draw: Function that returns a token for a depth and weights [vocab] that sum to 1.
-        ended: Function that returns whether the request ends with the last of the given tokens.
+        ended: Function that returns whether the last of the given tokens ends the request.
     Returns:
         Accepted nodes and emitted tokens, as in `follow`.
     """
@@ -164,7 +164,7 @@ def emit(
         last: Last accepted node; -1 if no node is accepted.
         draw: Function that returns the token after the path, given its depth; None if no token
             follows.
-        ended: Function that returns whether the request ends with the last of the given tokens.
+        ended: Function that returns whether the last of the given tokens ends the request.
     """
     accepted: list[int] = []
     run: list[int] = []

@@ -28,8 +28,8 @@ def prompts_of(
         prompts: Recorded prompts.
         tokenizer: Tokenizer of the model.
         room: Maximum number of tokens per prompt.
-        drop: Number of prompts to skip when filling up the text before a prompt. Texts with
-            different numbers start differently.
+        drop: Number of prompts to skip when choosing the text to put before a prompt. With a
+            different number, that text starts differently.
     Raises:
         CapacityError: The model's context has no room for the prompts.
     """

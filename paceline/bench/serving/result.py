@@ -214,7 +214,7 @@ class ServingResult:
 
 
 def throughput(cells: Iterable[Cell]) -> float:
-    """Return the total number of new tokens divided by the total time of the cells."""
+    """Return the number of new tokens per second over all measurements in `cells`."""
     measured = list(cells)
     return sum(answer.new_tokens for cell in measured for answer in cell.answers) / sum(
         cell.seconds for cell in measured

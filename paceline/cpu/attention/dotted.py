@@ -68,9 +68,10 @@ def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop:
 
 @inlined
 def _stage(call: AttentionCall, tile: Tile, source: int, size: int, start: int, stop: int) -> int:
-    """Return an address at which a block's keys are contiguous, in groups of eight.
+    """Return an address from which a block's keys can be read in groups of eight.
 
-    Keys are copied if necessary; the last group is then padded with zeros.
+    If the keys are not contiguous or do not fill the last group, they are copied, and the copy is
+    padded with zeros.
     """
     if call.key_stride == size and stop <= tile.cached and (stop - start) % OUTPUTS == 0:
         return source + start * size

@@ -79,10 +79,11 @@ multiply_dotted = TeamJob(_multiply, PRODUCT_CALL)
 def _multiply_outputs(
     blocks: int, weight: int, row_bytes: int, sums: int, count: int, ahead: int
 ) -> None:
-    """Multiply all blocks by eight outputs, in groups of similar size.
+    """Multiply all blocks of four rows by the weights of eight outputs.
 
-    Each group prefetches its share of the next weights. If one group prefetched all of them, it
-    would wait for memory, and memory would be idle during the other groups.
+    The blocks are multiplied in groups of similar size. Each group prefetches its share of the
+    next weights. If one group prefetched all of them, it would wait for memory, and memory would
+    be idle during the other groups.
     """
     if count == MAX_BLOCKS + 1:  # one group with half the outputs at a time needs no more registers
         parts = ALL_PARTS if ahead else 0

@@ -173,9 +173,10 @@ def _quantise_rows(
 def _multiply_outputs(
     blocks: int, weight: int, row_bytes: int, sums: int, count: int, ahead: int
 ) -> None:
-    """Multiply all blocks by eight outputs, in groups of similar size.
+    """Multiply all blocks of four rows by the weights of eight outputs.
 
-    The first group prefetches the next weights for all groups.
+    The blocks are multiplied in groups of similar size. The first group prefetches the next
+    weights for all groups.
     """
     groups = even_share(count, MAX_BLOCKS)
     done, parts = 0, ALL_PARTS if ahead else 0

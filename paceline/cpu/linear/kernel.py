@@ -87,7 +87,8 @@ def _multiply_few(
 ) -> None:
     """Multiply all rows by the weights of four outputs at a time, with prefetching.
 
-    `base` is where the weights of output 0 are, or would be if they were unpacked as well.
+    `base` is the address of the weights of output 0. If only a task's weights are unpacked, it is
+    the address at which those of output 0 would start.
     """
     kind, count, inner = call.kind, call.count, call.inner
     stride = inner * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)

@@ -108,7 +108,10 @@ def _multiply_group(
 def _multiply_rows(
     rows: int, row_bytes: int, weight: int, chunks: int, sums: int, count: int
 ) -> None:
-    """Multiply one section of every row, in groups of similar size."""
+    """Multiply all rows by the section of the weights that was unpacked last.
+
+    The rows are multiplied in groups of similar size.
+    """
     if count <= _FEW:
         _multiply_wide(count, rows, row_bytes, weight, chunks, sums, WIDE_GROUP * CHUNK)
         return

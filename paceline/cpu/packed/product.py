@@ -56,9 +56,9 @@ def product_job(weight: PackedWeight) -> TeamJob:
 
 
 def packing_of(weight: PackedWeight, count: int) -> tuple[int, int, int, int]:
-    """Return the four `ProductCall` fields that describe a packed weight.
+    """Return the fields of `ProductCall` that describe a packed weight.
 
-    They are the last four fields, for a product of `count` rows.
+    These are the last four fields. They are valid for a product with `count` rows.
     """
     by_quads, order = product_job(weight) is multiply_packed, weight.order
     unpack = unpacking.quad_job if by_quads else unpacking.row_job
@@ -71,9 +71,10 @@ def packing_of(weight: PackedWeight, count: int) -> tuple[int, int, int, int]:
 
 
 def _section_parts(block_format: BlockFormat, count: int, inner: int) -> int:
-    """Return the number of parts per section.
+    """Return the number of parts (32 numbers of a row) in a section of the weight.
 
-    Sections are of similar size, and consist of whole blocks.
+    The kernel unpacks one section at a time. Sections are of similar size, and consist of whole
+    blocks.
     """
     num_parts, largest = inner // PART, L1_BYTES_OF_SECTION // (group_size(count) * PART_BYTES)
     parts = -(-num_parts // -(-num_parts // largest))

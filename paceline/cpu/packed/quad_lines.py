@@ -1,9 +1,10 @@
 """Emit code that unpacks one block from each of four rows to interleaved chunks.
 
 The four rows form a quad. A line of 64 bytes holds one chunk (16 bytes, eight numbers) of each row.
-In formats with four-bit integers, a part has only 16 different numbers, which are computed and
-rounded once. Two registers hold these numbers for four rows, and one instruction looks up the 32
-numbers of a line. In other formats, each integer is converted separately.
+A part is 32 consecutive numbers of a row. In formats with four-bit integers, a part has only 16
+different numbers, which are computed and rounded once. Two registers hold these numbers for four
+rows, and one instruction looks up the 32 numbers of a line. In other formats, each integer is
+converted separately.
 
 Rounding treats subnormal numbers as zeros, as the dot products do.
 """
@@ -54,8 +55,8 @@ def emit_lines(
         builder: LLVM builder.
         reader: Reader of the format.
         blocks: Addresses of the four blocks.
-        parts: Number of parts in a block.
-        store: Function that emits the store of a line, given its number and the line.
+        parts: Number of parts in a block; a part is 32 numbers.
+        store: Function that emits the instruction to store a line, given its number and content.
     """
     if isinstance(reader, PlainReader):
         rows = [round_pair(builder, *reader.numbers(builder, block)) for block in blocks]
@@ -98,9 +99,8 @@ def _look_up(
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
     """Emit instructions that compute indices into `_table` for two half parts.
 
-    There are 16 indices per row for each half part.
-
-    Index 4 c + r stands for code c in row r. Only the low six bits are defined.
+    A half part is 16 consecutive numbers of a row, so it has 16 indices per row. Index 4 c + r
+    stands for the number with code c in row r. Only the low six bits of an index are defined.
     """
     rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
     stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))
@@ -139,9 +139,9 @@ def _floats(codes: tuple[int, ...]) -> Any:
 
 
 def _convert(builder: Any, rows: Sequence[Any], factors: Factors, part: int, store: Store) -> None:
-    """Emit instructions that compute and store the lines of one part of four rows.
+    """Emit instructions that convert one part of four rows to lines, and store them.
 
-    `rows` holds the integers of each row, as 32 signed bytes.
+    `rows` holds the 32 integers of the part for each row, as signed bytes.
     """
     for number in range(2 * HALF_LINES):
         half = 2 * part + number // HALF_LINES
@@ -157,7 +157,7 @@ def _convert(builder: Any, rows: Sequence[Any], factors: Factors, part: int, sto
 
 
 def _interleaved(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Emit instructions that arrange four rows as lines with one chunk per row."""
+    """Emit instructions that arrange four rows as lines of eight numbers per row."""
     rows = [builder.bitcast(row, _LINE_WORDS) for row in rows]
     halves = [
         [

@@ -145,16 +145,16 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
 
 
 def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
-    """Emit instructions that add lanes in pairs, within groups of four lanes.
+    """Emit instructions that add pairs of lanes, within groups of four lanes.
 
-    For each group, the result holds the sums of the first vector, then those of the second.
+    For each group, the result holds the pair sums of the first vector, then those of the second.
 
     Args:
         builder: LLVM builder.
         first: Vector of sums.
         second: Vector of sums.
-        lanes: Lanes of the first summands in a group.
-        step: Number of lanes between the first and the second summand of each pair.
+        lanes: First lane of each pair, as an index within a group.
+        step: Distance from the first to the second lane of a pair.
     """
     groups = range(0, WRITTEN, _SIDE)
     halves = [

@@ -101,9 +101,10 @@ class _K4(Reader):
 
 
 def _pair_nibbles(builder: Any, block: Any, offset: int, part: int) -> Any:
-    """Emit instructions that load the four-bit integers of a part.
+    """Emit instructions that load the 32 four-bit integers of a part.
 
-    Two parts share 32 bytes: one is stored in the low four bits, the other in the high ones.
+    Two consecutive parts share 32 bytes: the first is stored in the low four bits of each byte,
+    the second in the high ones.
     """
     both = load(builder, block, offset + part // 2 * PART, BYTES)
     if part % 2:
@@ -148,11 +149,11 @@ class Q5_K(_K4):
 class Q6_K(Reader):
     """Decodes six-bit integers, subtracts 32, and applies one scale per 16 integers.
 
-    number = (scale of the block * scale of the half part) * value
+    number = (scale of the block * scale of the 16 integers) * value
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that compute one scale per half part of each block."""
+        """Emit instructions that compute one scale per 16 integers of each block."""
         vectors = []
         for block in blocks:
             small = builder.sitofp(builder.sext(load(builder, block, 192, NIBBLES), WORDS), NUMBERS)

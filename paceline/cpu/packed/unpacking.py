@@ -63,7 +63,7 @@ class _Blocks(NamedTuple):
 
     Attributes:
         reader: Reader of the format.
-        parts: Number of parts in a block.
+        parts: Number of parts in a block; a part is 32 numbers.
         bytes: Size of a block in bytes.
     """
 
@@ -110,7 +110,7 @@ def _emit_row(
 
 
 def _numbers(builder: Any, blocks: _Blocks, block: Any) -> Iterator[list[Any]]:
-    """Emit instructions that decode a block; yield two float32 vectors per part."""
+    """Emit instructions that decode a block; yield two vectors per 32 numbers."""
     if isinstance(blocks.reader, PlainReader):
         yield blocks.reader.numbers(builder, block)
         return
@@ -163,8 +163,8 @@ def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
     """Unpack a row without rounding.
 
-    The arguments are the id of the format, the address of the row's blocks, the number of parts,
-    and the address for the result.
+    The arguments are the id of the format, the address of the row's blocks, the number of parts
+    (32 numbers each), and the address for the result.
     """
     return _of_format(partial(_emit_row, exact=True), type_id, source, num_parts, target)
 
@@ -216,9 +216,10 @@ def row_job(type_id: int) -> TeamJob:
 
 @cache
 def quad_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks quads of rows from one format, in an `UnpackCall`.
+    """Return the job that unpacks an `UnpackCall` by quads of rows, for one format.
 
-    In memory, the lines of different quads alternate.
+    A quad is four rows, whose numbers are interleaved in lines of 64 bytes. In memory, the lines
+    of different quads alternate.
     """
 
     def work(address: int) -> int:

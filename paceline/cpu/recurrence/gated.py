@@ -128,7 +128,7 @@ walk = TeamJob(_walk, GATED_CALL)
 
 @inlined
 def _walk_block(call: GatedCall, tree: TreeArrays, task: int, memory: Any, lanes: Any) -> None:
-    """Process one block of a head through a request's tree."""
+    """Run the recurrence along a request's tree, for a few lanes of one head's state."""
     blocks = call.lanes // (LANES * call.vectors)
     request, head, block = task // blocks // call.heads, task // blocks % call.heads, task % blocks
     states, block_bytes = aligned(memory), call.vectors * BLOCK_BYTES

@@ -117,7 +117,7 @@ class _Open:
 
     Attributes:
         gate: Gate that records the gain.
-        edges: Edges of the tree without the draft model.
+        edges: Child by (parent, token), in the tree without the draft model's nodes.
         end: Text position after the tokens generated in the step.
         position: Text position after the last matching node.
         node: Last node in this tree that matches the text; -1 is the root.
@@ -130,7 +130,7 @@ class _Open:
     node: int = -1
 
     def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
-        """Follow the text in the tree; return True once the tree's gain is recorded.
+        """Follow the text in the tree; return whether the token gain has been recorded.
 
         Args:
             token_ids: Tokens of the request.
@@ -191,7 +191,7 @@ class DraftModelGates:
         self._seconds = perf_counter() - self._begun
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """End the step: record its duration, and compare new tokens with the open trees."""
+        """Record the step's duration, and compare the new tokens with recent trees."""
         if self._running is None:
             return
         self._running.record_step(

@@ -2,12 +2,12 @@
 
 Each draft forward pass processes the whole tree so far. For a small model, a forward pass over
 twenty tokens costs about as much as one over a single token, so all open nodes are extended at
-once. Two rounds, each of `newest`, `question`, the forward pass and `learn_answers`:
+once. Two rounds of `newest`, `question`, the forward pass and `learn_answers`, one per column:
 
-    newest()       [-1]                        [7, 8]
-    question()     root                        root -> 7, root -> 8; text looked up after these
-    the draft      after the root: 7, or 8     after 7: 1;  after 8: 3, or 4
-    the tree       7, 8                        7 -> 1,  8 -> 3,  8 -> 4
+    nodes to extend    == the root         7 and 8
+    input tokens       == the root         the root, 7, 8, and text looked up after 7 and 8
+    predicted tokens   == 7 or 8           1 after 7; 3 or 4 after 8
+    nodes of the tree  == 7, 8             7, 8; 1 below 7; 3 and 4 below 8
 
 `finished` keeps the nodes that are likely enough to be worth verifying.
 """

@@ -114,7 +114,7 @@ class DraftModelOptions:
 
     @property
     def tree_stop_threshold(self) -> float:
-        """Minimum total confidence of the newest nodes for the tree to grow further."""
+        """Total confidence of the newest nodes below which the tree stops growing."""
         return self._stop_threshold(TREE_STOP_THRESHOLD)
 
     def _stop_threshold(self, default: float) -> float:

@@ -239,7 +239,7 @@ class Lookahead(Drafter):
             state.window.slide(answers)
 
     def _judge_guesses(self, context: Ngram, new: list[int], state: _State) -> None:
-        """Remove guesses whose first token was wrong, and add the confirmed text."""
+        """Remove guesses with a wrong first token from the pool; add the confirmed text."""
         for ngram in state.guesses:
             if ngram[0] != new[0]:
                 state.pool.remove(context, ngram)

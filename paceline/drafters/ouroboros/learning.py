@@ -1,7 +1,7 @@
 """Update the pool from the target's predictions (Zhao et al. 2024, section 2.5).
 
 Inspiration adds phrases that the target predicts; refinement corrects phrases in the tree. Both
-depend only on a step's outcome. The "every" rule, which uses all nodes, is not in the paper.
+depend only on a step's outcome. The option inspiration=every (all nodes) is not in the paper.
 """
 
 from __future__ import annotations

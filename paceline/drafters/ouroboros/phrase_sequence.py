@@ -1,4 +1,4 @@
-"""Track a request in the draft model's cache while Ouroboros drafts for it."""
+"""Keep the phrase draft of one request in the draft model's cache (Ouroboros)."""
 
 from __future__ import annotations
 

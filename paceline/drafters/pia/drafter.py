@@ -23,7 +23,7 @@ from paceline.drafters.pia.tries import Children, Node, PhraseTries
 
 
 class Pia(Drafter):
-    """Drafts from phrase tries; lossless. The requests of an engine share all outputs."""
+    """Drafts from phrases of the prompt and of all the engine's outputs; lossless."""
 
     name = "pia"
     keeps_tokens = True
@@ -91,11 +91,11 @@ class Pia(Drafter):
 
 @dataclass(slots=True)
 class Selection:
-    """Selects the phrases visible to one request, as a draft tree.
+    """Builds a draft tree from the phrases in a request's prompt and in all outputs.
 
     Attributes:
-        limit: Maximum number of nodes. If more nodes are visible, half of the limit is filled with
-            the nodes with the highest output counts. The rest is filled with the remaining nodes
+        limit: Maximum number of nodes. If there are more, half of the limit is filled with the
+            nodes that occurred most often in outputs. The rest is filled with the remaining nodes
             with the highest scores. Ties at the limit are resolved in depth-first order.
     """
 
@@ -120,7 +120,7 @@ class Selection:
         return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
-        """Yield the output count and score of every node visible to the request."""
+        """Yield the count in outputs and the score of every node that the request may use."""
         for node in children.values():
             if node.known_to(self.request):
                 yield node.output, self._score(node)

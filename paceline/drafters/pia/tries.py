@@ -26,7 +26,7 @@ class Node:
         self.output = 0.0
 
     def known_to(self, request: int) -> bool:
-        """Return whether the path occurred in the request's prompt or in any output."""
+        """Return whether the node's path occurred in the request's prompt or any output."""
         return self.output > 0 or request in self.inputs
 
 
@@ -54,7 +54,7 @@ class TrieLimits:
     Attributes:
         nodes: Maximum number of nodes in a tree. Larger trees are squeezed at the end of a
             request.
-        outputs: Maximum number of output nodes in a tree. Trees with more are squeezed once
+        outputs: Maximum number of nodes from outputs in a tree. Trees with more are squeezed once
             `touched` is reached.
         touched: Once this many trees have new outputs, `outputs` is checked.
     """
@@ -129,7 +129,7 @@ class PhraseTries:
             self._touched.clear()
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """Return, for each first token, the number of nodes and output nodes in its tree."""
+        """Return each tree's number of nodes, and of nodes from outputs, by first token."""
         return {first: (tree.nodes, tree.outputs) for first, tree in self._trees.items()}
 
     def _path(self, tokens: list[int], start: int) -> tuple[Tree, list[Node]]:
@@ -159,9 +159,9 @@ def _forget(children: Children, request: int) -> int:
 
 
 def _halve(children: Children) -> tuple[int, int]:
-    """Halve a forest's output counts; return the number of nodes and output nodes.
+    """Halve the counts of occurrences in outputs; counts of 1 or less become 0.
 
-    Counts of 1 or less become 0.
+    Return the number of nodes that are left, and how many of them occurred in outputs.
     """
     nodes = outputs = 0
     for token, node in list(children.items()):

@@ -35,7 +35,7 @@ def offer(
         parent: Index of the node in the tree; -1 means the root.
         frontier: Candidates, of which the first `waiting` are in use.
         waiting: Number of candidates on the frontier so far.
-        scratch: Buffer for the cached probabilities, [TOP].
+        scratch: Buffer for the probabilities of one cached distribution, [TOP].
     """
     first = waiting
     waiting, size = _offer_cached(inputs, node, frontier, first, scratch)
@@ -107,7 +107,7 @@ def _pair(
         frontier: Candidates.
         cached: For candidates from the cached distributions: index of the first one, index after
             the last one, and context length.
-        scratch: Cached probabilities, [TOP].
+        scratch: Probabilities of the candidates from the cached distribution, [TOP].
     Returns:
         Number of waiting candidates.
     """
@@ -151,7 +151,7 @@ def _weigh(
     Args:
         inputs: Sources, calibration and request.
         source: Index of the source.
-        base: Node in the source's tree.
+        base: Index of the same node in the source's tree; -1 means the root.
         frontier: Candidates; those from `first` to `waiting` - 1 belong to the node.
         first: First candidate of the node.
         waiting: Number of waiting candidates so far.
@@ -188,7 +188,7 @@ def _weigh(
 def _calibrate(
     inputs: TreeInputs, source: int, frontier: Records[TreeCandidate], first: int, last: int
 ) -> None:
-    """Set each candidate's confidence to the acceptance rate of its calibration cell."""
+    """Set each candidate's confidence to the acceptance rate of similar tokens."""
     sources, sampled = inputs.sources, inputs.query.temperature > 0
     begin = sources.bounds[source, 0, inputs.row]
     for index in range(first, last):

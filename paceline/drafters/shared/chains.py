@@ -216,11 +216,11 @@ class ChainDrafter(Drafter):
     def _extend(
         self, chains: list[Chain], steps: list[DraftStep], new: NewTokens, probs: Tensor | None
     ) -> list[list[int]]:
-        """Extend each chain and its request copy up to the rule's stopping point.
+        """Extend the chains and the copies of their requests, unless the rule stops them.
 
         Args:
             chains: Chains of the batch.
-            steps: The draft model's tokens for each chain.
+            steps: Result of the draft forward pass for each chain.
             new: New tokens of the open chains.
             probs: Distribution of each of these tokens, [n, vocab]; None if no chain is sampled.
         Returns:

@@ -24,7 +24,7 @@ class DraftSequence:
 
     @staticmethod
     def open_for(request: Request, copy: Request, draft: CachedLM) -> None:
-        """Open `copy` in the draft model's cache; record the target states it reads."""
+        """Open `copy` in the draft model; record target states if the model reads them."""
         draft.open(copy)
         if draft.uses_target_states:
             request.states = copy.states = request.states or HiddenStateLog(

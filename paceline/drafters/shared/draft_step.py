@@ -65,7 +65,7 @@ class OpenRows:
         self._chains, self._rule = chains, rule
 
     def figures(self, scores: Tensor, tokens: Tensor, hidden: Tensor | None) -> list[Tensor]:
-        """Return the statistics that the rule needs, on the device.
+        """Return the drawn tokens' statistics that the length rule needs, on the device.
 
         Args:
             scores: Scores after the root and each looked-up node, [batch, 1 + width, vocab or
@@ -89,7 +89,7 @@ class OpenRows:
 
         Args:
             runs: New tokens of every chain in the batch.
-            figures: Host copies of the statistics that `figures` returned.
+            figures: Statistics that the method `figures` returned, copied to the host.
             vocabulary: Token ids of the reduced vocabulary; None means the whole vocabulary.
         """
         own = [runs[row] for row in self.rows]

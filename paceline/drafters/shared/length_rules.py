@@ -48,11 +48,11 @@ class LengthRule:
         return length
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return each drawn token's statistics for `stop_after`, on the device.
+        """Return the statistics of each drawn token that `stop_after` needs.
 
         Returns:
-            Tensors [chains, 1 + width, ...], which are copied to `NewTokens.figures` in one
-            transfer.
+            Tensors [chains, 1 + width, ...] on the device, which are copied to `NewTokens.figures`
+            in one transfer.
         """
         return []
 
@@ -102,7 +102,7 @@ class ThresholdRule(LengthRule):
         self._min_tokens = min_tokens
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the confidence of each new token; by default, this is its first figure."""
+        """Return each new token's confidence; by default, the first of its `figures`."""
         confidences: list[float] = new.figures[0].tolist()
         return confidences
 

@@ -1,12 +1,12 @@
 """Grow one draft tree, best first, from all sources of draft tokens.
 
 The sources are cached distributions (Token Recycling) and the draft trees of `draft_sources` (in
-the order of `SOURCES`).
+the order of `SOURCES`). In this example, the numbers below 1 are probabilities:
 
-    drafted: 7 - 4      cached: after the root 7 (0.6) and 9 (0.3), after "7" 5 (0.8)
+    drafted: 7, then 4      cached: 7 (0.6) or 9 (0.3) after the root, and 5 (0.8) after 7
 
-    The frontier starts with 7 (both): 0.7 and 9 (cached): 0.25.
-    The tree takes 7; the frontier is 7-5 (cached): 0.5, 9: 0.25 and 7-4 (drafted): 0.2.
+    The frontier starts with 7 (0.7, in both sources) and 9 (0.25, cached).
+    The tree takes 7. The frontier now has 7-5 (0.5, cached), 9 (0.25) and 7-4 (0.2, drafted).
     The tree takes 7-5, and so on, until it is full or no candidate is likely enough.
 """
 

@@ -46,7 +46,7 @@ class NgramIndex:
         self._indexed = max(self._indexed, len(tokens) - 1)
 
     def continuation(self, tokens: list[int], length: int) -> Continuation:
-        """Return the tokens after the latest occurrence of the longest matching suffix.
+        """Find the text's longest suffix that occurred earlier; return what followed it.
 
         Args:
             tokens: Indexed text, possibly followed by more tokens.

@@ -48,8 +48,8 @@ SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 class SuccessorTable(NamedTuple):
     """The cached distributions.
 
-    Most of the time is spent waiting for memory. A bucket of slots therefore fills exactly one
-    cache line, as does an entry.
+    A look-up spends most of its time waiting for memory. A bucket of slots therefore fills exactly
+    one cache line, and so does an entry.
 
     Attributes:
         slots: Contexts, in buckets of `_WAYS`, [rows].

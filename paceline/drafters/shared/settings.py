@@ -11,17 +11,17 @@ MAX_FREQUENT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class SourcePrior:
-    """The prior acceptance probability of a source.
+    """The prior acceptance probability of a token, given its sources.
 
-    The prior combines the source with the sources before it. The prior odds of a token are a *
-    before ** b * own ** c. Here, `before` stands for the odds from the earlier sources, and `own`
-    for the odds from this source.
+    The prior odds are a * before ** b * own ** c. Here, `before` stands for the odds according to
+    the sources before this one, and `own` for the odds according to this source. Sources that do
+    not have the token are left out.
 
     Attributes:
         both: (a, b, c) if an earlier source and this source have the token.
         before: (a, b) if only earlier sources have the token.
         own: (a, c) if only this source has the token.
-        trials: Weight of a cell's prior, as a number of trials.
+        trials: Number of observed trials that would weigh as much as the prior.
     """
 
     both: tuple[float, float, float]
@@ -45,8 +45,8 @@ class SourceCalibrationSettings:
 
     Attributes:
         edges: Limits between the buckets into which probabilities are sorted.
-        pair_trials: Weight of a cell's prior for cached distributions and retrieval, as a number
-            of trials.
+        pair_trials: Number of observed trials that would weigh as much as the prior for cached
+            distributions and retrieval.
         trust: Factor for cached probabilities, by the length of their context in tokens.
         memory: Once a cell has this many trials, older trials count half as much.
     """

@@ -38,7 +38,7 @@ CELLS = _PAIRS + len(WEIGHED) * 2 * _SIDE * _SIDE
 
 
 class SourceCalibration(NamedTuple):
-    """The number of trials and hits in each cell.
+    """Counts of tried and accepted tokens, by combination of probabilities (cell).
 
     Attributes:
         hits: Number of accepted tokens, [CELLS].
@@ -52,8 +52,8 @@ class SourceCalibration(NamedTuple):
 def new_source_calibration() -> SourceCalibration:
     """Return a table with the prior counts.
 
-    For cached distributions and retrieval, the prior is the larger of the two probabilities. For
-    weighed sources, the priors were fitted to counts.
+    For a token's cached distribution and retrieval, the prior is the larger of their probabilities.
+    For each further source, the prior was fitted to counts (`SourcePrior`).
     """
     edges = np.array((0.002, *_EDGES, 1.0))
     middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
@@ -90,13 +90,13 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
 
 @kernel
 def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
-    """Return the index of a token's calibration cell for cache and paired source.
+    """Return a token's calibration cell for cached distributions and retrieval.
 
     Args:
         sampled: Whether the request samples.
         size: Number of tokens in the context; 0 if the token is not cached.
-        cached: Cached probability.
-        drafted: Confidence of the paired source; negative if it does not have the token.
+        cached: Probability of the token in the cached distribution.
+        drafted: Confidence of retrieval; negative if it does not have the token.
     """
     column = 0 if size == 0 else 1 + bucket_of(_EDGES, cached)
     row = 0 if drafted < 0 else 1 + bucket_of(_EDGES, drafted)
@@ -127,5 +127,5 @@ def acceptance(calibration: SourceCalibration, cell: int) -> float:
 
 @kernel
 def count_cell(calibration: SourceCalibration, cell: int, accepted: bool) -> None:
-    """Count one trial in a calibration cell."""
+    """Count a tried draft token, and whether it was accepted, in a calibration cell."""
     count_trial(calibration.hits, calibration.trials, cell, accepted, _MEMORY)

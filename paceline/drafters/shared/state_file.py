@@ -93,7 +93,7 @@ class StateFile:
         """Write the file if the state may have changed; a failure causes only a warning.
 
         Args:
-            wait: Whether to skip the save if the last save was very recent.
+            wait: Whether to postpone the save if the last save was very recent.
         """
         if not self.changed or (wait and time.monotonic() < self._due):
             return

@@ -43,7 +43,7 @@ def latency(draft: float, target: float, rates: RuleCost) -> float:
     Args:
         draft: Time of one forward pass of the draft model, in any unit.
         target: Time of one forward pass of the target, in the same unit.
-        rates: Costs of the length rule.
+        rates: Target forward passes and rejected draft tokens per new token.
     """
     return draft + draft * rates.discard_rate + (target - draft) * rates.verification_rate
 

@@ -138,7 +138,7 @@ def count_tokens(
         pool: Pointers of the tree.
         pointers: Pointers of the node.
         prompt_length: Length of the prompt.
-        copy_position: Request position where the copied text continues.
+        copy_position: Position from which the request is copying its text (`follow_copy`).
         counts: Counts to fill.
     Returns:
         The number of different tokens.
@@ -253,7 +253,7 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 
 @kernel
 def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the index of the token with the longest match in the request, or -1."""
+    """Return the token with the longest match in the request, by index; -1 if none."""
     best, longest = -1, 0
     for which in range(num_tokens):
         token = counts.tokens[which]
@@ -267,7 +267,7 @@ def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
 
 @kernel
 def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the index of the token with the longest match in the datastore, or -1.
+    """Return the token with the longest match in the datastore, by index; -1 if none.
 
     Among matches of equal length, the most frequent token wins.
     """

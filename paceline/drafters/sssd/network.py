@@ -1,4 +1,4 @@
-"""Score a token with the small network of `fusion=calibrated`.
+"""Score a token with the small network that `fusion=calibrated` uses.
 
     inputs of the token [19] and of the node [17] -> first layer -> 16 ReLU units -> second layer
     -> logistic unit

@@ -64,8 +64,8 @@ class Candidate:
         token: Token id.
         parent: Node of the tree; 0 for the root.
         depth: Depth of the token.
-        begin: First of the pointers among which the token's share was counted.
-        end: End of these pointers.
+        begin: Index of the first pointer from the same parent and source.
+        end: Index after the last of these pointers.
         source: 0 for the datastore, m for matches of m tokens in the request.
         path_confidence: Probability of the whole path.
     """
@@ -258,7 +258,7 @@ def _push(
 
 @kernel
 def _origin(text: RequestText, pool: Pool, source: int, pointers: PointerRange, token: int) -> Any:
-    """Return a candidate's origin: the text that contains most of its positions."""
+    """Return a candidate's origin: the text to which most of its pointers lead."""
     if source == 0:
         return ORIGINS[STORE]
     balance = 0

@@ -36,7 +36,7 @@ class Pointer:
         shard: Index of the shard in the datastore, or REQUEST.
         match: Number of tokens before the position that match the tokens up to the node. Negative
             for a weak match (`weak_matches`).
-        token: The token that follows, or ENDS.
+        token: The token that follows; ENDS at the end of a text.
     """
 
     position: int

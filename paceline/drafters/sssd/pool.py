@@ -53,12 +53,12 @@ class Pool(NamedTuple):
     Attributes:
         pointers: Pointers, [room].
         scratch: Pointers of one look-up, [max_matches].
-        ranges: Ranks of the suffixes of one node, [len(STORE_SIZES), shards] records of
-            RANK_RANGE.
+        ranges: Ranks of the matches of each suffix of one node's text in each shard,
+            [len(STORE_SIZES), shards].
         totals: Number of matches per suffix over all shards, [len(STORE_SIZES)].
         tail: Last LONGEST tokens of the request, followed by the path to a node, [LONGEST +
             depth].
-        votes: Scratch array for votes, [LONGEST].
+        votes: Votes for each distance between related tokens (`weak_matches`), [LONGEST].
     """
 
     pointers: Records[Pointer]

@@ -57,7 +57,7 @@ def advance(
     limit: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Move the parent's pointers that offer `token` on by one token, and add them.
+    """Add the parent's pointers to `token` to the pool, advanced by one token.
 
     Args:
         sources: Texts into which the pointers lead.
@@ -69,7 +69,7 @@ def advance(
         depth: Depth of the child.
     Returns:
         The number of pointers, and how many of the added pointers lead into the request; or
-        (DAMAGED, shard).
+        (DAMAGED, damaged shard).
     """
     text = sources.text
     room, num_request = min(len(pool.pointers), count + limit), 0

@@ -44,7 +44,7 @@ _ANYWHERE = 1 << 30  # a distance without limit
 
 @kernel
 def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
-    """Return the request position where the copied text continues; negative if none.
+    """Return the position from which the request is copying text; negative if none.
 
     Args:
         pool: Pointers of the tree.
@@ -133,10 +133,10 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Propose tokens that repeat an earlier token, at a distance seen in the matches.
+    """Propose to repeat a recent token, as texts with the same tokens did earlier.
 
-    1. Each offered pointer leads to a match and the token after it. If this token occurred shortly
-       before in the matched text, the distance between the two occurrences gets one vote.
+    1. Each pointer in `offered` leads to a token after matching text. If the same token occurred
+       shortly before it, the distance between the two occurrences gets one vote.
     2. The distances with the most votes are selected, at most MAX_RELATED.
     3. For each selected distance, the token at this distance before the next position is proposed.
 
@@ -144,7 +144,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
     gets a vote. After "=", "9" and ">>", the token at the distance 2 is "9", so "9" is proposed.
 
     Returns:
-        The number of pointers.
+        The number of pointers in the pool.
     """
     votes, reach = pool.votes, min(RELATION_REACH, query.end - query.begin - 1)
     votes[:] = 0

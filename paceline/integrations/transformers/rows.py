@@ -31,8 +31,8 @@ class SharedNoise:
     """Reproduces the samples of `torch.multinomial`, one row at a time.
 
     `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise that is
-    drawn for the whole batch. Noise is drawn once per step, in the order of the steps, when the
-    first row reaches the step. Each row takes its share when it reaches that step.
+    drawn for the whole batch. Noise is drawn once per step, in the order of the steps, as soon as
+    one row needs it. Each row takes its part when it needs it.
 
     Args:
         batch: Number of rows.

@@ -45,9 +45,11 @@ class CapturedStates:
 
         Args:
             logits: Logits of the forward pass.
-            head_picks: Row selectors of the LM head (`ModelRunner.picks`).
-            column_picks: Row selectors for all columns (`ModelRunner.column_picks`).
-            pending: Positions of the pending tokens (`ModelRunner.pending`).
+            head_picks: For each call, the function that selects rows from `head`
+                (`ModelRunner.picks`).
+            column_picks: For each call, the function that selects rows from `below`
+                (`ModelRunner.column_picks`).
+            pending: Rows and columns of the pending tokens (`ModelRunner.pending`).
         """
         count = len(logits.flat)
         rows = [_picked(head_picks, self.head)[:count]]

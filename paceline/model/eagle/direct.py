@@ -179,7 +179,7 @@ def _weights(layer: Any) -> _Layer:
 
 
 def _turns(frequencies: Tensor, positions: int) -> NDArray[np.float32]:
-    """Return the cosines and sines of all positions, float32 [positions, 2, dim / 2]."""
+    """Return the rotary cosines and sines, float32 [positions, 2, dim / 2]."""
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies.float()
     return torch.stack((angles.cos(), angles.sin()), dim=1).contiguous().numpy()
 

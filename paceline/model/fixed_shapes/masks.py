@@ -51,7 +51,7 @@ class MaskBuilder:
         }
 
     def _near(self, seen: Tensor, offsets: Tensor, inputs: BucketTensors, reach: Reach) -> Tensor:
-        """Return the positions that are both visible and within reach."""
+        """Limit the visible positions to those that this kind of layer attends to."""
         if not reach.is_limited:
             return seen
         own = key_positions(inputs).gather(1, offsets.clamp(0, self._columns - 1))

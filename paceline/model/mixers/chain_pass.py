@@ -37,7 +37,7 @@ class ChainPass:
             layer.load(layer.rows(self._slot))
 
     def finish(self) -> None:
-        """Record the states after the forward pass, for the commit."""
+        """After the forward pass, keep the new recurrent states until `commit`."""
         self._states = {index: layer.working() for index, layer in self._layers.items()}
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:

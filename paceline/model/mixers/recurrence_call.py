@@ -208,9 +208,9 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows that a commit may need.
+        """Return the rows of the tensors that a commit may need, one per token.
 
-        In a wide batch, only the rows of tree nodes are kept.
+        In a wide batch, these are only the rows of tree nodes.
         """
         if not self._is_wide:
             return tensors
@@ -218,13 +218,13 @@ class RecurrenceCall:
         return tuple(tensor[columns] for tensor in tensors)
 
     def _node_columns(self, like: Tensor) -> Tensor:
-        """Return the columns of all nodes, request by request."""
+        """Return the column of every tree node in the forward pass, request by request."""
         tree = self.tree
         is_node = ~tree.is_padding() & (np.arange(tree.width) >= tree.pending[:, None])
         return tree.on("nodes", tree.columns[is_node], like.device)
 
     def _path(self, accepted: Sequence[Sequence[int]]) -> FoldPath:
-        """Return the tokens to commit, as indices into the rows kept for the commit."""
+        """Return the tokens to commit, as indices into the rows that `_kept` returned."""
         known = self.tree.derived.get("path")
         if known is None or known[0] is not accepted:
             path = self._node_path(accepted) if self._is_wide else self.tree.accepted_path(accepted)

@@ -32,7 +32,10 @@ class _Advanced:
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]
     ) -> None:
-        """Store the states; the next forward pass processes accepted nodes again."""
+        """Store the states after the pending tokens in the requests' slots.
+
+        The next forward pass processes the accepted nodes again.
+        """
         first = next(iter(self.states.values()))
         layer.hold(batch.tensor("slots", first.device), self.states)
 
@@ -75,11 +78,11 @@ class UpstreamMixer:
     def _advance(
         self, flat: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
-        """Process the pending tokens, in groups of requests with equal counts.
+        """Process the pending tokens, in groups of requests with equally many tokens.
 
         Returns:
-            States after the pending tokens by name, each [requests, ...]; and pairs of columns and
-            their outputs.
+            States after the pending tokens by name, each [requests, ...]; and, for each call of
+            the module, the columns that it processed and their outputs.
         """
         device = flat.device
         order: list[IntArray] = []

@@ -109,9 +109,9 @@ def _sequence(
         num_columns: Number of columns of the forward pass.
         device: Device of the results.
     Returns:
-        Sources of the sequence, int64 [length], as indices into the stored inputs of all requests
-        followed by the columns. Position of each column's output in the sequence, int64
-        [num_columns].
+        For each element of the sequence, its index in the stored inputs of all requests followed
+        by the columns, int64 [length]. For each column, the position of its output in the
+        sequence, int64 [num_columns].
     """
     key = "window", size, num_columns, device
     if key not in batch.derived:

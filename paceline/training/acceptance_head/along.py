@@ -45,7 +45,9 @@ def chains_along(
     length: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft each token of the answers at each chain position, and label it.
+    """Draft a token for each token of the answers, at every chain position.
+
+    Each draft token gets a label: its acceptance probability.
 
     Args:
         target: Target model.
@@ -119,7 +121,7 @@ def draft_along(
 
 
 def _drafting_rows(rows: Rows) -> Tensor:
-    """Return, for each row with guesses, the row from which its token is drafted."""
+    """Return, for each row with guesses, the row whose output predicts its token."""
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}
     before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]

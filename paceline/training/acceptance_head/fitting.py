@@ -21,7 +21,9 @@ from paceline.training.acceptance_head.settings import FIT_CHANGE, FIT_GRADIENT,
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tensor:
-    """Return the mean binary cross-entropy with weighted rejections (section 3.3).
+    """Return the mean binary cross-entropy, with a weight on rejections.
+
+    The loss is that of Huang et al. 2024, section 3.3.
 
     Args:
         logits: Acceptance logits, [n].

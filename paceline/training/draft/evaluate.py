@@ -81,7 +81,7 @@ class DraftJudgement:
 
     @property
     def best(self) -> Gain:
-        """Gain for the chain length with the highest speed."""
+        """The gain with the highest speed, over all chain lengths."""
         return max(self.gains, key=lambda gain: gain.speed)
 
 

@@ -38,7 +38,8 @@ _FOUR_ROWS = len(_SUMS) * amx.ROW
 def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int, last: int) -> None:
     """Add the weighted values of steps `first` to `last` - 1 to a block's sums.
 
-    The buffer `space.values` must begin with the values of step `first`.
+    A step is 32 consecutive keys. The buffer `space.values` must begin with the values of step
+    `first`.
     """
     size, count = call.value_dim * FLOAT_BYTES, last - first
     weights = space.scores + block * SIDE * space.width + first * STEP_BYTES
@@ -52,7 +53,7 @@ def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int,
 
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the weighted values of `count` steps to all sums, in 64 dimensions."""
+    """Add the weighted values of 32 * `count` keys to the sums, in 64 dimensions."""
     _load_sums0(sums, size)
     _load_sums1(sums + amx.ROW, size)
     _load_sums2(sums + 2 * amx.ROW, size)
@@ -77,7 +78,7 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the weighted values of `count` steps of keys to the sums, in 16 dimensions."""
+    """Add the weighted values of 32 * `count` keys to the sums, in 16 dimensions."""
     _load_sums0(sums, size)
     for step in range(count):
         _load_values(values + step * SIDE * size, size)
@@ -97,7 +98,7 @@ def add_column_steps(
     count: int,
     first: int,
 ) -> None:
-    """Add the weighted values of the remaining steps, separately for each column.
+    """Add the weighted values that `add_steps` left out, separately for each column.
 
     Args:
         call: Attention call.
@@ -106,7 +107,7 @@ def add_column_steps(
         block: Index of the block in the tile.
         i: First query of the block.
         count: Number of queries in the block.
-        first: Number of steps already added by `add_steps`.
+        first: Number of steps of 32 keys that `add_steps` has already added.
     """
     size = call.value_dim * FLOAT_BYTES
     lane = 0
