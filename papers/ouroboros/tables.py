@@ -121,7 +121,7 @@ def table_3(part: BenchPart) -> Table:
         "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: tokens/s"
         ' relative to the row "drafted in phrases", both here and in the paper.',
         "Rows 2 to 9 use the paper's settings: gamma = 12, W = 20, N = 8. The other rows use"
-        " paceline's defaults. Besides these three settings, the defaults differ from the paper in"
+        " paceline's defaults. Besides gamma, W and N, the defaults differ from the paper in"
         " three ways: a smaller window, additional candidates from the draft model, and phrases"
         " that follow the newest token.",
     )
