@@ -42,8 +42,8 @@ def _attend(
     Args:
         query: Queries, [batch, heads, columns, dim]. `key` and `value` are [batch, key heads,
             positions, dim].
-        attention_mask: Mask [batch, 1, heads per key head * columns, positions]; or a placeholder
-            mask whose address is a key in `AttentionState.trees`.
+        attention_mask: Mask [batch, 1, query heads per key head * columns, positions]; or a
+            placeholder mask whose address is a key in `AttentionState.trees`.
     Returns:
         Output, [batch, columns, heads, dim], and None for the weights.
     Raises:

@@ -1,4 +1,4 @@
-"""Describe the keys that the columns of a bucket see, with lengths on the device."""
+"""Describe, with device tensors, the keys that each column of a bucket sees."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class AttentionMetadata:
 
         Args:
             mask: Boolean mask of shape [rows or 1, 1, columns, positions]. Without a mask, a
-                single query per row sees all keys, and several queries are causal.
+                single query per row sees all keys, and several queries per row see keys causally.
             columns: Number of queries per row.
         Raises:
             UnsupportedModelError: `mask` is not one of the placeholder masks passed to the model.

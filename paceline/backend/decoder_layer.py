@@ -62,7 +62,7 @@ class DecoderLayers(Protocol):
     """Computes the decoder layers of one model, one compiled call per layer."""
 
     def takes_rows(self, count: int) -> bool:
-        """Return whether to run a forward pass over `count` rows in this way."""
+        """Return whether a forward pass over `count` rows should use these calls."""
 
     def has_same_weights(self) -> bool:
         """Return whether the layers still have the weights that this object reads."""

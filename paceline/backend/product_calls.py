@@ -71,7 +71,7 @@ class ConvolutionOverride(ForwardOverride):
     __slots__ = ()
 
     def __call__(self, columns: Tensor) -> Tensor:
-        """Return the convolution of [batch, channels, tokens]."""
+        """Return the convolution of inputs [batch, channels, tokens]."""
         module: Any = self.module
         weight, bias = module.weight, module.bias
         outer, inner, size = weight.shape

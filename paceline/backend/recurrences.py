@@ -34,9 +34,9 @@ class Convolution(NamedTuple):
 class GatedTokens(NamedTuple):
     """Inputs of a recurrence whose state is one matrix per head, in float32.
 
-    The state becomes S = decay * S + key (x) update, and a token's output is the product of its
-    query and its state. Without the delta rule, update = gain * value. With it, update = gain *
-    (value - key @ (decay * S)).
+    The state becomes S = decay * S + key (x) update, where (x) is the outer product. A token's
+    output is the product of its query and its state. Without the delta rule, update = gain * value.
+    With it, update = gain * (value - key @ (decay * S)).
 
     Attributes:
         query: Queries, [tokens, groups, rows]; consecutive heads share a group.
@@ -62,7 +62,8 @@ class GatedTokens(NamedTuple):
 class ScanTokens(NamedTuple):
     """Inputs of a selective scan, whose state is one vector per channel, in float32.
 
-    The state becomes S = exp(step * rate) * S + key (x) (step * value).
+    The state becomes S = exp(step * rate) * S + key (x) (step * value), where (x) is the outer
+    product.
 
     Attributes:
         value: Values in any float dtype, [tokens, channels].

@@ -140,7 +140,7 @@ class BenchConfig:
     def needs_draft(self) -> list[str]:
         """Return the methods that need a draft model.
 
-        Assisted generation in transformers runs only with one prompt at a time.
+        transformers' assisted generation is included only if prompts are answered one at a time.
         """
         drafters = [spec for spec in self.drafters if entry(parse_spec(spec)[0]).needs_draft_model]
         return drafters + [name for name in self.baselines if name == ASSISTANT and self.batch == 1]

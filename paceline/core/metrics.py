@@ -149,16 +149,16 @@ class Timing:
 
     @property
     def forward_share(self) -> float:
-        """Return target_forward / step."""
+        """Return the share of the step time that target forward passes took."""
         return self.target_forward / self.step if self.step else 0.0
 
     @property
     def draft_share(self) -> float:
-        """Return draft_forward / step."""
+        """Return the share of the step time that draft forward passes took."""
         return self.draft_forward / self.step if self.step else 0.0
 
     @property
     def overhead_share(self) -> float:
-        """Return (step - target_forward - draft_forward) / step."""
+        """Return the share of the step time that no forward pass took."""
         overhead = self.step - self.target_forward - self.draft_forward
         return overhead / self.step if self.step else 0.0

@@ -139,7 +139,7 @@ class Request:
         return self.max_length - len(self.token_ids)
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Return the reason if the request ends with the last token of `run`, or None.
+        """Return why the last token of `run` ends the request; None if it does not.
 
         Verification calls this method for every accepted token, so nothing is appended after the
         end.

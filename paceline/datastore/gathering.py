@@ -85,7 +85,7 @@ class Gathering:
             )
 
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
-        """Choose the largest value that is in neither text nor document as separator.
+        """Change the separator to the largest value that is in neither text nor document.
 
         A fixed separator would not work if the vocabulary used all 2^32 values.
         """

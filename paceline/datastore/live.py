@@ -193,7 +193,7 @@ class Datastore:
         self.flush()
 
     def become_child(self) -> None:
-        """Reset a forked child, which has no thread; the parent writes earlier outputs."""
+        """Forget unwritten outputs in a forked child; the parent process writes them."""
         self._changed, self._disk = threading.Condition(), threading.Lock()
         self._unwritten = UnwrittenOutputs(self._options)
         self._running = RunningOutputs(self._options.max_unwritten_tokens)
@@ -246,7 +246,7 @@ class Datastore:
         return 0.0
 
     def _sort(self) -> None:
-        """Build a shard in memory from the outputs, and make it searchable."""
+        """Build a searchable shard in memory from the outputs that are not on disk."""
         with self._changed:
             documents = [*self._unwritten.outputs(), *self._running.documents()]
             num_writes = self._num_writes
@@ -279,7 +279,7 @@ class Datastore:
                 self.refresh()
 
     def _sort_soon(self) -> None:
-        """Wake the thread, starting it if necessary."""
+        """Wake the thread that sorts and writes outputs, starting it if necessary."""
         self._unsorted = True
         if self._thread is None:
             self._thread = threading.Thread(

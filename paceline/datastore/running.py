@@ -22,7 +22,7 @@ class RunningOutputs:
         self._texts: dict[int, array[int]] = {}  # by output
 
     def __bool__(self) -> bool:
-        """Return True if there are two or more outputs, so that they are searched."""
+        """Return True if there are two or more outputs; a single output is not searched."""
         return len(self._texts) > 1
 
     @property

@@ -185,7 +185,7 @@ def _fill_path_probabilities(
 def count(
     calibration: AcceptanceCalibration, trees: FlatTrees, new_tokens: IntArray, ends: IntArray
 ) -> None:
-    """Count trials and hits for all children of the nodes on the accepted path.
+    """Count how many children of the nodes on the accepted path are accepted.
 
     Args:
         calibration: Counts to update.

@@ -198,8 +198,8 @@ class StepCostSettings:
         prior_weight: Weight of each prior value, as a number of steps.
         margin: Factor by which the time of a step with drafts is multiplied, so that gains within
             the error of the fit do not count.
-        lead_tokens: A request that is ahead by this number of tokens is e times less likely to
-            finish last.
+        lead_tokens: Number of tokens by which a request must be ahead of another one to be e
+            (2.72) times less likely to finish last.
         unknown_probability: Probability assumed for a draft token if the drafter reports none.
     """
 

@@ -92,7 +92,7 @@ class StepCosts:
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
     def _fitted(self, steps: Floats) -> Floats:
-        """Fit the four coefficients of a step's duration by ridge regression to a prior."""
+        """Fit the four coefficients by ridge regression, which keeps them near the prior."""
         num_requests, num_drafted, seconds = steps.T
         median = max(float(np.median(seconds)), 1e-9)
         inliers = seconds < self._settings.outlier_factor * median
@@ -125,7 +125,7 @@ def flatten_chains(
 
 
 def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[int]:
-    """Return the number of tokens of each chain that maximises tokens per second.
+    """Return the lengths of all chains that maximise the tokens per second.
 
     Args:
         gains: Expected gain of each node, [nodes]: its path probability, multiplied by the value of

@@ -95,7 +95,7 @@ class RegionCache(SlotCache):
         self.resize(self.slots + 1, self.capacity)
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values with the shape of `states`.
+        """Reserve a store for keys or values with the heads, size and dtype of `states`.
 
         Return the index of its block, and its index within the block.
         """

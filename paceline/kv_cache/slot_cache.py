@@ -127,7 +127,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._forget_addresses()
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values with the shape of `states`.
+        """Reserve a store for keys or values with the heads, size and dtype of `states`.
 
         Return the index of its block, and its index within the block.
         """
@@ -192,7 +192,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return row indices into a store viewed as [slots * heads * capacity, dim].
+        """Return the rows of cache positions in a store [slots * heads * capacity, dim].
 
         Args:
             slots: Slots, [n, width] or [n, 1].

@@ -63,7 +63,7 @@ class SlotMemory(Protocol):
     blocks: BlockList
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values with the shape of `states`.
+        """Reserve a store for keys or values with the heads, size and dtype of `states`.
 
         Return the index of its block, and its index within the block.
         """
@@ -74,7 +74,7 @@ class SlotMemory(Protocol):
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return row indices into a store viewed as [slots * heads * capacity, dim]."""
+        """Return the rows of cache positions in a store [slots * heads * capacity, dim]."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -89,7 +89,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._addresses: list[tuple[int, int]] = []  # of its stores, in the owner's blocks
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate a layer's stores, with the head counts and sizes of its first states."""
+        """Allocate the layer's stores to fit its first keys and values."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self._addresses = [self._owner.take_store(states) for states in (key_states, value_states)]
         self.is_initialized = True

@@ -148,7 +148,7 @@ class TensorReordering:
         }
 
     def applied(self, name: str, numbers: NDArray[Any]) -> NDArray[Any]:
-        """Return a tensor with the changes that transformers makes when it loads it."""
+        """Return a tensor with the changes that transformers makes when loading it."""
         result = self._processor.process(weights=numbers, name=name, **self._options)
         changed: NDArray[Any] = result.weights
         return changed

@@ -176,7 +176,8 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
     """Return evenly spaced entries of a model's embedding.
 
-    The spacing suits an embedding [rows, columns]. Rows beyond the model's embedding are omitted.
+    The spacing is that of an embedding [rows, columns], which may be larger than the model's. Rows
+    beyond the model's embedding are omitted.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])

@@ -153,7 +153,7 @@ def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
 
 
 def restart_beyond_switch(request: Request, switch: int) -> None:
-    """Recompute a request from its first token if it has grown beyond the switch."""
+    """Recompute a request from its start once it is longer than `switch` tokens."""
     if request.finish_reason is None and request.rotary_length <= switch < len(request):
         request.rotary_length, request.cached = len(request), 0
 

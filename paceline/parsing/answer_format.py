@@ -112,7 +112,7 @@ class AnswerFormat:
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
-        """Return the reasoning that may follow a prompt; none if the prompt has closed it."""
+        """Return whether and how reasoning may continue or start after a prompt."""
         if self.markers is None or prompt.rstrip().endswith(self.markers.close):
             return ReasoningState()
         return ReasoningState(self.markers, self.markers.is_open(prompt))

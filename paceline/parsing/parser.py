@@ -1,4 +1,4 @@
-"""Parse the text of an answer with the generator of its format."""
+"""Parse the text of an answer with the reader function of its format."""
 
 from __future__ import annotations
 

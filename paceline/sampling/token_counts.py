@@ -24,7 +24,7 @@ class CountChanges(NamedTuple):
     """Changes to the counts of several requests.
 
     Attributes:
-        indices: Indices into the flattened table, [n].
+        indices: Indices into the flattened table of counts, [n].
         amounts: Changes of the counts, float32 [n]; negative for removed tokens.
     """
 

@@ -79,7 +79,7 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
     """Compiles a function once per argument type, even if arguments are constants."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Resolve a call from compiled code, with constant arguments as ordinary values."""
+        """Resolve a call from compiled code, treating constants as ordinary arguments."""
         plain = {name: unliteral(kind) for name, kind in dict(kws).items()}
         return super().get_call_template(tuple(unliteral(kind) for kind in args), plain)
 

@@ -1,4 +1,4 @@
-"""Define when timings are trusted, when checked, and when replaced."""
+"""Define when timings are trusted, checked and replaced."""
 
 from __future__ import annotations
 

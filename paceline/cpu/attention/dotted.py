@@ -2,7 +2,7 @@
 
 The dot products need only a quarter as many instructions as the general kernel. Lane l of four sums
 the products of the dimensions 2 l + 1 and 2 l, then 2 l + 9 and 2 l + 8, ... (`avx512_dot`). Next,
-lanes l and l + 2 are added, then lanes 0 and 1, and the sum is multiplied by the scaling. This
+lanes l and l + 2 are added, then lanes 0 and 1, and the sum is multiplied by `scaling`. This
 order does not depend on how many queries and keys are computed together.
 """
 

@@ -1,4 +1,4 @@
-"""Emit code that decodes blocks of 256 numbers, with separate factors per part."""
+"""Emit code that decodes blocks of 256 numbers, with factors for each 32 or 16."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class IQ4_XS(Reader):
     groups = tuple(NibbleGroup(8 + LANES * part, 2 * part, 2 * part + 1) for part in range(_PARTS))
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that compute one scale per part of each block."""
+        """Emit instructions that compute one scale per 32 numbers of each block."""
         vectors = [self._scales(builder, block) for block in blocks]
         return Factors(_factors_of_blocks(builder, vectors)[:_PARTS], (), 2)
 

@@ -234,7 +234,7 @@ def _state_fields(states: FoldedStates) -> tuple[int, int]:
 
 
 def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int, int]:
-    """Return the numbers of heads, groups, rows, lanes, and vectors per block."""
+    """Return a recurrence's numbers of heads, groups, rows, lanes, and block vectors."""
     _, heads, rows, lanes = held.shape
     vectors = gated.MAX_VECTORS if lanes % (gated.MAX_VECTORS * LANES) == 0 else 1
     return heads, tokens.key.shape[1], rows, lanes, vectors

@@ -92,7 +92,7 @@ class Auto(RecyclingDrafter):
         return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a pool file of another vocabulary, and draft only ids of the target."""
+        """Reject a pool file with a different vocabulary; draft only the target's ids."""
         super().check_vocab_size(vocab_size, tokenizer)
         self._retrieval.check_vocab_size(vocab_size, tokenizer)
 

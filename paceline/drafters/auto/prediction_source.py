@@ -13,7 +13,7 @@ _SETTINGS = PredictionSourceSettings()
 
 
 class PredictionSource:
-    """Proposes the predicted tokens that follow the end of the answer so far."""
+    """Proposes the tokens of the caller's prediction that follow the answer so far."""
 
     def __init__(self) -> None:
         self._positions: dict[int, PredictedPosition] = {}  # by request

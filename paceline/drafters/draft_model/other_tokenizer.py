@@ -70,7 +70,7 @@ class OtherTokenizerDrafter(Drafter):
             self._by_token.seed_trees(request, tree)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for each group of requests in shared draft forward passes."""
+        """Draft first for the requests drafted by token, then for those drafted as text."""
         trees = [EMPTY_TREE] * len(requests)
         for drafter in (self._by_token, self._by_text):
             rows = [n for n, each in enumerate(requests) if self._drafter_of(each) is drafter]

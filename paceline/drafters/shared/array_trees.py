@@ -49,7 +49,7 @@ class ArrayTrees:
 
     @staticmethod
     def of(trees: Sequence[DraftTree]) -> ArrayTrees:
-        """Convert draft trees with confidences; nodes without an origin get DRAFT."""
+        """Convert draft trees with confidences to arrays; a missing origin becomes DRAFT."""
         token_ids: list[int] = []
         parents: list[int] = []
         confidence: list[float] = []

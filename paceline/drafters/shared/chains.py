@@ -153,7 +153,7 @@ class ChainDrafter(Drafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Draft for requests whose copies already contain the target's newest tokens.
+        """Draft for requests whose copies in the draft model are up to date.
 
         Args:
             requests: Requests to draft for.
@@ -216,7 +216,7 @@ class ChainDrafter(Drafter):
     def _extend(
         self, chains: list[Chain], steps: list[DraftStep], new: NewTokens, probs: Tensor | None
     ) -> list[list[int]]:
-        """Extend the chains and the copies of their requests, unless the rule stops them.
+        """Extend the chains and the copies of their requests until the rule stops them.
 
         Args:
             chains: Chains of the batch.

@@ -35,7 +35,7 @@ class DraftSource:
         name: Name that messages and reports show.
         calibration_table: Index of the source's table in the pool file, or PAIRED.
         prior: Acceptance probability that is assumed before outcomes are counted; None for the
-            paired source.
+            source that is paired with the cached distributions.
     """
 
     name: str

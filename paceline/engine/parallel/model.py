@@ -173,7 +173,7 @@ class ParallelLM(CachedLM):
         trees: Sequence[DraftTree],
         target: TargetTokens,
     ) -> IntArray:
-        """Return what this rank knows, [batch, 2, 2 + max_nodes]; -1 is unknown.
+        """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 means unknown.
 
         Column 0 contains a checksum of the tree. The other columns contain the target's tokens (row
         0) and argmaxes (row 1) after the root and the nodes. The shape is the same for all trees,

@@ -26,7 +26,7 @@ class BucketKey(NamedTuple):
         rows: Number of rows, including empty ones.
         columns: Number of columns per row; in a packed batch, the total number of columns.
         positions: Number of cache positions that attention reads.
-        first_slot: KV-cache slot of row 0; 0 if the slots are inputs.
+        first_slot: KV-cache slot of row 0; 0 if the slots are among the inputs.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.
     """

@@ -45,9 +45,9 @@ def chains_along(
     length: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft a token for each token of the answers, at every chain position.
+    """Draft each token of the answers once for every position in a chain.
 
-    Each draft token gets a label: its acceptance probability.
+    The label of a draft token is its acceptance probability.
 
     Args:
         target: Target model.

@@ -128,7 +128,8 @@ def draft_and_label(
         greedy: Whether decoding is greedy.
         generator: Random generator for the tokens.
     Returns:
-        Token ids, log-probabilities, entropies, labels and top probabilities, each [n].
+        Token ids, log-probabilities, entropies, labels (acceptance probabilities) and top
+        probabilities, each [n].
     """
     draft_log_probs = draft_scores.log_softmax(-1)
     draft_probs = draft_log_probs.exp()

@@ -151,7 +151,9 @@ def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDAr
 def agreement_by_position(
     rows: Rows, chunk: TextChunk, length: int, guess: Callable[[Tensor], Tensor]
 ) -> NDArray[np.float64]:
-    """Return 1 for each answer token that is guessed, else 0, [length, tokens].
+    """Return 1 for each answer token that is guessed correctly, else 0.
+
+    The result has one row per position in a chain, [length, tokens].
 
     Args:
         rows: Rows for the evaluation.

@@ -1,4 +1,4 @@
-"""Compute weighted sums: first over keys common to a block, then over others."""
+"""Compute weighted sums, first over the keys that all queries of a block see."""
 
 from __future__ import annotations
 
