@@ -44,7 +44,7 @@ def find_rms_norms(
 
 
 def _takes_rows_only(module: nn.Module) -> bool:
-    """Return whether the `forward` method takes only the rows."""
+    """Return whether a norm's `forward` method takes only the rows."""
     return len(inspect.signature(type(module).forward).parameters) == 2
 
 

@@ -145,7 +145,7 @@ def feeding_all(make: Callable[[], Drafter]) -> Drafter:
 
 @contextlib.contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
-    """Set torch's CPU thread count in the `with` block; None keeps the current one."""
+    """Set torch's CPU thread count in the `with` block; None keeps the current count."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:

@@ -207,7 +207,7 @@ class TreeBuilder:
         return edge in self._child
 
     def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Return a node, adding it if it is new; return `parent` if the tree is full."""
+        """Find or add the child with a token; return `parent` if the tree is full."""
         node = self._child.get((parent, token))
         if node is not None:
             return node

@@ -27,7 +27,7 @@ def _insertion_sort_keys(
 def sort_pairs(
     keys: NDArray[np.uint64], run: NDArray[np.int32], pending: NDArray[np.int64]
 ) -> None:
-    """Sort the keys with three-way quicksort, and reorder `run` accordingly.
+    """Sort the keys with three-way quicksort, and reorder `run` in the same way.
 
     One pivot candidate is random, so that no input takes quadratic time. The smaller part is
     sorted first, so `pending` needs only 2 log2(n) entries.

@@ -105,7 +105,7 @@ class Costs:
         return False
 
     def _load_or_measure(self) -> None:
-        """Adopt the cached curve, or measure one."""
+        """Adopt the cached cost curve, or measure a new one."""
         fresh: list[MeasuredCurve] = []
 
         def compute() -> MeasuredCurve:

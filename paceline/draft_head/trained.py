@@ -125,7 +125,7 @@ def read(path: str | Path) -> tuple[Weights, Card]:
 
 
 def card_of(path: Path) -> Card:
-    """Read a file's card without its weights."""
+    """Read the card of a draft-head file, without the weights."""
     with path.open("rb") as file:
         size = file.read(8)
         return _card(metadata_of(size + file.read(int.from_bytes(size, "little"))))

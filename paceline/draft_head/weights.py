@@ -50,7 +50,7 @@ class Weights:
 
     @property
     def hidden(self) -> int:
-        """Size of a state."""
+        """Size of a hidden state."""
         return len(self.outer)
 
     def widened(self, hidden: int, embedding: int) -> Weights:

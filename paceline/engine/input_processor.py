@@ -94,7 +94,7 @@ class InputProcessor:
         return request
 
     def request_groups(self, prompts: Any, params: Any) -> list[list[Request]]:
-        """Return each prompt's requests, one per answer, with seed, seed + 1, ...
+        """Return each prompt's requests, one per answer; answer i uses seed + i.
 
         Arguments and errors are the same as for `requests`.
         """

@@ -32,7 +32,7 @@ class RowModule:
 
     Attributes:
         name: Name of the module in the model.
-        module: The module.
+        module: The module itself.
         before: Sizes of the input's axes before the token axis.
         after: Sizes of the input's axes after the token axis.
         like: Tensor with the dtype and device of the input.

@@ -42,7 +42,7 @@ class SlotOwner(Protocol):
 
     @property
     def slots(self) -> int:
-        """Number of slots."""
+        """Number of slots in the cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def _fitted_line(values: Tensor) -> _Line:
 
 
 def _regression(values: Tensor, levels: Tensor) -> _Line:
-    """Fit scale and minimum by least squares; negative minima become 0."""
+    """Fit each row's scale and minimum by least squares; negative minima become 0."""
     level_sum, value_sum = levels.sum(1, keepdim=True), values.sum(1, keepdim=True)
     squares = levels.square().sum(1, keepdim=True)
     products = (levels * values).sum(1, keepdim=True)

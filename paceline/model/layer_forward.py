@@ -127,7 +127,7 @@ class LayerCalls:
 
         Args:
             states: Hidden states.
-            named: Arguments of the layer.
+            named: Keyword arguments of the layer.
         """
         cache = named.get("cache", named.get("past_key_values"))
         metadata, angles, mask = self._inputs

@@ -237,9 +237,9 @@ class _TokenFrequencies:
         return self._forward(x, position_ids.clamp(max=switch - 1), **kind)
 
     def _long(self, x: Tensor, position_ids: Tensor, switch: int, kind: dict[str, str]) -> Any:
-        """Run the original method with one more position, beyond the frequency switch.
+        """Run the original method with the rotary frequencies of long texts.
 
-        The result for this position is dropped.
+        An added position beyond the switch selects these frequencies. Its result is dropped.
         """
         extended = torch.cat((position_ids, torch.full_like(position_ids[..., :1], switch)), dim=-1)
         result = self._forward(x, extended, **kind)

@@ -65,7 +65,7 @@ class ToolFormat:
         Args:
             schemas: Schemas of the tools that may be called, by name.
             single: Whether only one call is allowed.
-            rules: Writer that collects the rules.
+            rules: Writer that collects the rules of the grammar.
         """
         each = [self.write_call(name, schema, rules) for name, schema in schemas.items()]
         call = rules.rule(" | ".join(each))

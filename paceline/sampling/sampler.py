@@ -218,7 +218,7 @@ def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
 
 
 def noise_from(words: Tensor, vocab: int) -> Tensor:
-    """Return `exponential_noise`, given the words [n, 2] of its keys on the device."""
+    """Return `exponential_noise` for keys given as words [n, 2] on the device."""
     high, low = words[:, :, None].unbind(1)
     bits = _mix((_token_words(vocab, words.device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
     # E = -log(1 - v): small v give the small E that win, and floats are finest there.

@@ -140,7 +140,7 @@ class Prediction(BaseModel):
 
     @property
     def text(self) -> str:
-        """Return the text, joining its parts."""
+        """Return the text of the message, joining its parts."""
         parts = self.content
         return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 

@@ -42,8 +42,8 @@ class HeadRow:
         """Return the row with the next tokens of a text.
 
         Args:
-            text: The text.
-            token_ids: The tokens.
+            text: Text to extend.
+            token_ids: Next tokens of the text.
             states: States that accompany the tokens as input to the head, [n, hidden].
             window: Number of newest positions that a token sees; None for all.
         """
@@ -61,8 +61,8 @@ class HeadRow:
         """Return the row of draft nodes, and record the nodes' offsets in the text.
 
         Args:
-            text: The text.
-            nodes: The nodes.
+            text: Text to which the nodes belong.
+            nodes: Draft nodes to process.
             states: States that accompany the tokens as input to the head, [n, hidden].
             window: As in `of_text`.
         """

@@ -45,7 +45,7 @@ def token_ids_of(tokenizer: Any) -> TokenIds | None:
 
 
 def size(ids: TokenIds) -> int:
-    """Return the largest id plus one."""
+    """Return the largest token id plus one."""
     return 1 + max(ids.tokens)
 
 
@@ -56,8 +56,8 @@ def difference(first: TokenIds, second: TokenIds) -> tuple[str, str] | None:
     tokens may have different names.
 
     Args:
-        first: A vocabulary.
-        second: Another vocabulary.
+        first: Vocabulary of one tokenizer.
+        second: Vocabulary of the other tokenizer.
     Returns:
         A phrase with the id and its token in `first`, and the token in `second`.
     """

@@ -37,7 +37,7 @@ class CheckpointFile:
 
     Args:
         path: Checkpoint file.
-        kind: Kind of the checkpoint.
+        kind: Name of the kind of checkpoint.
         version: Version of the checkpoint's contents.
     """
 

@@ -75,9 +75,9 @@ class ModelSourceSettings:
 
     Attributes:
         max_nodes: Maximum number of nodes if the draft model's own rule sets no limit.
-        max_seed_nodes: Maximum number of nodes from the other sources that seed the draft, in the
-            whole batch. A forward pass over the root and these nodes costs little more than one
-            over a single token.
+        max_seed_nodes: Maximum number of nodes from other sources, in the whole batch, that the
+            draft model's first forward pass processes with the root. This costs little more than a
+            pass over a single token.
         stop_threshold: Drafting stops once the newest nodes' summed confidence is below this
             value.
         chain_confidence: Confidence that is assigned to every node of a chain without confidences.

@@ -55,10 +55,10 @@ class _State:
             pool.
         pooled_tokens: Number of text tokens whose n-grams are in the pool.
         accepted: Number of tokens accepted in the last step.
-        tree: Last proposal.
+        tree: Last proposed tree.
         newest_level: Nodes in `tree` for the window's newest level; None if the window was
             omitted.
-        guesses: N-grams in `tree`.
+        guesses: N-grams that `tree` contains as guesses.
     """
 
     window: LookaheadWindow | None

@@ -55,7 +55,7 @@ class Evidence(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """Acceptance rate, given an accepted parent, that is assumed without any counts."""
+        """Assumed acceptance rate before any counts, given that the parent is accepted."""
         if self.kind == NodeSource.CHAIN:
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)

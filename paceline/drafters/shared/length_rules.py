@@ -158,7 +158,7 @@ class ConfidenceRule(ThresholdRule):
     """
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return the probability of each token."""
+        """Return the probability of each drawn token."""
         return [rows.token_probs()]
 
 

@@ -105,7 +105,7 @@ def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate
 
     Args:
         inputs: Sources, calibration and request.
-        work: Scratch arrays, with the root.
+        work: Scratch arrays, which already contain the root.
         tree: Output: nodes in order of decreasing path probability, [max_nodes].
     """
     max_nodes, query, frontier, paths = len(tree), inputs.query, work.frontier, work.paths

@@ -59,7 +59,7 @@ class Child:
     Attributes:
         parent: Node of the tree; 0 for the root.
         origin: Value of `Origin`.
-        token: The token.
+        token: Token id.
         confidence: Probability given the parent.
         path_confidence: Probability of the whole path.
     """

@@ -69,7 +69,7 @@ class GenerateCall:
 
     @property
     def batch(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows of the call."""
         return int(self.input_ids.shape[0])
 
     @property

@@ -124,5 +124,5 @@ def checked_chat(fields: Mapping[str, Any]) -> ChatRequest:
 
 
 def event(type: str, **fields: Any) -> ServerEvent:
-    """Return an event of a stream."""
+    """Return a stream event of the given type, with the given fields."""
     return ServerEvent(type=type, **fields)

@@ -155,7 +155,7 @@ class ItemFormatter(PartWriter):
         ]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Add a chunk of the answer to the items."""
+        """Add a chunk of the answer to the items of the response."""
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:

@@ -250,8 +250,8 @@ def most_frequent(states: States, count: int, vocab_size: int) -> Tensor:
     """Return the most frequent tokens in the training text, in id order.
 
     Args:
-        states: Training text.
-        count: Number of tokens.
+        states: Token ids and hidden states of the training text.
+        count: Number of tokens to return.
         vocab_size: Vocabulary size of the target.
     """
     counts = torch.bincount(states.token_ids, minlength=vocab_size)

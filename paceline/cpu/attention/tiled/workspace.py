@@ -31,8 +31,8 @@ class TileWorkspace(NamedTuple):
         copied: Queries of a block, [16, dims].
         keys: Copies of the keys of a step, [32, dims], if needed.
         zeros: A value vector of zeros.
-        values: Values of a section: words [16 * steps, value dims], each with one value of two
-            keys.
+        values: Values of a section: words [16 * steps, value dims], each with one value from each
+            of two keys.
         gathered: Values of a step, in the same layout.
         products: Scores of a step, float32 [32 keys, 16].
         width: Size of a row of scores in bytes.
