@@ -170,7 +170,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return how far back a pointer's token repeats an earlier one; 0 if out of reach."""
+    """Return how far back a pointer's token repeats an earlier one; 0 if not found."""
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1
     tail, end = query.ids, query.end
