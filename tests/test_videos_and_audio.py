@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from paceline import LLM, MultimodalPrompt, SamplingParams
 from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.integrations.transformers import Strategy
 from tests.support import multimodal
 from tests.support.multimodal import END, IDS, IMAGE, START, VIDEO, image
 
@@ -26,12 +29,12 @@ class Videos:
     video_token = VIDEO
     video_processor = object()
 
-    def __init__(self, splits_frames: bool = False) -> None:
-        self.splits_frames = splits_frames
+    def __init__(self, splits_frames: bool = False, seconds: float | None = None) -> None:
+        self.splits_frames, self.seconds = splits_frames, seconds
         size = {"patch_size": 14, "min_pixels": 28 * 28, "max_pixels": 56 * 56}
         self.frames = Qwen2VLImageProcessorPil(**size)
 
-    def __call__(self, text: list[str], videos: list[Any], return_tensors: str) -> BatchFeature:
+    def __call__(self, text: list[str], videos: Sequence[Any], return_tensors: str) -> BatchFeature:
         features = self.frames(images=list(videos[0]), return_tensors=return_tensors)
         _, height, width = features["image_grid_thw"][0].tolist()
         count = len(videos[0])
@@ -40,9 +43,11 @@ class Videos:
         if self.splits_frames:
             tokens = (START + VIDEO * frame + END) * count
         ids = multimodal.tokenizer()([text[0].replace(VIDEO, tokens)], return_tensors="pt")
+        times = {} if self.seconds is None else {"second_per_grid_ts": torch.tensor([self.seconds])}
         return BatchFeature(
             {
                 **{name: ids[name] for name in ("input_ids", "attention_mask")},
+                **times,
                 "pixel_values_videos": features["pixel_values"],
                 "video_grid_thw": torch.tensor([[count, height, width]]),
                 "mm_token_type_ids": 2 * (ids["input_ids"] == IDS[VIDEO]).long(),
@@ -93,12 +98,46 @@ def test_videos() -> None:
     assert [outs[0].token_ids, outs[2].token_ids] == expected
 
 
-def test_videos_whose_times_exceed_the_text_are_refused() -> None:
-    """Qwen2.5-VL numbers the first text after a video and later tokens differently."""
-    llm = LLM(multimodal.model("qwen2_5_vl"), processor=Videos(), batch_invariant=False)
-    prompt = MultimodalPrompt(f"{VIDEO} what", videos=[[image(0), image(1)]])
-    with pytest.raises(UnsupportedModelError, match="cannot continue after images"):
-        llm.generate([prompt], PARAMS)
+TIMES = [None, 0.3, 1.7, 40.0]
+
+
+@pytest.mark.parametrize("seconds", TIMES)
+def test_times_of_videos_may_exceed_the_positions_of_the_text(seconds: float | None) -> None:
+    """In Qwen2.5-VL, the text after a video continues from its height or width."""
+    model, processor = multimodal.model("qwen2_5_vl"), Videos(seconds=seconds)
+    prompts = [
+        MultimodalPrompt(f"hello {VIDEO} {'what ' * count}", videos=[[image(seed), image(1)]])
+        for seed, count in ((0, 1), (2, 9))
+    ]
+    expected = answers(model, processor, prompts)
+    llm = LLM(model, "prompt_lookup", processor=processor, batch_invariant=False, keep_prefixes=4)
+    outs = llm.generate([prompts[0], TEXT, prompts[1]], PARAMS)
+    assert [outs[0].token_ids, outs[2].token_ids] == expected
+    text = prompts[0].text + outs[0].text + " and what"
+    prompts.append(MultimodalPrompt(text, videos=prompts[0].videos))
+    (continued,) = llm.generate([prompts[2]], PARAMS)
+    assert continued.token_ids == answers(model, processor, prompts[2:])[0]
+    assert continued.stats.cached_tokens > 0
+    inputs = processor([prompts[1].text], videos=prompts[1].videos, return_tensors="pt")
+    options = {"max_new_tokens": 12, "do_sample": False}
+    ids = model.generate(**inputs, **options, custom_generate=Strategy("prompt_lookup"))
+    assert ids[0, inputs["input_ids"].shape[1] :].tolist() == expected[1]
+
+
+def test_times_remain_exact_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(multimodal.model("qwen2_5_vl")).to(torch.bfloat16)
+    kind, times = type(model.model), []
+    number_positions = kind.get_rope_index
+
+    def record(self: Any, *args: Any, **options: Any) -> Any:
+        times.append(options["second_per_grid_ts"].tolist())
+        return number_positions(self, *args, **options)
+
+    monkeypatch.setattr(kind, "get_rope_index", record)
+    llm = LLM(model, "none", processor=Videos(seconds=0.3), batch_invariant=False)
+    llm.generate([MultimodalPrompt(f"{VIDEO} what", videos=[[image(0)] * 3])], SamplingParams(1))
+    assert times
+    assert all(each == torch.tensor([0.3]).tolist() for each in times)
 
 
 def sound_model() -> Any:

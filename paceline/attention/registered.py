@@ -62,6 +62,7 @@ def _attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention, summing in text order, with transformers' signature.
@@ -72,11 +73,14 @@ def _attend(
         attention_mask: Mask, bool [batch, 1, columns, positions].
         softcap: Soft limit on the scores, or None.
         s_aux: Attention sinks, [heads], or None.
+        position_bias: Numbers added to the scaled scores, [batch or 1, heads, columns,
+            positions], or None.
     Returns:
         Output, [batch, columns, heads, dim], and None for the weights.
     Raises:
         UnsupportedModelError: The kernel does not support an option or a tensor.
     """
+    options["position_bias"] = position_bias
     obstacle = _foreign(query, key, value, s_aux) or _obstacle(
         module, query, key, attention_mask, dropout, options
     )
@@ -95,7 +99,8 @@ def _attend(
             f"{type(module).__name__}: batch-invariant attention got keys or values that are"
             " not those of the cache, whose slots differ in length. Pass batch_invariant=False."
         )
-    attend, scores = _attention_of(query.device.type), ScoreOptions(scaling, softcap, s_aux)
+    scores = ScoreOptions(scaling, softcap, s_aux, position_bias)
+    attend = _attention_of(query.device.type)
     return attend(query, key, value, attention_mask, metadata, scores), None
 
 
@@ -144,9 +149,16 @@ def _obstacle(
         return "a forward pass with gradients; expected torch.no_grad() or torch.inference_mode()"
     if dropout:
         return f"dropout {dropout}; expected none"
-    for name in ("position_bias", "cache"):
-        if options.get(name) is not None:
-            return f"{name}; expected none"
+    if options.get("cache") is not None:
+        return "cache; expected none"
+    bias = options["position_bias"]
+    if bias is not None and query.device.type != "cpu":
+        return f"position_bias on {query.device.type}; expected one on the CPU"
+    if bias is not None and bias.shape[1:] != (*query.shape[1:3], key.shape[2]):
+        return (
+            f"position_bias {list(bias.shape)}; expected [batch, {query.shape[1]},"
+            f" {query.shape[2]}, {key.shape[2]}]"
+        )
     if mask is None:
         causal = options.get("is_causal")
         return (

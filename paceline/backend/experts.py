@@ -22,11 +22,18 @@ from paceline.backend.product_calls import (
     DenseExpertsOverride,
     MixerOverride,
     PaddedLinearOverride,
+    PositionBiasOverride,
     RouterOverride,
 )
 from paceline.backend.settings import MAX_PADDED_WEIGHTS
 
 _MATRICES = ("gate_up_proj", "up_proj", "down_proj")
+# Inputs of modules in which every expert receives all rows, by the names of their weights.
+_DENSE_INPUTS = {
+    frozenset({"gate_up_proj", "down_proj"}): ["hidden_states"],
+    frozenset({"gate_proj", "up_proj", "down_proj"}): ["hidden_states", "gammas"],
+}
+_BIAS_INPUTS = ["relative_states", "query_positions", "key_positions"]
 
 
 class ExpertsOverride(ForwardOverride):
@@ -109,6 +116,8 @@ def routing_overrides(
             overrides[module] = PaddedLinearOverride
         elif _is_router(module):
             overrides[module] = RouterOverride
+        elif is_position_bias(module):
+            overrides[module] = PositionBiasOverride
         elif _is_multiplying_mixer(module):
             overrides[module] = MixerOverride
         elif _has_grouped_convolution(module):
@@ -147,13 +156,34 @@ def _has_experts(module: nn.Module, backend: Backend) -> bool:
 def _is_dense_experts(module: nn.Module) -> bool:
     """Return True for experts modules in which every expert receives all rows."""
     matrices: list[Any] = [*module._parameters.values()]
+    inputs = _DENSE_INPUTS.get(frozenset(module._parameters))
     return (
-        module._parameters.keys() == {"gate_up_proj", "down_proj"}
+        inputs is not None
         and "is_transposed" not in vars(module)
-        and list(inspect.signature(type(module).forward).parameters) == ["self", "hidden_states"]
+        and _inputs_of(module) == inputs
         and all(is_plain(matrix) and matrix.dim() == 3 for matrix in matrices)
         and is_free(module)
     )
+
+
+def is_position_bias(module: nn.Module) -> bool:
+    """Return True for a module that computes a bias for each pair of positions.
+
+    The module multiplies each query's states by a matrix with one column per distance.
+    """
+    weight: Any = module._parameters.get("proj")
+    return (
+        is_plain(weight)
+        and weight.dim() == 2
+        and len(module._parameters) == 1
+        and _inputs_of(module) == _BIAS_INPUTS
+        and is_free(module)
+    )
+
+
+def _inputs_of(module: nn.Module) -> list[str]:
+    """Return the names of the arguments of a module's `forward` method."""
+    return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
 def _oriented(module: nn.Module, name: str) -> Tensor:

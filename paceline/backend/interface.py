@@ -32,11 +32,14 @@ class ScoreOptions(NamedTuple):
         softcap: Soft limit on the scores, cap * tanh(score / cap); None means no limit.
         sinks: Attention sinks: one extra score per head, [heads], that enters the softmax but has
             no value vector.
+        bias: Numbers added to the scaled scores before the soft cap, [batch, heads, columns, cache
+            positions]; None adds nothing.
     """
 
     scaling: float | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    bias: Tensor | None = None
 
 
 class Backend(Protocol):

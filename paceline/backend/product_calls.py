@@ -48,11 +48,23 @@ class DenseExpertsOverride(ForwardOverride):
 
     __slots__ = ()
 
-    def __call__(self, hidden_states: Tensor) -> Tensor:
+    def __call__(self, hidden_states: Tensor, **options: Any) -> Tensor:
         """Return the experts' outputs; see transformers' module."""
         with _ProductCalls(self.products.backend, {torch.bmm: _multiply_batch}):
-            outputs: Tensor = self._forward(self.module, hidden_states)
+            outputs: Tensor = self._forward(self.module, hidden_states, **options)
             return outputs
+
+
+class PositionBiasOverride(ForwardOverride):
+    """Uses the backend's product for the operation `rows @ weight` in a position bias."""
+
+    __slots__ = ()
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Return the bias of each pair of positions."""
+        with _ProductCalls(self.products.backend, {Tensor.matmul: _multiply_rows}):
+            bias: Tensor = self._forward(self.module, *inputs)
+            return bias
 
 
 class MixerOverride(ForwardOverride):
@@ -147,6 +159,11 @@ def _multiply_columns(backend: Backend, weights: Tensor, columns: Tensor) -> Ten
     else:
         return torch.matmul(weights, columns)
     return products.transpose(-1, -2)
+
+
+def _multiply_rows(backend: Backend, rows: Tensor, weight: Tensor) -> Tensor:
+    """Return rows @ weight, where the weight is [inner, outer]."""
+    return _multiply_padded(backend, rows, weight.T)
 
 
 def _multiply_padded(

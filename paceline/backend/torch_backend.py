@@ -80,6 +80,9 @@ class TorchBackend:
         queries = query.transpose(1, 2).reshape(len(rows), key.shape[1], -1, dim).float()
         scaling = 1 / math.sqrt(dim) if options.scaling is None else options.scaling
         scores = torch.einsum("nkgd,nkpd->nkgp", queries, key[rows].float()) * scaling
+        if options.bias is not None:
+            biases = options.bias.float().expand(batch, -1, -1, -1).transpose(1, 2)
+            scores = scores + biases.reshape(scores.shape)
         if options.softcap:
             scores = options.softcap * torch.tanh(scores / options.softcap)
         scores = scores.masked_fill(~sees[:, None, None], -math.inf)

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from paceline.attention import why_not_by_position
 from paceline.core.settings import BatchInvariant
 from paceline.model.layer_kinds import states_of
-from paceline.model.mixers.seam import mixer_for, mixers_of
+from paceline.model.mixers.seam import convolutions_of, mixer_for, mixers_of
 from paceline.model.per_layer import layer_values
 from paceline.model.quantisation import foreign_weights
 
@@ -43,11 +43,9 @@ def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | Non
 def _why_not_recurrent(model: PreTrainedModel) -> str | None:
     """Return why recurrent layers prevent batch invariance, or None."""
     states = states_of(model)
-    mixers = mixers_of(model, states)
+    mixers = [*mixers_of(model, states).values()] or convolutions_of(model, states)
     if not states or (
-        model.device.type == "cpu"
-        and len(mixers) == len(states)
-        and all(mixer_for(mixer).folds for mixer in mixers.values())
+        model.device.type == "cpu" and mixers and all(mixer_for(mixer).folds for mixer in mixers)
     ):
         return None
     return (

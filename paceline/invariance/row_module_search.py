@@ -17,14 +17,13 @@ from transformers import PreTrainedModel
 from paceline.backend.experts import ExpertsOverride
 from paceline.backend.overrides import ForwardOverride
 from paceline.backend.plain_tensors import is_matrix
-from paceline.backend.product_calls import DenseExpertsOverride, RouterOverride
-from paceline.invariance.row_modules import (
-    RowDenseExperts,
-    RowExperts,
-    RowMixer,
-    RowModule,
-    RowRouter,
+from paceline.backend.product_calls import (
+    DenseExpertsOverride,
+    PositionBiasOverride,
+    RouterOverride,
 )
+from paceline.invariance.row_experts import RowDenseExperts, RowExperts, RowSharedExperts
+from paceline.invariance.row_modules import RowMixer, RowModule, RowPositionBias, RowRouter
 from paceline.invariance.settings import PROBE_TOKENS
 from paceline.model.eagle.layers import decoder_of
 from paceline.model.media_prefill import takes_media
@@ -134,10 +133,14 @@ def _row_module(
     if isinstance(override, ExpertsOverride):
         return _row_experts(name, module, inputs)
     if isinstance(override, DenseExpertsOverride):
-        experts = len(module.get_parameter("down_proj"))
-        return RowDenseExperts(
-            name, module, (experts,), inputs[0].shape[-1:], inputs[0].new_zeros(())
-        )
+        experts, (*_, size) = len(module.get_parameter("down_proj")), inputs[0].shape
+        like = inputs[0].new_zeros(())
+        if "gate_proj" in module._parameters:
+            return RowSharedExperts(name, module, (), (size + experts,), like)
+        return RowDenseExperts(name, module, (experts,), (size,), like)
+    if isinstance(override, PositionBiasOverride):
+        states = inputs[0]
+        return RowPositionBias(name, module, (), states.shape[2:], states.new_zeros(()))
     if isinstance(override, RouterOverride):
         return _row_router(name, module, inputs, output, constants)
     if (
@@ -160,11 +163,13 @@ def _row_module(
 
 def _row_mixers(model: PreTrainedModel) -> Iterator[RowMixer]:
     """Yield the mixers of a view that compute recurrences token by token."""
-    size = model.config.get_text_config(decoder=True).hidden_size
+    hidden_size = model.config.get_text_config(decoder=True).hidden_size
     for name, module in model.named_modules():
         forward = vars(module).get("forward")
         if isinstance(forward, MixerForward) and forward.mixer.folds:
-            like = next(module.parameters()).new_zeros(())
+            size, like = hidden_size, next(module.parameters()).new_zeros((), dtype=model.dtype)
+            if hasattr(module, "conv_idx"):  # a convolution outside a larger mixer
+                size = module.get_submodule("conv1d").in_channels
             yield RowMixer(name, module, (), (size,), like)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -93,7 +93,7 @@ class RowModule:
 
     def counts(self) -> tuple[int, ...]:
         """Return the row counts that can be probed in a fraction of a second."""
-        return _counts_for(self.matrix.numel() if self.is_product else 0)
+        return counts_for(self.matrix.numel() if self.is_product else 0)
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
         """Return a function that calls the module on rows [count, *row_shape].
@@ -134,11 +134,12 @@ class RowModule:
         return call(moved.flatten().view(moved.shape)).movedim(axis, 0)
 
 
-def _num_weights(module: nn.Module) -> int:
+def num_weights(module: nn.Module) -> int:
+    """Return the number of a module's own weights."""
     return sum(weight.numel() for weight in module.parameters(recurse=False))
 
 
-def _counts_for(num_weights: int) -> tuple[int, ...]:
+def counts_for(num_weights: int) -> tuple[int, ...]:
     """Return the row counts for probing a module, given its number of weights."""
     if num_weights <= MAX_WIDE_WEIGHTS:
         return WIDE_COUNTS
@@ -181,66 +182,26 @@ class RowRouter(RowModule):
         return torch.cat(results, dim=1)
 
 
-@dataclass(slots=True)
-class RowExperts(RowModule):
-    """A module of experts whose selection depends only on the row.
+class RowPositionBias(RowModule):
+    """A position bias, evaluated for every distance.
 
-    A row contains the inputs, followed by the scores of all experts. Random rows with a few large
-    columns select some experts often and others rarely.
-
-    Attributes:
-        num_experts: Number of experts.
-        num_choices: Number of experts per row.
-        weights_like: Tensor with the dtype of the routing weights of the chosen experts.
-    """
-
-    num_experts: int = 0
-    num_choices: int = 0
-    weights_like: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-    @property
-    def shape(self) -> str:
-        """Shape of the module, for messages."""
-        size = self.after[0] - self.num_experts
-        return f"{type(self.module).__name__} of {size}, {self.num_choices} of {self.num_experts}"
-
-    def counts(self) -> tuple[int, ...]:
-        """Return the row counts that can be probed in a fraction of a second."""
-        return _counts_for(_num_weights(self.module))
-
-    def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return a function that applies the experts to rows [count, size + num_experts]."""
-        return self._route
-
-    @torch.inference_mode()
-    def _route(self, rows: Tensor) -> Tensor:
-        size = rows.shape[1] - self.num_experts
-        inputs, scores = rows[:, :size], rows[:, size:]
-        top = scores.float().topk(self.num_choices)
-        weights = top.values.softmax(-1).to(self.weights_like.dtype)
-        outputs: Tensor = self.module(inputs.contiguous(), top.indices, weights)
-        return outputs
-
-
-class RowDenseExperts(RowModule):
-    """Experts, each of which receives every token.
-
-    A row contains the inputs of all experts.
+    A row contains the states of all heads of a query.
     """
 
     def counts(self) -> tuple[int, ...]:
         """Return the row counts that can be probed in a fraction of a second."""
-        return _counts_for(_num_weights(self.module))
+        return counts_for(num_weights(self.module))
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
-        """Return a function that calls the experts on rows [count, experts, size]."""
+        """Return a function that computes the bias for rows [count, heads, size]."""
         return self._run
 
     @torch.inference_mode()
     def _run(self, rows: Tensor) -> Tensor:
-        count, experts, size = rows.shape
-        outputs: Tensor = self.module(rows.transpose(0, 1).reshape(-1, size))
-        return outputs.view(experts, count, -1).transpose(0, 1)
+        distances = torch.arange(self.module.get_parameter("proj").shape[1], device=rows.device)
+        queries = distances[-1].expand(len(rows))
+        bias: Tensor = self.module(rows[None].contiguous(), queries, distances)
+        return bias[0].transpose(0, 1)
 
 
 class RowMixer(RowModule):
@@ -252,7 +213,7 @@ class RowMixer(RowModule):
 
     def counts(self) -> tuple[int, ...]:
         """Return the row counts that can be probed in a fraction of a second."""
-        return _counts_for(sum(weight.numel() for weight in self.module.parameters()))
+        return counts_for(sum(weight.numel() for weight in self.module.parameters()))
 
     def function(self, weight: Tensor | None = None) -> RowFunction:
         """Return a function that runs the mixer on rows [count, size]."""

@@ -6,7 +6,7 @@ and positions. Then, paceline's forward passes continue from the resulting keys 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ _PLACEHOLDERS = tuple(
     f"{kind}_token_{end}" for kind in ("image", "video", "audio") for end in ("id", "index")
 )
 _RECORDERS = "_output_capturing_hooks_installed"
-_OFFSETS = "rope_deltas"  # where models with 3-D positions leave the position offset
+_OFFSETS = "rope_deltas"  # set by models with 3-D positions
 
 
 def takes_media(model: PreTrainedModel) -> bool:
@@ -159,7 +159,7 @@ class MediaPrefill:
             self._view.state.recurrent = None
         if recurrent is not None:
             recurrent.commit()
-        return Prefilled(output.logits, cache, _offsets(module.modules(), len(first)), recurrent)
+        return Prefilled(output.logits, cache, _offsets(module, inputs, first), recurrent)
 
     def _recurrent(self, first: IntArray, columns: int) -> RecurrentPrefill | None:
         """Return the recurrent layers of a forward pass; None if there are none."""
@@ -240,11 +240,15 @@ class MediaPrefill:
         return module
 
     def _accepted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that `forward` accepts, with the model's dtype and device."""
-        accepted = forward_parameters(self._model)
+        """Return the tensors that `forward` accepts, on the model's device.
+
+        Images, videos and audio get the model's dtype. Other numbers, such as times, remain exact.
+        """
+        accepted, floats = forward_parameters(self._model), torch.Tensor.is_floating_point
         return {
             name: tensor.to(
-                self._model.device, self._model.dtype if tensor.is_floating_point() else None
+                self._model.device,
+                self._model.dtype if name.startswith(MEDIA_ARGUMENTS) and floats(tensor) else None,
             )
             for name, tensor in tensors.items()
             if name in accepted
@@ -262,13 +266,25 @@ def _copy_flags(source: nn.Module, target: nn.Module) -> None:
             setattr(other, _RECORDERS, getattr(part, _RECORDERS, False))
 
 
-def _offsets(modules: Iterable[nn.Module], rows: int) -> list[int]:
-    """Return the position offset of each row after a model's last forward pass.
+def _offsets(module: Any, inputs: dict[str, Any], first: IntArray) -> list[int]:
+    """Return the position offset of each row after the forward pass.
 
-    It is the number added to the index of a later token to get the token's position.
+    The offset is the number added to the index of a later token to get the token's position. In
+    `generate`, the positions of the answer continue after the last token of the prompt.
+    `rope_deltas` continues after the largest position instead, which may belong to a video.
+
+    Args:
+        module: View that has run the forward pass.
+        inputs: Arguments of the forward pass.
+        first: Column of the first token of each row, [rows].
     """
-    for part in modules:
-        deltas = getattr(part, _OFFSETS, None)
-        if isinstance(deltas, Tensor):
-            return [int(delta) for delta in deltas.reshape(-1).expand(rows)]
-    return [0] * rows
+    positions = inputs.get("position_ids")
+    has_offsets = any(getattr(part, _OFFSETS, None) is not None for part in module.modules())
+    if positions is None and has_offsets:
+        others = {name: value for name, value in inputs.items() if name != "input_ids"}
+        positions = module._prepare_position_ids_for_generation(inputs["input_ids"], others)
+    if positions is None:
+        return [0] * len(first)
+    last = (positions[-1] if positions.dim() > 2 else positions)[:, -1].expand(len(first))
+    indices = inputs["input_ids"].shape[1] - 1 - first
+    return [int(position) - int(index) for position, index in zip(last, indices, strict=True)]

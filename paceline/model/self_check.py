@@ -255,9 +255,9 @@ def _compare_rows(
         other_length: Text length that determines the other request's rotary frequencies.
     """
     tokens = [(11 * index + 3) % alone.vocab_size for index in range(20)]
+    parents = CHECKED_TREE if batched.takes_trees else CHECKED_CHAIN
     tree = DraftTree(
-        [(13 * node + 5) % alone.vocab_size for node in range(len(CHECKED_TREE))],
-        list(CHECKED_TREE),
+        [(13 * node + 5) % alone.vocab_size for node in range(len(parents))], list(parents)
     )
     request, first, other = (Request(tokens[:count], SamplingParams()) for count in (20, 20, 11))
     request.rotary_length = first.rotary_length = max(20, length)

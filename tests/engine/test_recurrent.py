@@ -23,9 +23,10 @@ COUNT = 16
 PARAMS = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
 WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")
 FAST = ("lfm2", "qwen3_5", "granitemoehybrid", "nemotron_h", "zaya")
+ALL = (*BRANCHING, *WINDOWED, *CHAINED)
 SIZES = [
     *((name, 5) for name in FAST),
-    *(pytest.param(name, 20, marks=pytest.mark.slow) for name in (*BRANCHING, *WINDOWED, *CHAINED)),
+    *(pytest.param(name, 20, marks=pytest.mark.slow) for name in ALL),
 ]
 
 
@@ -76,8 +77,13 @@ def test_drafts_do_not_change_answers_in_ragged_batches(name: str, many: int) ->
 CORE = ("lfm2", "granitemoehybrid", "nemotron_h", "zaya")
 
 
+def every_type(*fast: str) -> list[Any]:
+    """All recurrent types; those that are not in `fast` are slow."""
+    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in ALL]
+
+
 @pytest.mark.parametrize("chunk", [1, 64])
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", every_type(*CORE))
 def test_prompts_in_chunks_give_the_same_answers(name: str, chunk: int) -> None:
     known = known_answers(name, 3)
     llm = LLM(make(name), ScriptedTree(known, VOCAB), max_batch=2)
@@ -86,7 +92,7 @@ def test_prompts_in_chunks_give_the_same_answers(name: str, chunk: int) -> None:
     assert [out.token_ids for out in outs] == [*known.values()]
 
 
-@pytest.mark.parametrize("name", [*CORE, "inkling"])
+@pytest.mark.parametrize("name", every_type(*CORE, "inkling"))
 def test_no_token_is_fed_twice(name: str) -> None:
     known = known_answers(name, 3)
     engine = Engine(make(name), ScriptedTree(known, VOCAB), max_batch=3)
@@ -100,7 +106,7 @@ def test_no_token_is_fed_twice(name: str) -> None:
     assert [request.output_ids for request in requests] == [*known.values()]
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", every_type(*CORE))
 def test_conversations_continue_from_the_held_states(name: str) -> None:
     model = make(name)
     llm = LLM(model, "prompt_lookup", keep_prefixes=4, max_batch=2)
@@ -114,7 +120,7 @@ def test_conversations_continue_from_the_held_states(name: str) -> None:
     assert all(count > 0 for count in reused[1:])
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", every_type(*CORE))
 def test_other_answers_to_a_prompt_continue_from_the_end_of_the_prompt(name: str) -> None:
     model, (prompt,) = make(name), prompts(1, seed=6)
     prompt += [7] * 20
@@ -131,7 +137,7 @@ def test_other_answers_to_a_prompt_continue_from_the_end_of_the_prompt(name: str
 
 
 @pytest.mark.parametrize("kept", [0, 2])
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", every_type(*CORE))
 def test_preempted_requests_continue_with_the_same_answer(name: str, kept: int) -> None:
     known = known_answers(name, 4)
     drafter = ScriptedTree(known, VOCAB)
@@ -151,7 +157,7 @@ def test_preempted_requests_continue_with_the_same_answer(name: str, kept: int) 
     assert engine.load.preemptions > 0
 
 
-@pytest.mark.parametrize("name", CORE[:2])
+@pytest.mark.parametrize("name", every_type(*CORE[:2]))
 def test_a_closed_stream_leaves_nothing_behind_in_its_slot(name: str) -> None:
     known = known_answers(name, 3)
     llm = LLM(make(name), "none", max_batch=1)
@@ -167,8 +173,10 @@ def test_batch_invariance_says_why_it_is_off() -> None:
     llm = LLM(make("lfm2"), "none", batch_invariant="auto")
     assert not llm.invariance.on
     assert "has 1 recurrent layers, and 'auto' tries" in llm.invariance.reason
-    with pytest.raises(ConfigError, match="recurrent"):
-        LLM(make("inkling"), "none", batch_invariant=True)
+    unknown = copy.deepcopy(make("lfm2"))
+    unknown.model.layers[0].conv.activation = "unknown"
+    with pytest.raises(ConfigError, match="1 of its layers are recurrent, and paceline does not"):
+        LLM(unknown, "none", batch_invariant=True)
 
 
 def test_states_count_towards_the_memory_of_the_cache() -> None:

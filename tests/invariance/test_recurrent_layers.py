@@ -47,7 +47,7 @@ def in_bfloat16(name: str) -> Any:
             for name in (
                 *("lfm3", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "bailing_hybrid"),
                 *("mamba2", "bamba", "falcon_h1", "nemotron_h", "kimi_linear", "lfm2_moe"),
-                *("mamba", "falcon_mamba", "jamba", "zamba", "zaya"),
+                *("mamba", "falcon_mamba", "jamba", "zamba", "zaya", "inkling"),
                 *SMALL_WEIGHTS,
             )
         ),

@@ -188,7 +188,7 @@ def main() -> None:
     for name in ("Q4_1", "Q6_K"):
         check_packed_product(name)
 
-    from tests.attention import test_by_position, test_tiled
+    from tests.attention import test_bias, test_by_position, test_tiled
     from tests.model import test_layer_forward
 
     test_layer_forward.test_one_call_gives_the_bits_of_the_modules("llama")
@@ -198,6 +198,7 @@ def main() -> None:
             heads, torch.bfloat16
         )
         test_by_position.test_values_are_those_of_the_reference(heads, torch.bfloat16)
+        test_bias.test_biased_trees_have_the_bits_of_plain_decoding(heads, torch.bfloat16)
     test_tiled.test_values_are_added_up_in_the_order_that_is_written_down(33, 80)
     test_tiled.test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(
         torch.bfloat16, 5

@@ -38,6 +38,10 @@ class AttentionCall:
     value_stride: int
     out: int  # Contiguous [queries, heads, value dim]; bfloat16 if the query is, else float32.
     sinks: int  # Contiguous float32 [heads]; 0 without sinks.
+    bias: int  # Float32, indexed as [rows, heads, columns, cache positions]; 0 without a bias.
+    bias_row: int
+    bias_head: int
+    bias_column: int
     rows: int
     key_heads: int
     groups: int  # Query heads per key head.
@@ -87,6 +91,7 @@ class Tile(NamedTuple):
         first: First query of the tile.
         length: Number of queries of the tile.
         origin: Address of the row's first column in the query tensor.
+        biases: Address of the biases of the row's first column.
         outputs: Index of the row's first column among the columns of all rows.
         runs: Runs of visible keys; see `VisibleRanges`.
         begin: Index of the first run of each column in the row.
@@ -108,6 +113,7 @@ class Tile(NamedTuple):
     first: int
     length: int
     origin: int
+    biases: int
     outputs: int
     runs: Records[KeyRun]
     begin: IntArray
@@ -168,6 +174,14 @@ def row_queries(call: AttentionCall, starts: IntArray, row: int) -> int:
     if call.packed:
         return int(call.query + starts[row] * call.query_column)
     return int(call.query + row * call.query_row)
+
+
+@inlined
+def row_biases(call: AttentionCall, starts: IntArray, row: int) -> int:
+    """Return the address of the biases of a row's first column."""
+    if call.packed:
+        return int(call.bias + starts[row] * call.bias_column)
+    return int(call.bias + row * call.bias_row)
 
 
 @inlined

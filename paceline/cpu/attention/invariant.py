@@ -43,7 +43,7 @@ def attention_by_position(
         mask: Bool tensor [rows or 1, 1, columns, cache positions]. With None, a single query sees
             all keys of its row, and several queries are causal.
         metadata: Keys of each row, in the order of their text positions.
-        options: Scaling, soft cap and sinks. Default: scaling by 1 / sqrt(dim) only.
+        options: Scaling, bias, soft cap and sinks. Default: scaling by 1 / sqrt(dim) only.
 
     Returns:
         Tensor [rows, columns, heads, value dim], with the query's dtype, rows and columns.
@@ -55,8 +55,7 @@ def attention_by_position(
     query, key, value = _readable(query, dim), _readable(key, dim), _readable(value, value_dim)
     out_dtype = torch.bfloat16 if query.dtype == torch.bfloat16 else torch.float32
     out = torch.empty(batch, columns, heads, value.shape[3], dtype=out_dtype)
-    sinks = options.sinks
-    sinks = None if sinks is None else sinks.detach().to(torch.float32).contiguous()
+    sinks, bias = _sinks(options.sinks), _biases(options.bias, query, key)
     kind = KINDS[query.dtype]
     tiled = suits(kind, query.shape[3], value.shape[3])
     values = (
@@ -65,6 +64,7 @@ def attention_by_position(
         *_address_and_strides(value),
         out.data_ptr(),
         0 if sinks is None else sinks.data_ptr(),
+        *_address_and_strides(bias),
         len(metadata.cached),
         value.shape[1],
         groups,
@@ -112,8 +112,22 @@ def _readable(states: Tensor, dim: int) -> Tensor:
     return states if states.stride(3) == 1 else states.contiguous()
 
 
-def _address_and_strides(states: Tensor) -> tuple[int, int, int, int]:
-    """Return the address of a tensor and its first three strides in bytes."""
+def _sinks(sinks: Tensor | None) -> Tensor | None:
+    return None if sinks is None else sinks.detach().to(torch.float32).contiguous()
+
+
+def _biases(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """Return biases in float32 for every row, contiguous in their last dimension."""
+    if bias is None:
+        return None
+    shape = *query.shape[:3], key.shape[2]
+    return _readable(bias.detach().to(torch.float32).expand(shape), WIDTH)
+
+
+def _address_and_strides(states: Tensor | None) -> tuple[int, int, int, int]:
+    """Return a tensor's address and first three strides in bytes, or zeros."""
+    if states is None:
+        return 0, 0, 0, 0
     size = states.element_size()
     row, head, column, _ = states.stride()
     return states.data_ptr(), row * size, head * size, column * size

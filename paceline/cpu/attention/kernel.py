@@ -5,7 +5,7 @@ queries, the cache positions of keys, the length of the cache and the number of 
 effect. All values are float32, and the kernel computes sums in this order:
 
 - Score of a query and a key: in the order of `fma_dot`, after scaling the query. For bfloat16
-  states on processors with AVX512_BF16, in the order of `dotted`.
+  states on processors with AVX512_BF16, in the order of `dotted`. A bias is added last.
 - Softmax: exp(score - largest score of all visible keys).
 - Total weight: lane l sums the weights of the keys with rank l, l + 8, ... Rank 0 is the first
   visible key in text order. The lanes are added as in `fma_dot`. The weight of an attention sink
@@ -28,6 +28,7 @@ from paceline.cpu.attention.call import (
     Tile,
     output_index,
     read_call,
+    row_biases,
     row_queries,
     take_tile,
     visible_keys,
@@ -60,6 +61,7 @@ def _attend(call_address: int) -> int:
             first,
             length,
             row_queries(call, keys.starts, row),
+            row_biases(call, keys.starts, row),
             keys.starts[row],
             keys.runs,
             keys.begin[keys.starts[row] : keys.starts[row + 1] + 1],

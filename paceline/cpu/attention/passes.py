@@ -64,6 +64,13 @@ def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
         return np.float32(1.0)
     runs, row = tile.runs, tile.scores[i]
     start = runs[begin].start
+    if call.bias:
+        head = tile.head * call.groups + member
+        biases = tile.biases + head * call.bias_head + column * call.bias_column
+        for run in range(begin, end):
+            for ordinal in range(runs[run].start, runs[run].stop):
+                source = biases + cache_position(tile, ordinal) * FLOAT_BYTES
+                row[ordinal] += simd_f32x8.load_float(source)
     for run in range(begin + 1, end):
         shift = start + runs[run].rank - runs[run].start
         for ordinal in range(runs[run].start, runs[run].stop):

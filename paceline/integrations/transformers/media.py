@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -42,31 +40,12 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
     with model.mode():
         first = np.array([row.padding for row in rows], dtype=np.int64)
         prefilled = model.media_prefill.run_as_generate(request.input_ids, request.media, first)
-    offsets = _offsets_of(request.media.get("position_ids"), rows) or prefilled.offsets
-    for row, offset in zip(rows, offsets, strict=True):
+    for row in rows:
         if len(row) == 1:
             continue
         states = prefilled.states(row.place, row.padding, request.width - 1)
-        states = replace(states, position_offset=offset)
         tensors = {
             name: value for name, value in request.media.items() if isinstance(value, Tensor)
         }
         # Rows share no keys with other requests, so that the digest only has to be unique.
         row.media = Media(tensors, len(row) - 1, str(row.id).encode(), states)
-
-
-def _offsets_of(positions: Any, rows: Sequence[RowRequest]) -> list[int]:
-    """Return each row's position offset; an empty list if no positions were passed.
-
-    Args:
-        positions: Positions prepared by `generate`, [rows, columns], possibly with a leading
-            dimension.
-        rows: Rows in batch order.
-    """
-    if not isinstance(positions, Tensor):
-        return []
-    last = positions[-1, :, -1] if positions.dim() > 2 else positions[:, -1]
-    return [
-        int(position) - (len(row) - 1)
-        for position, row in zip(last.expand(len(rows)).tolist(), rows, strict=True)
-    ]

@@ -5,7 +5,7 @@ output depends only on the query and on the keys that it sees, bit for bit, but 
 summation is different:
 
 - Score of a query and a key: in the order of `amx`, 32 dimensions at a time, followed by the
-  scaling.
+  scaling and then the bias.
 - Softmax: exp(score - largest score of all visible keys).
 - Total weight: lane l of sixteen sums the weights of the keys with rank l, l + 16, ... Rank 0 is
   the first visible key in text order. Then lanes l and l + 8 are added, next l and l + 4, next l

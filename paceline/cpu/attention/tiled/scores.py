@@ -62,9 +62,11 @@ def weigh_block(
     for lane in range(count):
         row = scores + lane * space.width
         softmax_weighted_sum.scale(row, row, vectors, np.float32(call.scaling))
+        column, member = divmod(tile.first + i + lane, call.groups)
+        if call.bias:
+            _add_bias(call, tile, row - low * FLOAT_BYTES, column, member)
         if call.softcap:
             cap(np.float32(call.softcap), row, row + capped)
-        column, member = divmod(tile.first + i + lane, call.groups)
         steps = _arrange(tile, row, column, low, shared)
         if steps:
             total = _weigh(call, row, steps, tile.head * call.groups + member)
@@ -140,6 +142,26 @@ def _score(
     _store1(space.products + amx.TILE, amx.ROW)
     amx.transpose(space.products, amx.ROW, scores, space.width)
     amx.transpose(space.products + amx.TILE, amx.ROW, scores + amx.ROW, space.width)
+
+
+@inlined
+def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, member: int) -> None:
+    """Add the biases of a query to the scores of the keys that it sees.
+
+    Args:
+        call: Attention call.
+        tile: Current tile of queries.
+        row: Address at which the score of the key with ordinal 0 would be stored.
+        column: Column of the query.
+        member: Index of the query in its group of heads.
+    """
+    head = tile.head * call.groups + member
+    biases = tile.biases + head * call.bias_head + column * call.bias_column
+    for number in range(tile.begin[column], tile.begin[column + 1]):
+        for ordinal in range(tile.runs[number].start, tile.runs[number].stop):
+            score = row + ordinal * FLOAT_BYTES
+            bias = simd_f32x8.load_float(biases + cache_position(tile, ordinal) * FLOAT_BYTES)
+            simd_f32x8.store_float(score, np.float32(simd_f32x8.load_float(score) + bias))
 
 
 @inlined

@@ -61,6 +61,7 @@ class QueryTile(NamedTuple):
         first, length: First query, and number of queries.
         outputs: Index of the row's first column among the columns of all rows.
         query: Address of the row's queries.
+        biases: Address of the biases of the row's first column.
         key, value: Addresses of the key head's keys and values.
         base: First key that the first column sees.
         runs, begin: Keys visible to the columns of the row; see `VisibleRanges`.
@@ -73,6 +74,7 @@ class QueryTile(NamedTuple):
     length: int
     outputs: int
     query: int
+    biases: int
     key: int
     value: int
     base: int
