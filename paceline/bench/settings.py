@@ -72,8 +72,8 @@ class BenchConfig:
         draft_cost_scale: Enlarge the draft model to the size "WIDTHxLAYERS". Default: not enlarged.
         repeats: Number of passes over all prompts, each with new drafters; at least 1.
         warmup: Number of short, untimed answers per method before the run; at least 0.
-        max_seconds: Time limit in seconds; at least 0. At the limit, the run ends as soon as all
-            methods have answered the current prompt. 0 sets no limit.
+        max_seconds: Time limit of the run in seconds; at least 0. At the limit, the run ends as
+            soon as all methods have answered the current prompt. 0 sets no limit.
         lookahead_parallel: Number of ranks among which draft trees with a lookahead window are
             split; 0 runs one process. Other methods run on every rank. Times are those of rank 0,
             and query tokens are those of the busiest rank.

@@ -34,8 +34,8 @@ def demo(
 ) -> int:
     """Compare drafters with transformers on a small model.
 
-    The demo checks that the answers are identical, measures the speed, and streams an answer. It
-    uses SmolLM2 if that model is installed, and the built-in toy models otherwise.
+    The demo checks that the answers are identical, measures the speed, and streams an answer. The
+    demo uses SmolLM2 if that model is installed, and the built-in toy models otherwise.
 
     Args:
         output: Folder for the results (JSON) and, if matplotlib is installed, the plot.

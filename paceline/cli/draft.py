@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Train a draft model on the target's recorded answers and on text.
 
-    You can interrupt the training at any time. Run the same command again to resume it.
+    You can interrupt the training at any time. To resume the training, run the same command again.
 
     Example: paceline draft train smollm2 --recording answers.jsonl --out draft
 

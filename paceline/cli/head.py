@@ -61,8 +61,8 @@ def record(
     """Record data for training an acceptance head.
 
     The recording contains the target's answers and the acceptance probability of each draft token.
-    Use the same sampling settings as for decoding. Recording can be interrupted at any time; run
-    the same command again to resume it.
+    Use the same sampling settings as for decoding. Recording can be interrupted at any time; to
+    resume it, run the same command again.
 
     Example: paceline head record demo --prompts prompts.jsonl --out recording
     """

@@ -33,7 +33,7 @@ def record(
     """Record a model's answers to prompts as JSON lines.
 
     You can use the file for replays, datastores and training. Prompt number n uses seed + n. You
-    can interrupt the recording at any time. Run the same command again to resume it.
+    can interrupt the recording at any time. To resume the recording, run the same command again.
 
     Example: paceline record smollm2 --prompts prompts.jsonl --out answers.jsonl
 

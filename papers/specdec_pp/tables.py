@@ -120,9 +120,9 @@ def table_2(result: SpecDecResult) -> Table:
         draft, target = result.pair_times
         notes.append(
             "Equation 2.3 of the paper needs the times of a draft and of a target forward pass:"
-            f' {1e3 * draft:.2f} and {1e3 * target:.2f} ms, from the row "both together". The'
-            f" second time is {target / draft:.1f} times the first; in the paper, it is"
-            f" {PAPER_RATIO:.1f} times the first."
+            f' {1e3 * draft:.2f} and {1e3 * target:.2f} ms, from the row "both together".'
+            f" A target forward pass takes {target / draft:.1f} times as long as a draft forward"
+            f" pass; in the paper, {PAPER_RATIO:.1f} times as long."
         )
     shown = [
         "ms per forward",
@@ -213,7 +213,9 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         f" {PAPER_RATIO:.1f} draft forward passes.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
-    return Table.of("Figure 4: the head's Pareto front against others", shown, rows, notes)
+    return Table.of(
+        "Figure 4: the head's Pareto front compared with other rules", shown, rows, notes
+    )
 
 
 def _milliseconds(seconds: float | None) -> float | None:

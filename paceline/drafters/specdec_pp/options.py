@@ -27,8 +27,8 @@ class SpecDecPPOptions:
             Defaults to true.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
         budget: Verify only the nodes that are expected to save time. The acceptance head supplies
-            their confidences. The budget never shortens sampled drafts, because they affect the
-            text. Defaults to true.
+            the confidences. The budget never shortens sampled drafts, because they affect the text.
+            Defaults to true.
         second_choices: Add the draft model's second choice next to each draft token. If the draft
             token is wrong and the second choice is correct, the target accepts the second choice.
             This option has no effect with budget=false. Defaults to true.
