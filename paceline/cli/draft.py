@@ -46,8 +46,8 @@ def train(
     Example: paceline draft train smollm2 --recording answers.jsonl --out draft
 
     Args:
-        out: Folder in which the best draft model so far is stored. At the end, the learning curve
-            is added.
+        out: Folder in which the best draft model so far is stored. The folder also receives the
+            learning curve at the end.
         texts: Text or chat file for pre-training (.jsonl, .txt, .npy, .parquet), as for `paceline
             datastore`; repeatable. Default: none.
     """

@@ -23,8 +23,8 @@ class RecordConfig:
     """Set how training data for an acceptance head is recorded.
 
     Attributes:
-        out: Folder for the recording. If it contains an interrupted recording, the command resumes
-            it.
+        out: Folder for the recording. If the folder contains an interrupted recording, the command
+            resumes it.
         models: Target and draft model.
         selection: Prompts, selected as for a benchmark.
         answers: Use the answers and the sampling settings in this file from `paceline record`

@@ -63,7 +63,7 @@ class DraftTraining(TrainingSettings):
             a share of the target's layers; from 0 to 1. With 0, the draft model uses only the last
             layer.
         hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 for
-            "independent". "eagle3" always uses the target's.
+            "independent". "eagle3" always uses the hidden size of the target.
         layers: Number of decoder layers; at least 0. 0 uses 2 layers for "eagle", 3 for
             "independent" and 1 for "eagle3".
         neurons: Size of each feed-forward layer; at least 0. 0 uses 4/3 of the hidden size for
