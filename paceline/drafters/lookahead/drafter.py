@@ -204,7 +204,7 @@ class Lookahead(Drafter):
     def _add_as_published(
         self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State
     ) -> None:
-        """Add every token of every guess, as in the authors' code.
+        """Add every token of every guess, as in the code of Fu et al. 2024.
 
         The last token of each guess and all window nodes are probes: they are processed, but never
         accepted.

@@ -56,7 +56,7 @@ class LookaheadWindow:
     def from_tokens(
         prompt: list[int], width: int, ngram: int, rng: random.Random
     ) -> LookaheadWindow:
-        """Return one level of random prompt tokens, like the warm-up in the authors' code."""
+        """Return one level of random prompt tokens, as in the code of Fu et al. 2024."""
         return LookaheadWindow([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
 
     @property

@@ -49,7 +49,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class TrieLimits:
-    """Limits above which tries shrink; the defaults are those of the authors' code.
+    """Limits above which tries shrink; the defaults are those of PIA's code.
 
     Attributes:
         nodes: Maximum number of nodes in a tree. Larger trees are squeezed at the end of a
@@ -147,7 +147,7 @@ class PhraseTries:
 
 
 def _forget(children: Children, request: int) -> int:
-    """Remove a request's counts from a forest, and return how many nodes were dropped."""
+    """Remove a request's counts below a node; return how many nodes were dropped."""
     gone = 0
     for token, node in list(children.items()):
         if node.inputs.pop(request, 0):

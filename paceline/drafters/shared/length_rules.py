@@ -67,8 +67,8 @@ class LengthRule:
 class HeuristicRule(LengthRule):
     """Drafts two more tokens after a fully accepted draft, otherwise one fewer.
 
-    This is transformers' `num_assistant_tokens_schedule="heuristic"`, a baseline in the authors'
-    code for SpecDec++.
+    This is transformers' `num_assistant_tokens_schedule="heuristic"`, a baseline in the code of
+    the SpecDec++ authors.
     """
 
     stops_at_end = True

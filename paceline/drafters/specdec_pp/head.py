@@ -84,7 +84,7 @@ class AcceptanceHead:
     def load(path: str | Path, draft: PreTrainedModel) -> AcceptanceHead:
         """Load a head from its folder, for its draft model or an enlarged copy.
 
-        A folder in the format of the authors' code (config.json and model.safetensors) is also
+        A folder in the format of the SpecDec++ code (config.json and model.safetensors) is also
         accepted. This format does not name the draft model, so only the hidden size is checked.
 
         Raises:
@@ -153,7 +153,7 @@ class AcceptanceHead:
         write_atomically(Path(directory) / CARD, self.card.encode())
 
     def confidences(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
-        """Return acceptance probabilities given the preceding tokens (equation 3.1).
+        """Return acceptance rates given the preceding tokens (SpecDec++, equation 3.1).
 
         Args:
             hidden: The draft model's last hidden state at each token, after it has processed the
@@ -176,7 +176,7 @@ class AcceptanceHead:
     def early_confidences(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
         """Return acceptance probabilities of tokens whose hidden states are not known yet.
 
-        The estimate uses only the token's distribution. It is not in the paper.
+        The estimate uses only the token's distribution. It is not part of SpecDec++.
 
         Args:
             log_probs: Log-probability of the token in its distribution, [n].
@@ -194,7 +194,7 @@ class AcceptanceHead:
             return logits.sigmoid_()
 
     def threshold(self, target_seconds: float, draft_seconds: float) -> float:
-        """Return the stopping threshold with the lowest latency per token (equation 2.3).
+        """Return the threshold with the lowest latency per token (SpecDec++, eq. 2.3).
 
         Args:
             target_seconds: Duration of one target forward pass, in seconds.

@@ -16,7 +16,7 @@ _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the dr
 
 
 class HeadRule(ThresholdRule):
-    """Stops once the head expects a rejection in the draft (section 3.2, algorithm 2).
+    """Stops once the head expects a rejection (SpecDec++, section 3.2, algorithm 2).
 
     The head evaluates a token one forward pass after it was sampled, because the token's hidden
     state is known only then. `confidences` therefore refers to the token before each new token.

@@ -1,10 +1,10 @@
 """Draft chains along an answer with a draft model that reads target states.
 
-In the paper, the draft model reads an answer in which some tokens are replaced by draft tokens. A
-draft model that reads target states has these states only for tokens that the target has chosen.
-Its hidden states therefore depend on the position in the chain. For this reason, each token of an
-answer is drafted at every chain position, as if all earlier tokens of the chain had been accepted.
-The acceptance head makes its predictions in the same situation.
+In SpecDec++ (Huang et al. 2024), the draft model reads an answer in which some tokens are replaced
+by draft tokens. A draft model that reads target states has these states only for tokens that the
+target has chosen. Its hidden states therefore depend on the position in the chain. For this reason,
+each token of an answer is drafted at every chain position, as if all earlier tokens of the chain
+had been accepted. The acceptance head makes its predictions in the same situation.
 """
 
 from __future__ import annotations
