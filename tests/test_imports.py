@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.util.garbage_collection import collection_paused
+from paceline.util.garbage_collection import collection_paused, survivors_exempt
 
 ROOT = Path(__file__).parent.parent
 
@@ -70,6 +70,24 @@ def test_imports_pause_the_garbage_collector() -> None:
         assert not gc.isenabled(), "the caller has disabled it"
     finally:
         gc.enable()
+
+
+def test_objects_that_the_caller_exempted_from_collection_stay_exempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gc.freeze()
+    with survivors_exempt():
+        pass
+    assert gc.get_freeze_count() > 0
+    count = gc.get_freeze_count
+    with monkeypatch.context() as patched:
+        patched.setattr(gc, "get_freeze_count", lambda: 0)
+        try:
+            with survivors_exempt():
+                assert count() > 0
+            assert count() == 0
+        finally:
+            gc.freeze()
 
 
 def test_public_names() -> None:

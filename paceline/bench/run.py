@@ -41,6 +41,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import draft_lm, eos_token_ids
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
+from paceline.util.garbage_collection import survivors_exempt
 from paceline.util.options import ENGINE
 
 Maker = Callable[[CachedLM], Drafter]
@@ -97,9 +98,7 @@ def run_bench(
             gc.collect()
             options.loaded()
         methods, eos = _methods(config, models, units, skipped, lockstep, options)
-        gc.collect()
-        at_the_end.callback(gc.unfreeze)
-        gc.freeze()  # the collection before every call then skips modules and models
+        at_the_end.enter_context(survivors_exempt())  # from the collection before every call
         environment = look_around(models.target.device)
         with same_rules(models.target, config.sampling, eos):
             run = _BenchRun(config, methods, units, models.target.device, lockstep)

@@ -1,4 +1,4 @@
-"""Import large packages without running the garbage collector."""
+"""Exempt modules and models, which are never garbage, from garbage collection."""
 
 from __future__ import annotations
 
@@ -22,3 +22,21 @@ def collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def survivors_exempt() -> Iterator[None]:
+    """Collect garbage, then exempt all other objects inside the `with` block.
+
+    If objects are exempt already, the block exempts no others: Python can only end the exemption of
+    all objects at once.
+    """
+    gc.collect()
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
