@@ -89,8 +89,8 @@ def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tupl
 
     Args:
         row: Shard to search.
-        low: First rank.
-        high: Last rank plus one. All suffixes in the range share their first `depth` tokens.
+        low: First rank of the range.
+        high: Last rank of the range, plus one. All its suffixes share their first `depth` tokens.
         depth: Number of tokens to skip.
         query: Tokens to find.
     Returns:

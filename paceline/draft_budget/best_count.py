@@ -33,7 +33,7 @@ def nodes_per_tree(trees: IntArray, nodes: IntArray, num_trees: int) -> list[int
 
     Args:
         trees: Index of each node's tree.
-        nodes: Chosen nodes.
+        nodes: Indices of the chosen nodes.
         num_trees: Number of trees.
     """
     lengths: list[int] = np.bincount(trees[nodes], minlength=num_trees).tolist()

@@ -88,7 +88,7 @@ def draw_tokens(
         logits: Logits, as in `target_scores`.
         requests: Requests of the batch.
         trees: Draft trees of the requests.
-        stream: Noise stream.
+        stream: Number of the noise stream, such as TARGET or DRAFT.
         others: Function that returns other tensors to copy from the device, given the scores and
             the tokens.
     """

@@ -171,7 +171,7 @@ def _stage(
     """Return the address and stride of a block's keys or values in float32.
 
     Args:
-        call: Attention call.
+        call: Arguments of the attention call.
         tile: Current tile, whose `block` receives a copy if one is needed.
         source: Address of the key head's keys.
         stride: Distance between consecutive cache positions.

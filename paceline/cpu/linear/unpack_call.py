@@ -56,7 +56,7 @@ def unpack_task(
         call: Product to compute.
         unpacking: Record that `describe` has filled.
         address: Address of `unpacking`.
-        first: First output.
+        first: Index of the first output.
         count: Number of outputs.
         target: Address for the unpacked values, bfloat16 [count, inner].
 

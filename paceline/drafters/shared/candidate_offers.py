@@ -33,7 +33,7 @@ def offer(
         inputs: Sources, calibration and request.
         node: Node whose children are offered.
         parent: Index of the node in the tree; -1 means the root.
-        frontier: Candidates, of which the first `waiting` are in use.
+        frontier: Candidates for the next nodes, of which the first `waiting` are in use.
         waiting: Number of candidates on the frontier so far.
         scratch: Buffer for the probabilities of one cached distribution, [TOP].
     """
@@ -104,7 +104,7 @@ def _pair(
     Args:
         inputs: Sources, calibration and request.
         node: Node whose children are offered.
-        frontier: Candidates.
+        frontier: Candidates for the next nodes of the tree.
         cached: For candidates from the cached distributions: index of the first one, index after
             the last one, and context length.
         scratch: Probabilities of the candidates from the cached distribution, [TOP].
@@ -152,7 +152,7 @@ def _weigh(
         inputs: Sources, calibration and request.
         source: Index of the source.
         base: Index of the same node in the source's tree; -1 means the root.
-        frontier: Candidates; those from `first` to `waiting` - 1 belong to the node.
+        frontier: Next candidates; those from `first` to `waiting` - 1 belong to the node.
         first: First candidate of the node.
         waiting: Number of waiting candidates so far.
     Returns:

@@ -41,7 +41,7 @@ class _MergeWorkspace(NamedTuple):
 
     Attributes:
         root: Candidate for the root, [1].
-        frontier: Candidates, [room].
+        frontier: Candidates for the next nodes of the tree, [room].
         paths: Path probabilities of the candidates, [room], stored separately because they are
             compared most often.
         scratch: Cached probabilities of one entry, [TOP].

@@ -51,7 +51,7 @@ class Pool(NamedTuple):
     """The pointers of all nodes of one tree, with scratch arrays for the search.
 
     Attributes:
-        pointers: Pointers, [room].
+        pointers: Pointers of all nodes, node by node, [room].
         scratch: Pointers of one look-up, [max_matches].
         ranges: Ranks of the matches of each suffix of one node's text in each shard,
             [len(STORE_SIZES), shards].

@@ -103,7 +103,7 @@ def _attend_tile(
     The sums begin with the steps of keys that all queries of a block see.
 
     Args:
-        call: Attention call.
+        call: Arguments of the attention call.
         tile: Queries of the tile.
         space: Memory of the thread.
         common_steps: Output: number of common steps of each block.

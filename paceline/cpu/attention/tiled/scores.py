@@ -35,7 +35,7 @@ def weigh_block(
     """Compute the softmax weights of a block of queries.
 
     Args:
-        call: Attention call.
+        call: Arguments of the attention call.
         tile: Current tile of queries.
         space: Memory of the thread.
         block: Index of the block in the tile.
@@ -149,7 +149,7 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
     """Add the biases of a query to the scores of the keys that it sees.
 
     Args:
-        call: Attention call.
+        call: Arguments of the attention call.
         tile: Current tile of queries.
         row: Address at which the score of the key with ordinal 0 would be stored.
         column: Column of the query.

@@ -101,7 +101,7 @@ def add_column_steps(
     """Add the weighted values that `add_steps` left out, separately for each column.
 
     Args:
-        call: Attention call.
+        call: Arguments of the attention call.
         tile: Current tile of queries.
         space: Memory of the thread.
         block: Index of the block in the tile.
@@ -141,7 +141,7 @@ def _gather(
     """Interleave the values of pairs of keys with ranks `rank` to `stop` - 1.
 
     Args:
-        call: Attention call.
+        call: Arguments of the attention call.
         tile: Current tile of queries.
         space: Memory of the thread.
         run: Index of the run with the first key, or of an earlier run.

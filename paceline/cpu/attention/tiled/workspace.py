@@ -57,7 +57,7 @@ class QueryTile(NamedTuple):
     Query i belongs to column i // groups and is query head i % groups of its group.
 
     Attributes:
-        head: Key head.
+        head: Index of the key head.
         first, length: First query, and number of queries.
         outputs: Index of the row's first column among the columns of all rows.
         query: Address of the row's queries.
