@@ -27,7 +27,7 @@ class StepRunner:
         target: Target model and its draft budget.
         schedule: Scheduler that chooses the requests for a step.
         lifecycle: Receiver of outcomes and errors.
-        max_nodes: Maximum draft nodes verified per request and step.
+        max_nodes: Maximum number of draft nodes verified per request and step.
         verify: Verification rule; None means the default. With ranks, the rule of `ParallelLM` is
             used instead.
     Attributes:

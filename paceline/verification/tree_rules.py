@@ -23,7 +23,7 @@ def check_trees(
     trees: list[DraftTree],
     vocab: int,
 ) -> None:
-    """Check proposed trees against rules 1 and 2, and against the vocabulary.
+    """Check proposed trees against the vocabulary and rules 1 and 2 (`core.drafter`).
 
     Args:
         drafter: Drafter that proposed the trees.

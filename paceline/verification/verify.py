@@ -87,7 +87,7 @@ def target_tokens(
 
 
 def _is_sampled(request: Request, tree: DraftTree) -> bool:
-    """Return whether a tree has sampled nodes, which are verified by probabilities."""
+    """Return whether a tree has sampled nodes, whose verification uses probabilities."""
     params = request.params
     return not (tree.probs is None or params.greedy or params.logits_processors)
 
