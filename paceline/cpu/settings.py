@@ -34,9 +34,13 @@ OUTPUTS_AHEAD = 16
 # Blocks of four int8 rows that fill the L1 and L2 caches.
 MAX_INT8_BLOCKS = 1 << 5
 
-# Products with packed weights. Outputs whose weights are unpacked together: more for few rows, so
-# that the sums suffice to hide the latency of the instructions.
-WIDE_GROUP, NARROW_GROUP = 32, 16
+# Products with packed weights.
+# Maximum number of rows that are multiplied while the unpacked weights are in registers.
+MAX_FEW_ROWS = 3
+# Outputs between those that are unpacked for few rows and those that are prefetched.
+PACKED_OUTPUTS_AHEAD = 16
+# With more rows: outputs whose weights are unpacked together.
+UNPACKED_GROUP = 16
 # Bytes of the L1 cache (48 KiB) that unpacked weights may fill.
 L1_BYTES_OF_SECTION = 1 << 15
 

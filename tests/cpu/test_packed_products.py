@@ -49,6 +49,14 @@ def check_packed_product(name: str) -> None:
                 assert torch.equal(CPU.linear(rows, weight, added), expected)
 
 
+@pytest.mark.parametrize("outer", [8, 24, 72])
+def test_any_multiple_of_eight_outputs(outer: int) -> None:
+    weight, numbers = packed_weight("Q4_1", outer, 64)
+    for count in (1, 3, 5):
+        rows = torch.randn(count, 64).bfloat16()
+        assert torch.equal(CPU.linear(rows, weight, None), CPU.linear(rows, numbers, None))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_are_unpacked_exactly(name: str) -> None:
     weight, numbers = packed_weight(name, 24, 256, torch.arange(23, -1, -1))

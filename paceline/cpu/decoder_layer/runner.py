@@ -17,7 +17,7 @@ from paceline.cpu.attention.invariant import queries_per_tile
 from paceline.cpu.attention.kernel import attend
 from paceline.cpu.attention.tiled import attend_tiled, suits
 from paceline.cpu.decoder_layer.call import LAYER_CALL, NUM_PRODUCTS, run_layer
-from paceline.cpu.linear.call import PRODUCT_CALL
+from paceline.cpu.linear.call import PACKING, PRODUCT_CALL
 from paceline.cpu.linear.dispatch import kernel_of
 from paceline.cpu.memory import BFLOAT16, HALF_BYTES
 from paceline.cpu.packed.product import packing_of, product_job
@@ -82,7 +82,6 @@ class CpuDecoderLayers:
         self._products = np.zeros((count, NUM_PRODUCTS), dtype=PRODUCT_CALL)
         self._attention = np.zeros(count, dtype=CALL)
         self._jobs = np.zeros((count, NUM_PRODUCTS + 1, 2), dtype=np.int64)
-        self._sections = np.zeros((MAX_LAYER_ROWS + 1, count, NUM_PRODUCTS), dtype=np.int64)
         self._activation: Tensor | None = None  # table of the previous layer
         self._held: list[Any] = []  # tensors whose addresses are stored
         self._biases: list[tuple[Tensor, Tensor]] = []  # with their copies in float32
@@ -182,10 +181,8 @@ class CpuDecoderLayers:
         if type(weight) is PackedWeight:
             job = product_job(weight)
             record["weight"] = weight.blocks.data_ptr()
-            for rows in range(1, MAX_LAYER_ROWS + 1):
-                packing = packing_of(weight, rows)
-                self._sections[rows, index, number] = packing[2]
-            record["unpack"], record["blocks_row_bytes"], _, record["order"] = packing
+            for name, value in zip(PACKING, packing_of(weight), strict=True):
+                record[name] = value
         else:
             job, record["weight"] = kernel_of(torch.bfloat16, inner, outer), weight.data_ptr()
         self._jobs[index, number, 0] = job.address
@@ -197,7 +194,7 @@ class CpuDecoderLayers:
             numbers.copy_(bias)
         shape, count, metadata = self._shape, current.columns, current.metadata
         visible = metadata.visible(current.mask, count)
-        self._products["count"], self._products["section_parts"] = count, self._sections[count]
+        self._products["count"] = count
         calls, attention = self._calls, self._attention
         calls["count"], calls["written"] = count, current.written.data_ptr()
         calls["cosines"], calls["sines"] = (angles.data_ptr() for angles in current.angles)

@@ -40,9 +40,12 @@ class ProductCall:
     blocks_row_bytes: int  # Bytes of a row.
     section_parts: int  # Number of parts of a section, which are unpacked together.
     order: int  # Address of the row in the file of each output, int64; 0 if they are in order.
+    multiply_few: int  # Address of the function that multiplies a few rows by a group of outputs.
 
 
 PRODUCT_CALL = record_dtype(ProductCall)
+# Fields that describe the blocks of a packed weight.
+PACKING = ("unpack", "blocks_row_bytes", "section_parts", "order", "multiply_few")
 _TAKEN = PRODUCT_CALL.fields["taken"][1]
 
 
@@ -51,7 +54,7 @@ def run_product(
     addresses: tuple[int, int, int, int],
     kinds: tuple[int, int],
     sizes: tuple[int, int, int],
-    packing: tuple[int, int, int, int] = (0, 0, 0, 0),
+    packing: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0),
 ) -> None:
     """Run a product kernel on one call, with helper threads for large products.
 
@@ -60,7 +63,7 @@ def run_product(
         addresses: Addresses of rows, weight, bias (or 0) and out.
         kinds: Number formats of the operands and the result.
         sizes: Number of rows, inputs and outputs.
-        packing: Last four fields of `ProductCall`. Default: the weight is not packed.
+        packing: The fields `PACKING`. Default: the weight is not packed.
     """
     count, inner, outer = sizes
     multiply_adds = count * inner * outer

@@ -9,10 +9,11 @@ import numba
 from paceline.cpu.linear.call import ProductCall
 from paceline.cpu.memory import HALF_BYTES
 from paceline.cpu.thread_team import call as call_function
-from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype
+from paceline.util.compiled import as_pointer, compiled, inlined, load_int64, record_dtype
 
 PART = 32  # numbers of a part, the unit in which blocks are unpacked
 PART_BYTES = PART * HALF_BYTES
+_NUMBER_BYTES = 8  # of a row's number in `order`
 
 
 class UnpackCall:
@@ -37,6 +38,13 @@ UNPACK_CALL = record_dtype(UnpackCall)
 def read_unpack_call(address: int) -> Any:
     """Return the `UnpackCall` at an address."""
     return numba.carray(as_pointer(address), 1, UNPACK_CALL)[0]
+
+
+@inlined
+def address_of_row(source: int, row_bytes: int, order: int, row: int) -> int:
+    """Return the address of a row's first block, given fields of `UnpackCall`."""
+    number = row if order == 0 else load_int64(order + _NUMBER_BYTES * row)
+    return source + number * row_bytes
 
 
 @inlined

@@ -1,8 +1,9 @@
 """Multiply rows by a packed weight with AVX512_BF16 dot products.
 
-The sums are bit-identical to those of `linear.dotted` with the unpacked weight. The kernel unpacks
-a section of a few outputs' weights into the L1 cache. It multiplies all rows by this section before
-it unpacks the next one.
+The sums are bit-identical to those of `linear.dotted` with the unpacked weight. With few rows, the
+kernel multiplies each line of weights while it is in a register (`few_rows`). With more rows, it
+unpacks a section of a few outputs' weights into the L1 cache, and multiplies all rows by this
+section before it unpacks the next one.
 """
 
 from __future__ import annotations
@@ -21,47 +22,76 @@ from paceline.cpu.linear.call import (
 )
 from paceline.cpu.linear.unpack_call import PART, PART_BYTES, UNPACK_CALL, describe
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, address, aligned, clear
+from paceline.cpu.packed.few_rows import FEW_ROWS_CALL
 from paceline.cpu.packed.quad_lines import QUAD
 from paceline.cpu.packed.quads import WRITTEN, multiply_quads, write_row
 from paceline.cpu.row_blocks import even_share
-from paceline.cpu.settings import NARROW_GROUP, WIDE_GROUP
+from paceline.cpu.settings import MAX_FEW_ROWS, PACKED_OUTPUTS_AHEAD, UNPACKED_GROUP
 from paceline.cpu.thread_team import TeamJob
 from paceline.cpu.thread_team import call as call_function
-from paceline.util.compiled import inlined
+from paceline.util.compiled import compiled, inlined
 
-_FEW, _MANY = 3, 6  # rows that are multiplied together with wide and with narrow groups
-_multiply_wide = multiply_quads(tuple(range(1, _FEW + 1)), WIDE_GROUP // QUAD)
-_multiply_narrow = multiply_quads(tuple(range(1, _MANY + 1)), NARROW_GROUP // QUAD)
+_MAX_ROWS = 6  # that are multiplied together
+_STRIDE = UNPACKED_GROUP * CHUNK  # bytes from the sums of one row to the next
+_multiply_quads = multiply_quads(tuple(range(1, _MAX_ROWS + 1)), UNPACKED_GROUP // QUAD)
 
 
 def _multiply(call_address: int) -> int:
     """Run a product's tasks until none is left; return how many this thread ran."""
     call = read_call(call_address)
+    if call.count <= MAX_FEW_ROWS:
+        return _multiply_few(call_address)
     count, outer = call.count, call.outer
     first = take_task(call_address)
     if first >= outer:
         return 0
-    group = group_size(count)
-    stride = group * CHUNK  # bytes from the sums of one row to the next
-    section = group * call.section_parts * PART_BYTES
-    memory = np.empty((count * stride + section + LINE) // FLOAT_BYTES, dtype=np.float32)
+    section = UNPACKED_GROUP * call.section_parts * PART_BYTES
+    memory = np.empty((count * _STRIDE + section + LINE) // FLOAT_BYTES, dtype=np.float32)
     unpacking = np.empty(1, dtype=UNPACK_CALL)
     describe(call, unpacking[0])
-    unpacking[0].line_step = group * CHUNK
+    unpacking[0].line_step = UNPACKED_GROUP * CHUNK
     num_done = 0
     while first < outer:
         width = min(TASK, outer - first)
         # Numba frees an array after its last use: read its address inside the loop.
         scratch = aligned(memory)
-        for output in range(first, first + width, group):
-            _multiply_group(call, unpacking[0], address(unpacking), scratch, output, group)
-            _write_group(call, scratch, output, min(group, outer - output), stride)
+        for output in range(first, first + width, UNPACKED_GROUP):
+            _multiply_group(call, unpacking[0], address(unpacking), scratch, output)
+            _write_group(call, scratch, output, min(UNPACKED_GROUP, outer - output), _STRIDE)
         num_done += 1
         first = take_task(call_address)
     return num_done
 
 
 multiply_packed = TeamJob(_multiply, PRODUCT_CALL)
+
+
+@compiled
+def _multiply_few(call_address: int) -> int:
+    """Run tasks of a product with a few rows; return their number."""
+    call = read_call(call_address)
+    outer, first = call.outer, take_task(call_address)
+    if first >= outer:
+        return 0
+    stride = TASK // QUAD * LINE
+    memory = np.empty((call.count * stride + LINE) // FLOAT_BYTES, dtype=np.float32)
+    calls = np.empty(1, dtype=FEW_ROWS_CALL)
+    few = calls[0]
+    few.rows, few.row_bytes, few.count = call.rows, call.inner * HALF_BYTES, call.count
+    few.source, few.blocks_row_bytes, few.order = call.weight, call.blocks_row_bytes, call.order
+    few.num_parts, few.sums_stride = call.inner // PART, stride
+    num_done = 0
+    while first < outer:
+        width = min(TASK, outer - first)
+        # Numba frees an array after its last use: read its address inside the loop.
+        few.sums, few.first, few.width = aligned(memory), first, width
+        is_ahead = first + width + PACKED_OUTPUTS_AHEAD <= outer
+        few.ahead = PACKED_OUTPUTS_AHEAD * call.blocks_row_bytes if is_ahead else 0
+        call_function(call.multiply_few, address(calls))
+        _write_group(call, few.sums, first, width, stride)
+        num_done += 1
+        first = take_task(call_address)
+    return num_done
 
 
 @inlined
@@ -79,23 +109,17 @@ def _write_group(call: ProductCall, sums: int, output: int, width: int, stride: 
 
 
 @inlined
-def group_size(count: int) -> int:
-    """Return the number of outputs whose weights are unpacked together."""
-    return WIDE_GROUP if count <= _FEW else NARROW_GROUP
-
-
-@inlined
 def _multiply_group(
-    call: ProductCall, unpacking: Any, unpacking_address: int, sums: int, output: int, group: int
+    call: ProductCall, unpacking: Any, unpacking_address: int, sums: int, output: int
 ) -> None:
     """Multiply all rows by the weights of one group of outputs, and store the sums."""
-    count, stride, row_bytes = call.count, group * CHUNK, call.inner * HALF_BYTES
-    weight = sums + count * stride
-    clear(sums, count * stride)
-    num_parts, num_outputs = call.inner // PART, min(group, call.outer - output)
+    count, row_bytes = call.count, call.inner * HALF_BYTES
+    weight = sums + count * _STRIDE
+    clear(sums, count * _STRIDE)
+    num_parts, num_outputs = call.inner // PART, min(UNPACKED_GROUP, call.outer - output)
     unpacking.first, unpacking.count, unpacking.target = output, num_outputs, weight
-    is_ahead = output + 2 * group <= call.outer
-    unpacking.ahead = group * call.blocks_row_bytes if is_ahead else 0
+    is_ahead = output + 2 * UNPACKED_GROUP <= call.outer
+    unpacking.ahead = UNPACKED_GROUP * call.blocks_row_bytes if is_ahead else 0
     for part in range(0, num_parts, call.section_parts):
         unpacking.num_parts = min(call.section_parts, num_parts - part)
         unpacking.source = call.weight + part * call.blocks_row_bytes // num_parts
@@ -112,12 +136,9 @@ def _multiply_rows(
 
     The rows are multiplied in groups of similar size.
     """
-    if count <= _FEW:
-        _multiply_wide(count, rows, row_bytes, weight, chunks, sums, WIDE_GROUP * CHUNK)
-        return
-    groups, done, stride = even_share(count, _MANY), 0, NARROW_GROUP * CHUNK
+    groups, done = even_share(count, _MAX_ROWS), 0
     while groups:
         size = even_share(count - done, groups)
-        source, target = rows + done * row_bytes, sums + done * stride
-        _multiply_narrow(size, source, row_bytes, weight, chunks, target, stride)
+        source, target = rows + done * row_bytes, sums + done * _STRIDE
+        _multiply_quads(size, source, row_bytes, weight, chunks, target, _STRIDE)
         done, groups = done + size, groups - 1

@@ -13,8 +13,9 @@ from paceline.cpu.linear.dotted import multiply_dotted
 from paceline.cpu.linear.unpack_call import PART, PART_BYTES
 from paceline.cpu.memory import BFLOAT16
 from paceline.cpu.packed import unpacking
-from paceline.cpu.packed.dotted import group_size, multiply_packed
-from paceline.cpu.settings import L1_BYTES_OF_SECTION
+from paceline.cpu.packed.dotted import multiply_packed
+from paceline.cpu.packed.few_rows import few_rows_job
+from paceline.cpu.settings import L1_BYTES_OF_SECTION, UNPACKED_GROUP
 from paceline.cpu.thread_team import TeamJob
 
 
@@ -43,7 +44,7 @@ def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> T
         ),
         (BFLOAT16, BFLOAT16),
         (count, inner, outer),
-        packing_of(weight, count),
+        packing_of(weight),
     )
     return out
 
@@ -55,28 +56,27 @@ def product_job(weight: PackedWeight) -> TeamJob:
     return multiply_packed if kernel is multiply_dotted else kernel
 
 
-def packing_of(weight: PackedWeight, count: int) -> tuple[int, int, int, int]:
-    """Return the fields of `ProductCall` that describe a packed weight.
-
-    These are the last four fields. They are valid for a product with `count` rows.
-    """
+def packing_of(weight: PackedWeight) -> tuple[int, int, int, int, int]:
+    """Return the fields `PACKING` of the `ProductCall` of a packed weight."""
     by_quads, order = product_job(weight) is multiply_packed, weight.order
     unpack = unpacking.quad_job if by_quads else unpacking.row_job
+    type_id = weight.block_format.type_id
     return (
-        unpack(weight.block_format.type_id).address,
+        unpack(type_id).address,
         weight.blocks.shape[1],
-        _section_parts(weight.block_format, count, weight.shape[1]),
+        _section_parts(weight.block_format, weight.shape[1]),
         0 if order is None else order.data_ptr(),
+        few_rows_job(type_id).address if by_quads else 0,
     )
 
 
-def _section_parts(block_format: BlockFormat, count: int, inner: int) -> int:
+def _section_parts(block_format: BlockFormat, inner: int) -> int:
     """Return the number of parts (32 numbers of a row) in a section of the weight.
 
     The kernel unpacks one section at a time. Sections are of similar size, and consist of whole
     blocks.
     """
-    num_parts, largest = inner // PART, L1_BYTES_OF_SECTION // (group_size(count) * PART_BYTES)
+    num_parts, largest = inner // PART, L1_BYTES_OF_SECTION // (UNPACKED_GROUP * PART_BYTES)
     parts = -(-num_parts // -(-num_parts // largest))
     block_parts = max(1, block_format.numbers // PART)
     return -(-parts // block_parts) * block_parts

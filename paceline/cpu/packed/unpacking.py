@@ -7,24 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba.extending
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import cgutils
 
-from paceline.backend.block_formats import BLOCK_FORMATS, BlockFormat
 from paceline.cpu.avx512_dot import LINE, available, where_available
 from paceline.cpu.bf16_pack import round_pair
-from paceline.cpu.emit import Emit, fetch, narrow, pointer
+from paceline.cpu.emit import fetch, narrow, pointer
 from paceline.cpu.linear.unpack_call import (
-    PART,
     PART_BYTES,
     UNPACK_CALL,
     UnpackCall,
+    address_of_row,
     read_unpack_call,
 )
-from paceline.cpu.packed import reading, super_blocks
+from paceline.cpu.packed.formats import BlockLayout, of_format
 from paceline.cpu.packed.quad_lines import QUAD, emit_lines
 from paceline.cpu.packed.reading import (
     HALVES,
@@ -33,51 +32,12 @@ from paceline.cpu.packed.reading import (
     NUMBERS,
     WORDS,
     PlainReader,
-    Reader,
     halves_of,
     join,
     plus,
 )
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import inlined, load_int64
-
-_NUMBER_BYTES = 8  # of a row's number in `order`
-_READERS: dict[str, Reader | PlainReader] = {
-    "F32": reading.F32,
-    "F16": reading.F16,
-    "Q4_0": reading.Q4_0(),
-    "Q4_1": reading.Q4_1(),
-    "Q5_0": reading.Q5_0(),
-    "Q5_1": reading.Q5_1(),
-    "Q8_0": reading.Q8_0(),
-    "Q4_K": super_blocks.Q4_K(),
-    "Q5_K": super_blocks.Q5_K(),
-    "Q6_K": super_blocks.Q6_K(),
-    "IQ4_NL": reading.IQ4_NL(),
-    "IQ4_XS": super_blocks.IQ4_XS(),
-}
-
-
-class _Blocks(NamedTuple):
-    """A block format, with the sizes that kernels need to iterate over blocks.
-
-    Attributes:
-        reader: Reader of the format.
-        parts: Number of parts in a block; a part is 32 numbers.
-        bytes: Size of a block in bytes.
-    """
-
-    reader: Reader | PlainReader
-    parts: int
-    bytes: int
-
-    @staticmethod
-    def of(block_format: BlockFormat) -> _Blocks:
-        """Return the description of a format; plain numbers are treated as blocks of 32."""
-        numbers = max(block_format.numbers, PART)
-        return _Blocks(
-            _READERS[block_format.name], numbers // PART, block_format.row_bytes(numbers)
-        )
+from paceline.util.compiled import inlined
 
 
 def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
@@ -96,7 +56,7 @@ def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
 
 
 def _emit_row(
-    builder: Any, blocks: _Blocks, source: Any, num_parts: Any, target: Any, exact: bool
+    builder: Any, blocks: BlockLayout, source: Any, num_parts: Any, target: Any, exact: bool
 ) -> None:
     count = builder.udiv(num_parts, ir.Constant(INDEX, blocks.parts))
     with cgutils.for_range(builder, count, intp=INDEX) as loop:
@@ -109,7 +69,7 @@ def _emit_row(
             builder.store(rounded, address, align=1)
 
 
-def _numbers(builder: Any, blocks: _Blocks, block: Any) -> Iterator[list[Any]]:
+def _numbers(builder: Any, blocks: BlockLayout, block: Any) -> Iterator[list[Any]]:
     """Emit instructions that decode a block; yield two vectors per 32 numbers."""
     if isinstance(blocks.reader, PlainReader):
         yield blocks.reader.numbers(builder, block)
@@ -124,7 +84,7 @@ def _numbers(builder: Any, blocks: _Blocks, block: Any) -> Iterator[list[Any]]:
         ]
 
 
-def _emit_quad(builder: Any, blocks: _Blocks, *operands: Any) -> None:
+def _emit_quad(builder: Any, blocks: BlockLayout, *operands: Any) -> None:
     sources, num_parts, target, line_step, ahead = operands
     count = builder.udiv(num_parts, ir.Constant(INDEX, blocks.parts))
     lines = blocks.parts * PART_BYTES * QUAD // LINE
@@ -145,20 +105,6 @@ def _emit_quad(builder: Any, blocks: _Blocks, *operands: Any) -> None:
         emit_lines(builder, blocks.reader, four, blocks.parts, store)
 
 
-def _of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
-    """Return a numba signature and a code generator for one block format.
-
-    The id of the format must be a constant.
-    """
-    blocks = _Blocks.of(BLOCK_FORMATS[type_id.literal_value])
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        emit(builder, blocks, *values[1:])
-        return context.get_dummy_value()
-
-    return types.void(type_id, *operands), generate
-
-
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
     """Unpack a row without rounding.
@@ -166,7 +112,7 @@ def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target:
     The arguments are the id of the format, the address of the row's blocks, the number of parts
     (32 numbers each), and the address for the result.
     """
-    return _of_format(partial(_emit_row, exact=True), type_id, source, num_parts, target)
+    return of_format(partial(_emit_row, exact=True), type_id, source, num_parts, target)
 
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -185,14 +131,13 @@ def _unpack_quad(
     `UnpackCall` with the same names.
     """
     operands = (sources, num_parts, target, line_step, ahead)
-    return _of_format(where_available(_emit_quad), type_id, *operands)
+    return of_format(where_available(_emit_quad), type_id, *operands)
 
 
 @inlined
 def _row_at(call: UnpackCall, row: int) -> int:
     """Return the address of a row's first block."""
-    number = row if call.order == 0 else load_int64(call.order + _NUMBER_BYTES * row)
-    return call.source + number * call.row_bytes
+    return address_of_row(call.source, call.row_bytes, call.order, row)
 
 
 @cache

@@ -1,0 +1,203 @@
+"""Multiply a few rows by a packed weight without storing the unpacked numbers.
+
+Each line of a quad (`quad_lines`) is multiplied by all rows while it is in a register. The sums are
+bit-identical to those of `quads`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numba
+import numba.extending
+from llvmlite import ir
+from numba.core import cgutils
+
+from paceline.cpu.avx512_dot import (
+    BFLOAT16,
+    CHUNK,
+    INDEX,
+    LINE,
+    add_products,
+    constant,
+    plus,
+    repeat,
+    times,
+    where_available,
+)
+from paceline.cpu.emit import fetch, pointer
+from paceline.cpu.linear.unpack_call import PART_BYTES, address_of_row
+from paceline.cpu.packed.formats import BlockLayout, of_format
+from paceline.cpu.packed.quad_lines import QUAD, emit_lines
+from paceline.cpu.settings import MAX_FEW_ROWS
+from paceline.cpu.thread_team import TeamJob
+from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype
+
+QUADS = 2  # quads that are multiplied together
+OUTPUTS = QUADS * QUAD
+
+
+class FewRowsCall:
+    """Rows to multiply by the outputs of a task."""
+
+    rows: int  # Address of the bfloat16 rows, without gaps.
+    row_bytes: int  # Bytes of a row.
+    count: int  # Number of rows, 1 to `MAX_FEW_ROWS`.
+    first: int  # First output.
+    width: int  # Number of outputs, a multiple of `OUTPUTS`.
+    num_parts: int  # Parts of each output.
+    source: int  # Address of the blocks of row 0 of the file.
+    blocks_row_bytes: int  # Bytes of a row in the file.
+    order: int  # Address of the row in the file of each output, int64; 0 if they are in order.
+    ahead: int  # Distance from the blocks to those to prefetch meanwhile.
+    sums: int  # Address of the sums, with one cache line per quad.
+    sums_stride: int  # Bytes from the sums of one row to the next.
+
+
+FEW_ROWS_CALL = record_dtype(FewRowsCall)
+
+
+@compiled
+def read_few_rows_call(address: int) -> Any:
+    """Return the `FewRowsCall` at an address."""
+    return numba.carray(as_pointer(address), 1, FEW_ROWS_CALL)[0]
+
+
+class _Operands(NamedTuple):
+    """Operands of `_multiply_outputs` that are the same for all row counts."""
+
+    rows: Any
+    row_bytes: Any
+    num_parts: Any
+    ahead: Any
+    sums: Any
+    sums_stride: Any
+
+
+@numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def _multiply_outputs(context: Any, type_id: Any, count: Any, sources: Any, operands: Any) -> Any:
+    """Multiply rows by eight outputs.
+
+    The arguments are the id of the format, the number of rows, the address of each output's
+    blocks, and the fields of `_Operands`.
+    """
+    return of_format(where_available(_emit_outputs), type_id, count, sources, operands)
+
+
+def _emit_outputs(builder: Any, layout: BlockLayout, count: Any, sources: Any, values: Any) -> None:
+    operands = _Operands(
+        *(builder.extract_value(values, index) for index in range(len(_Operands._fields)))
+    )
+    addresses = [builder.extract_value(sources, index) for index in range(OUTPUTS)]
+    for number in range(1, MAX_FEW_ROWS + 1):
+        with builder.if_then(builder.icmp_signed("==", count, constant(number))):
+            _multiply(builder, layout, number, addresses, operands)
+
+
+def _multiply(
+    builder: Any, layout: BlockLayout, num_rows: int, addresses: list[Any], operands: _Operands
+) -> None:
+    zeros = ir.Constant(BFLOAT16.sums, [0.0] * BFLOAT16.sums.count)
+    totals = [
+        [cgutils.alloca_once(builder, BFLOAT16.sums) for _ in range(num_rows)] for _ in range(QUADS)
+    ]
+    for own in totals:
+        for total in own:
+            builder.store(zeros, total)
+    starts = [
+        builder.add(operands.rows, times(builder, operands.row_bytes, row))
+        for row in range(num_rows)
+    ]
+    num_blocks = builder.udiv(operands.num_parts, constant(layout.parts))
+    size = OUTPUTS * layout.bytes  # of the blocks in one iteration
+    with cgutils.for_range(builder, num_blocks, intp=INDEX) as loop:
+        ahead = builder.add(operands.ahead, times(builder, loop.index, size))
+        for distance in range(0, size, LINE):
+            fetch(builder, plus(builder, ahead, distance))
+        offset = times(builder, loop.index, layout.bytes)
+        step = times(builder, loop.index, layout.parts * PART_BYTES)
+        sources = [builder.add(start, step) for start in starts]
+        for quad, own in enumerate(totals):
+            blocks = [
+                builder.add(address, offset)
+                for address in addresses[quad * QUAD : (quad + 1) * QUAD]
+            ]
+            products = _LineProducts(builder, sources, own)
+            emit_lines(builder, layout.reader, blocks, layout.parts, products.add)
+    for row in range(num_rows):
+        target = builder.add(operands.sums, times(builder, operands.sums_stride, row))
+        for quad, own in enumerate(totals):
+            slot = pointer(builder, plus(builder, target, quad * LINE), BFLOAT16.sums)
+            builder.store(builder.load(own[row]), slot, align=LINE)
+
+
+class _LineProducts:
+    """Emits the products of lines with all rows, in the order of the lines.
+
+    Readers may emit the lines of a block in another order.
+
+    Args:
+        builder: LLVM builder.
+        sources: Address of each row's numbers for the first line.
+        totals: Address of each row's sums.
+    """
+
+    def __init__(self, builder: Any, sources: list[Any], totals: list[Any]) -> None:
+        self._builder, self._sources, self._totals = builder, sources, totals
+        self._waiting: dict[int, Any] = {}
+        self._next_number = 0
+
+    def add(self, number: int, line: Any) -> None:
+        """Add a line; emit its products once all earlier lines have been added."""
+        self._waiting[number] = self._builder.bitcast(line, BFLOAT16.vector)
+        while self._next_number in self._waiting:
+            self._multiply(self._waiting.pop(self._next_number))
+            self._next_number += 1
+
+    def _multiply(self, vector: Any) -> None:
+        builder, distance = self._builder, self._next_number * CHUNK
+        for source, total in zip(self._sources, self._totals, strict=True):
+            numbers = repeat(builder, plus(builder, source, distance), BFLOAT16)
+            added = add_products(builder, BFLOAT16, builder.load(total), vector, numbers)
+            builder.store(added, total)
+
+
+@inlined
+def _blocks_of(call: FewRowsCall, output: int) -> int:
+    """Return the address of an output's blocks."""
+    return address_of_row(call.source, call.blocks_row_bytes, call.order, output)
+
+
+@cache
+def few_rows_job(type_id: int) -> TeamJob:
+    """Return the job that multiplies the rows of a `FewRowsCall`, for one format."""
+
+    def work(address: int) -> int:
+        call = read_few_rows_call(address)
+        sums = call.sums
+        for output in range(call.first, call.first + call.width, OUTPUTS):
+            sources = (
+                _blocks_of(call, output),
+                _blocks_of(call, output + 1),
+                _blocks_of(call, output + 2),
+                _blocks_of(call, output + 3),
+                _blocks_of(call, output + 4),
+                _blocks_of(call, output + 5),
+                _blocks_of(call, output + 6),
+                _blocks_of(call, output + 7),
+            )
+            ahead = sources[0] + call.ahead
+            operands = (
+                call.rows,
+                call.row_bytes,
+                call.num_parts,
+                ahead,
+                sums,
+                call.sums_stride,
+            )
+            _multiply_outputs(type_id, call.count, sources, operands)
+            sums += QUADS * LINE
+        return 1
+
+    return TeamJob(work, FEW_ROWS_CALL)

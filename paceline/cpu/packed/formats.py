@@ -1,0 +1,64 @@
+"""Look up the reader and the block size of a format."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from numba.core import types
+
+from paceline.backend.block_formats import BLOCK_FORMATS, BlockFormat
+from paceline.cpu.emit import Emit
+from paceline.cpu.linear.unpack_call import PART
+from paceline.cpu.packed import reading, super_blocks
+from paceline.cpu.packed.reading import PlainReader, Reader
+
+_READERS: dict[str, Reader | PlainReader] = {
+    "F32": reading.F32,
+    "F16": reading.F16,
+    "Q4_0": reading.Q4_0(),
+    "Q4_1": reading.Q4_1(),
+    "Q5_0": reading.Q5_0(),
+    "Q5_1": reading.Q5_1(),
+    "Q8_0": reading.Q8_0(),
+    "Q4_K": super_blocks.Q4_K(),
+    "Q5_K": super_blocks.Q5_K(),
+    "Q6_K": super_blocks.Q6_K(),
+    "IQ4_NL": reading.IQ4_NL(),
+    "IQ4_XS": super_blocks.IQ4_XS(),
+}
+
+
+class BlockLayout(NamedTuple):
+    """A block format, with the sizes that kernels need to iterate over blocks.
+
+    Attributes:
+        reader: Reader of the format.
+        parts: Number of parts in a block; a part is 32 numbers.
+        bytes: Size of a block in bytes.
+    """
+
+    reader: Reader | PlainReader
+    parts: int
+    bytes: int
+
+    @staticmethod
+    def of(block_format: BlockFormat) -> BlockLayout:
+        """Return the description of a format; plain numbers are treated as blocks of 32."""
+        numbers = max(block_format.numbers, PART)
+        return BlockLayout(
+            _READERS[block_format.name], numbers // PART, block_format.row_bytes(numbers)
+        )
+
+
+def of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
+    """Return a numba signature and a code generator for one block format.
+
+    The id of the format must be a constant.
+    """
+    blocks = BlockLayout.of(BLOCK_FORMATS[type_id.literal_value])
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        emit(builder, blocks, *values[1:])
+        return context.get_dummy_value()
+
+    return types.void(type_id, *operands), generate
