@@ -52,8 +52,8 @@ def build(
         vocab_size: Vocabulary size, from 1 to 2^32.
         tokenizer: Tokenizer that produced the ids, or its fingerprint. If given, the store will
             reject other tokenizers.
-        shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Fewer,
-            larger shards are searched faster. Default 0: as many as `memory` allows.
+        shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Searches
+            are faster with fewer, larger shards. Default 0: as many as `memory` allows.
         memory: Memory for sorting one shard, in bytes; default 2 GiB.
         workers: Number of threads that sort. Default 0: one per core.
         progress: Function called with the phase ("read", "sort" or "merge"), the number of tokens

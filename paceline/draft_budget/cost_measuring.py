@@ -120,7 +120,7 @@ def measure(
         max_seconds: Number of seconds after which no new row count is started; default: from the
             settings.
         known: Curve from which the cost of longer texts is copied. With None, that cost is
-            measured, too, which takes several seconds more.
+            measured, too, which takes several additional seconds.
         settings: Row counts and limits for the measurement.
     """
     limit = settings.max_measure_seconds if max_seconds is None else max_seconds

@@ -14,7 +14,7 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftingBackoff:
-    """Lets a drafter draft as long as it is at least as fast as plain decoding.
+    """Lets a drafter draft while it is no slower than plain decoding.
 
     To judge a drafter, the back-off compares whole steps: their number of tokens and their
     duration. In contrast, `DraftModelGate` judges one source of a tree by the nodes that it adds.

@@ -69,8 +69,8 @@ class DraftBudgetSettings:
             decoding steps; at least 1.
         min_gain_share: Back-off: a burst above `high_cost` ends early if its gain is below this
             share of the break-even gain; from 0 to 1.
-        early_pause_factor: Back-off: factor by which the pause is longer after a burst that ended
-            early; at least 1.
+        early_pause_factor: Back-off: factor by which a burst that ended early lengthens the next
+            pause; at least 1.
         prefill_stall: Prefill chunks: maximum duration of a prefill forward pass between two decode
             steps, as a multiple of a decode step; above 0.
         first_chunk_tokens: Prefill chunks: number of tokens in the first chunk; at least 1.

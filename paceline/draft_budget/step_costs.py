@@ -70,7 +70,8 @@ class StepCosts:
 
         Each accepted token saves a row in a later step. It saves a whole step only if the request
         that finishes last finishes earlier. A token is therefore worth more for a request that is
-        behind. For a request that is ahead, it is worth little more than the saved row.
+        behind the others. For a request that is ahead of the others, it is worth little more than
+        the saved row.
 
         Args:
             num_tokens: Number of tokens generated so far for each request.

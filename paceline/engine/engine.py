@@ -251,7 +251,7 @@ class Engine(SharedSteps):
                 self._lifecycle.admit()
 
     def withdraw(self, handles: Iterable[RequestHandle]) -> None:
-        """Drop requests, whatever their state, and free everything they hold."""
+        """Drop requests in any state, and free everything they hold."""
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:

@@ -122,7 +122,7 @@ def find_layout(raw: bytes, version: str) -> Fields:
 
 
 def mismatches(raw: bytes, fields: Fields) -> list[str]:
-    """Return the names of fields whose default is not the expected one."""
+    """Return the names of fields whose default differs from the expected value."""
     kind = structure(fields)
     values = kind.from_buffer_copy(raw[: ctypes.sizeof(kind)].ljust(ctypes.sizeof(kind), b"\0"))
     expected = _DEFAULTS | {"n_threads_batch": getattr(values, "n_threads", None)}

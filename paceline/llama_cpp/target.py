@@ -168,7 +168,7 @@ class GgufTarget(TargetBase):
         return True
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return the first nodes of a tree, so that there is a sequence for every leaf.
+        """Return a tree's first nodes, with no more leaves than there are sequences.
 
         For a recurrent model, return a chain that the model can roll back.
         """

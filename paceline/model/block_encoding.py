@@ -130,7 +130,7 @@ def _packed_scales(scales: Tensor, minima: Tensor) -> Tensor:
 
     The lower six bits of the first eight bytes hold the first four scales and minima. Their upper
     two bits hold the upper two bits of the other scales and minima. The last four bytes hold the
-    lower four bits of the others.
+    lower four bits of these other scales and minima.
     """
     first, last = (scales[:, :4], minima[:, :4]), (scales[:, 4:], minima[:, 4:])
     upper = [low | high >> 4 << 6 for low, high in zip(first, last, strict=True)]

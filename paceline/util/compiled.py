@@ -69,8 +69,8 @@ def compiled(function: F) -> F:
 
     The code runs without the interpreter lock.
 
-    Stored code becomes outdated when its module changes, or a module whose functions, records or
-    constants it uses.
+    Stored code becomes outdated when its module changes, or when another module changes from which
+    it uses functions, records or constants.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 

@@ -154,7 +154,7 @@ class Reader:
     """Emits code that decodes blocks of one format.
 
     Attributes:
-        codes: Decoded value of each four-bit integer; empty if integers have more bits.
+        codes: Decoded value of each four-bit integer; empty if integers have more than four bits.
         groups: Locations of the four-bit integers.
     """
 

@@ -220,7 +220,7 @@ def greedy_answers(
 
     Args:
         logits: Logits after the root and each processed node, [batch, 1 + width, kept].
-        questions: For each request, the nodes whose next tokens are needed, or None.
+        questions: For each request, the nodes whose next tokens are needed; None if it is idle.
         kept_ids: Ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
     """
     rows = predicted_rows(logits, questions)
@@ -241,7 +241,7 @@ def adjusted_answers(
         logits: Logits after the root and each processed node, [batch, 1 + width, vocab].
         copies: The draft model's copy of each request.
         inputs: For each request, the tree that the draft model has processed.
-        questions: For each request, the nodes whose next tokens are needed, or None.
+        questions: For each request, the nodes whose next tokens are needed; None if it is idle.
     """
     _, drawn, (columns, probs) = sampler.draw_tokens(
         logits,
@@ -262,7 +262,7 @@ def predicted_rows(scores: Tensor, questions: Sequence[DraftForwardInput | None]
 
     Args:
         scores: Scores, [batch, 1 + width, vocab].
-        questions: For each request, the nodes whose next tokens are needed, or None.
+        questions: For each request, the nodes whose next tokens are needed; None if it is idle.
     """
     width = scores.shape[1]
     rows = [

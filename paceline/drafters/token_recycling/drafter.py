@@ -1,8 +1,8 @@
 """Token Recycling (Luo et al. 2024): draft from cached next-token distributions.
 
 `tree=paper,max_context_ngram=1` is the paper's method: the best 8 tokens after each single token,
-and a fixed tree of 80 nodes. By default, contexts are longer, and the tree grows best first, by
-calibrated acceptance probability.
+and a fixed tree of 80 nodes. By default, contexts have up to 3 tokens, and the tree grows best
+first, by calibrated acceptance probability.
 """
 
 from __future__ import annotations

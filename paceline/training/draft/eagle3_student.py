@@ -129,8 +129,8 @@ class Eagle3Student:
         Args:
             token_ids: Token ids of the texts, [b, t].
             states: States after each token, [b, t, 1 + layers, hidden].
-            rows: Tokens to compute, without the first token of each text. Tokens after fewer draft
-                tokens come first.
+            rows: Tokens to compute, without the first token of each text. The tokens that follow
+                the fewest draft tokens come first.
         """
         cache, end = DynamicCache(), 0
         outputs: list[Tensor] = []
