@@ -23,15 +23,6 @@ def fastest_products(model: PreTrainedModel) -> Products:
     return products
 
 
-def draft_products(model: PreTrainedModel) -> Products:
-    """Return the fastest matrix products for a draft model on a CPU.
-
-    The model's outputs may change, because products with few rows use 8-bit weights.
-    """
-    products: Products = import_module("paceline.cpu.backend").draft_products(model)
-    return products
-
-
 def has_bfloat16_kernels() -> bool:
     """Return True if there are kernels for the CPU's bfloat16 instructions."""
     available: bool = import_module("paceline.cpu.backend").has_bfloat16_kernels()

@@ -48,12 +48,6 @@ TIE_RATIO = 1.03
 ANSWER_STEPS = 64
 """Steps of the answer for which the cost is estimated, after a prompt of 256 tokens."""
 
-MAX_INT8_ROWS = 16
-"""Maximum number of rows for which a draft model uses 8-bit weights on a processor with AMX.
-
-AMX multiplies 16 rows at once; larger products are faster in bfloat16.
-"""
-
 SIZE_MULTIPLE = 8
 """Inputs and outputs of small weights are padded with zeros to a multiple of this number."""
 

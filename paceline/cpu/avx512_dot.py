@@ -1,4 +1,4 @@
-"""Emit dot products of bfloat16 or int8 numbers with AVX-512 instructions.
+"""Emit dot products of bfloat16 numbers with AVX-512 instructions.
 
 AVX512_BF16 (VDPBF16PS) multiplies 32 pairs of bfloat16 numbers and adds the products to 16 float32
 sums:
@@ -6,11 +6,6 @@ sums:
     sum[lane] = (sum[lane] + left[2 lane + 1] * right[2 lane + 1]) + left[2 lane] * right[2 lane]
 
 Each addition rounds to nearest, and subnormal numbers count as zero (Intel's manual).
-
-AVX512_VNNI (VPDPBUSD) multiplies 64 pairs of 8-bit integers, unsigned on the left and signed on the
-right. It adds the products to 16 int32 sums, exactly:
-
-    sum[lane] += left[4 lane] * right[4 lane] + ... + left[4 lane + 3] * right[4 lane + 3]
 
 Rows are packed in blocks of four (`row_blocks`). One operand of an instruction is a chunk of 16
 bytes from each of the four rows. The other operand repeats the same chunk of one output four
@@ -25,7 +20,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from paceline.cpu.emit import Emit, fetch, operation, pick, pointer, spread, widen
+from paceline.cpu.emit import Emit, fetch, operation, pick, pointer
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
 from paceline.cpu.settings import SUMS_PER_ROW
 from paceline.util.machine import instruction_flags, on_x86
@@ -38,7 +33,7 @@ MAX_BLOCKS = 3  # Blocks that are multiplied together: with eight outputs they f
 PARTS = 4  # Parts in which the weights ahead are prefetched.
 ALL_PARTS = (1 << PARTS) - 1  # Bits of all parts.
 STRIDE = SUMS_PER_ROW * FLOAT_BYTES  # Bytes from the sums of one row to the next.
-_NEEDED = {"avx512f", "avx512bw", "avx512vl"}
+_NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
 
 
 class BFloat16(ir.Type):  # type: ignore[misc]
@@ -48,47 +43,22 @@ class BFloat16(ir.Type):  # type: ignore[misc]
         return "bfloat"
 
 
-class _Numbers(NamedTuple):
-    """A number format, with its instruction and operand types.
-
-    Attributes:
-        instruction: LLVM intrinsic that multiplies and adds.
-        flag: Processor flag of the instruction set.
-        vector: LLVM type of a vector of numbers.
-        sums: LLVM type of a vector of sums.
-    """
-
-    instruction: str
-    flag: str
-    vector: Any
-    sums: Any
-
-
 INDEX = ir.IntType(64)
 _LANES = LINE // FLOAT_BYTES
-_FLOATS, _WORDS = ir.VectorType(ir.FloatType(), _LANES), ir.VectorType(ir.IntType(32), _LANES)
 _CHUNK, _FOUR = (
     ir.VectorType(kind, CHUNK // FLOAT_BYTES) for kind in (ir.IntType(32), ir.FloatType())
 )
-_HALVES, _BYTES = ir.VectorType(ir.IntType(16), _LANES), ir.VectorType(ir.IntType(8), _LANES)
-BFLOAT16 = _Numbers(
-    "llvm.x86.avx512bf16.dpbf16ps.512",
-    "avx512_bf16",
-    ir.VectorType(BFloat16(), LINE // HALF_BYTES),
-    _FLOATS,
-)
-# A word holds four numbers.
-INT8 = _Numbers("llvm.x86.avx512.vpdpbusd.512", "avx512_vnni", _WORDS, _WORDS)
-ZERO = 128  # unsigned number that represents zero in an int8 row
+NUMBERS = ir.VectorType(BFloat16(), LINE // HALF_BYTES)
+SUMS = ir.VectorType(ir.FloatType(), _LANES)
 
 
 @cache
-def available(kind: _Numbers = BFLOAT16) -> bool:
-    """Return whether this processor has the instructions for a number format."""
-    return on_x86() and set(instruction_flags()) >= {*_NEEDED, kind.flag}
+def available() -> bool:
+    """Return whether this processor has the instructions."""
+    return on_x86() and set(instruction_flags()) >= _NEEDED
 
 
-def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16) -> Emit:
+def where_available(emit: Emit, otherwise: Any = None) -> Emit:
     """Wrap an emitter to emit a trap if the processor lacks the instructions.
 
     Kernels with the operation therefore compile on any processor. They check `available()` before
@@ -97,11 +67,10 @@ def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16
     Args:
         emit: Emitter, called with a builder and the argument values.
         otherwise: Constant used as the result after the trap. Default: no result.
-        kind: Number format whose instructions `emit` uses.
     """
 
     def guarded(builder: Any, *values: Any) -> Any:
-        if available(kind):
+        if available():
             return emit(builder, *values)
         builder.call(
             cgutils.get_or_insert_function(
@@ -117,7 +86,6 @@ def where_available(emit: Emit, otherwise: Any = None, kind: _Numbers = BFLOAT16
 def multiply_blocks(
     counts: tuple[int, ...] = tuple(range(1, MAX_BLOCKS + 1)),
     outputs: int = OUTPUTS,
-    kind: _Numbers = BFLOAT16,
 ) -> Any:
     """Return an operation that multiplies blocks of rows by the weights of outputs.
 
@@ -136,15 +104,14 @@ def multiply_blocks(
         counts: Numbers of blocks that the operation supports.
         outputs: Number of outputs, a multiple of four. The registers have room for 24 vectors of
             sums.
-        kind: Number format of the rows and the weight.
     """
 
     def emit(builder: Any, num_blocks: Any, *operands: Any) -> None:
         for count in counts:
             with builder.if_then(builder.icmp_signed("==", num_blocks, constant(count))):
-                _multiply(builder, count, outputs, kind, _DotOperands(*operands))
+                _multiply(builder, count, outputs, _DotOperands(*operands))
 
-    return operation(types.void, (types.int64,) * 7, where_available(emit, kind=kind))
+    return operation(types.void, (types.int64,) * 7, where_available(emit))
 
 
 class _DotOperands(NamedTuple):
@@ -162,11 +129,10 @@ def _multiply(
     builder: Any,
     num_blocks: int,
     outputs: int,
-    kind: _Numbers,
     operands: _DotOperands,
 ) -> None:
     blocks, weight, row_bytes, out, ahead, parts = operands
-    zeros = ir.Constant(kind.sums, [0] * kind.sums.count)
+    zeros = ir.Constant(SUMS, [0] * _LANES)
     sums = [
         [cgutils.alloca_once_value(builder, zeros) for _ in range(outputs)]
         for _ in range(num_blocks)
@@ -186,14 +152,14 @@ def _multiply(
         for chunk in range(0, LINE, CHUNK):
             step = plus(builder, offset, chunk)
             vectors = [
-                _load(builder, _at(builder, blocks, row_bytes, block, step, ROWS), kind)
+                _load(builder, _at(builder, blocks, row_bytes, block, step, ROWS))
                 for block in range(num_blocks)
             ]
             for output in range(outputs):
-                numbers = repeat(builder, _at(builder, weight, row_bytes, output, step), kind)
+                numbers = repeat(builder, _at(builder, weight, row_bytes, output, step))
                 for vector, block_sums in zip(vectors, sums, strict=True):
                     total = builder.load(block_sums[output])
-                    total = add_products(builder, kind, total, vector, numbers)
+                    total = add_products(builder, total, vector, numbers)
                     builder.store(total, block_sums[output])
     for block, block_sums in enumerate(sums):
         for first in range(0, outputs, _FOUR.count):
@@ -224,22 +190,23 @@ def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: 
     )
 
 
-def _load(builder: Any, address: Any, kind: _Numbers) -> Any:
-    return builder.load(pointer(builder, address, kind.vector), align=1)
+def _load(builder: Any, address: Any) -> Any:
+    return builder.load(pointer(builder, address, NUMBERS), align=1)
 
 
-def repeat(builder: Any, address: Any, kind: _Numbers) -> Any:
+def repeat(builder: Any, address: Any) -> Any:
     """Emit instructions that load 16 bytes, and repeat them for each of four rows."""
     chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
     words = list(range(_CHUNK.count))
-    return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), kind.vector)
+    return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), NUMBERS)
 
 
-def add_products(builder: Any, kind: _Numbers, sums: Any, left: Any, right: Any) -> Any:
+def add_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
     """Emit the instruction that multiplies two vectors and adds the products to sums."""
-    function = ir.FunctionType(kind.sums, [kind.sums, kind.vector, kind.vector])
+    function = ir.FunctionType(SUMS, [SUMS, NUMBERS, NUMBERS])
+    instruction = "llvm.x86.avx512bf16.dpbf16ps.512"
     return builder.call(
-        cgutils.get_or_insert_function(builder.module, function, kind.instruction),
+        cgutils.get_or_insert_function(builder.module, function, instruction),
         (sums, left, right),
     )
 
@@ -253,8 +220,6 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
     totals = fold_lanes(
         builder, fold_lanes(builder, first, second, 4), fold_lanes(builder, third, fourth, 4), 2
     )
-    if totals.type == _WORDS:
-        totals = builder.sitofp(totals, _FLOATS)
     for row in range(ROWS):
         target = pointer(builder, plus(builder, address, row * STRIDE), _FOUR)
         lanes = list(range(row, _LANES, ROWS))
@@ -268,23 +233,7 @@ def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
         pick(builder, first, second, low),
         pick(builder, first, second, [lane + size // 2 for lane in low]),
     )
-    return builder.add(*halves) if first.type == _WORDS else builder.fadd(*halves)
-
-
-def _quantise(builder: Any, source: Any, target: Any, scale: Any) -> None:
-    """Emit instructions that scale 16 bfloat16 numbers and round them to integers.
-
-    The scaled numbers must be between -127 and 127. The integers are unsigned, and `ZERO`
-    represents zero.
-    """
-    numbers = widen(builder, builder.load(pointer(builder, source, _HALVES), align=2))
-    scaled = builder.fmul(numbers, spread(builder, scale, _LANES))
-    above = builder.fadd(scaled, ir.Constant(_FLOATS, [ZERO + 0.5] * _LANES))
-    builder.store(
-        builder.trunc(builder.fptoui(above, _WORDS), _BYTES),
-        pointer(builder, target, _BYTES),
-        align=1,
-    )
+    return builder.fadd(*halves)
 
 
 def _copy(builder: Any, source: Any, target: Any) -> None:
@@ -296,5 +245,3 @@ def _copy(builder: Any, source: Any, target: Any) -> None:
 
 
 copy_chunk = operation(types.void, (types.int64,) * 2, _copy)  # source, target
-# source, target, scale
-quantise_chunk = operation(types.void, (types.int64, types.int64, types.float32), _quantise)

@@ -15,15 +15,12 @@ from paceline.backend.interface import RowMover, ScoreOptions
 from paceline.backend.norm_modules import find_rms_norms
 from paceline.backend.packed_weight import PackedWeight
 from paceline.backend.plain_tensors import PLAIN
-from paceline.backend.products import Products
-from paceline.backend.settings import MAX_INT8_ROWS, MAX_ROWS
 from paceline.backend.torch_backend import TorchBackend
 from paceline.cpu import amx, avx512_dot
 from paceline.cpu.attention.invariant import attention_by_position
 from paceline.cpu.decoder_layer.runner import CpuDecoderLayers
 from paceline.cpu.kv_row_moves import CacheTensors, move_rows
 from paceline.cpu.linear.dispatch import product, takes_weight
-from paceline.cpu.linear.int8 import Int8Weight, multiply_int8, suits
 from paceline.cpu.linear.norms import NORM_TOLERANCES, rms_norm, takes_norm
 from paceline.cpu.packed.product import packed_product, unpack_rows
 from paceline.cpu.thread_team import TEAM
@@ -34,28 +31,12 @@ class CpuBackend(TorchBackend):
     """Computes `Backend` operations with paceline's compiled kernels.
 
     In products, norms and attention, each row's result depends on that row only, bit for bit.
-
-    Args:
-        max_int8_rows: Maximum number of rows for which a product may use an 8-bit copy of its
-            weight. 0 (default) never uses such copies.
     """
-
-    def __init__(self, max_int8_rows: int = 0) -> None:
-        self.max_int8_rows = max_int8_rows
-        # By the id of the weight, which is stored too: no other weight gets its id meanwhile.
-        self._int8_weights: dict[int, tuple[Tensor, Int8Weight | None]] = {}
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias."""
         if type(weight) is PackedWeight:
             return packed_product(rows, weight, bias)
-        if self.max_int8_rows and rows.numel() <= self.max_int8_rows * rows.shape[-1]:
-            stored = self._int8_weights.get(id(weight))
-            if stored is None:
-                rounded = Int8Weight.of(weight, bias) if suits(weight) else None
-                stored = self._int8_weights[id(weight)] = weight, rounded
-            if stored[1] is not None:
-                return stored[1].product(rows)
         return product(rows, weight, bias)
 
     def takes_weight(self, weight: Tensor) -> bool:
@@ -85,8 +66,8 @@ class CpuBackend(TorchBackend):
         return attention_by_position(query, key, value, mask, metadata, options)
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
-        """Return a runner for bfloat16 layers; None if 8-bit weights are in use."""
-        return None if self.max_int8_rows else CpuDecoderLayers.of(layers)
+        """Return a runner for bfloat16 layers; None if the kernels do not support them."""
+        return CpuDecoderLayers.of(layers)
 
     argmax = staticmethod(argmax)
 
@@ -105,13 +86,6 @@ class CpuBackend(TorchBackend):
 
 
 CPU = CpuBackend()
-
-
-def draft_products(model: PreTrainedModel) -> Products:
-    """Return the fastest products for a draft model, even if they change its outputs."""
-    multiply_int8.prepare()
-    backend = CpuBackend(MAX_INT8_ROWS if amx.available() else MAX_ROWS)
-    return Products.of_backend(model, backend)
 
 
 def has_bfloat16_kernels() -> bool:

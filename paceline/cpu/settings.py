@@ -31,8 +31,6 @@ MIN_ROWS_PER_BLOCK = 6
 L2_BYTES_OF_DOTTED_ROWS = 400_000
 # Outputs between those that are computed and those that are prefetched, two groups of eight.
 OUTPUTS_AHEAD = 16
-# Blocks of four int8 rows that fill the L1 and L2 caches.
-MAX_INT8_BLOCKS = 1 << 5
 
 # Products with packed weights.
 # Maximum number of rows that are multiplied while the unpacked weights are in registers.

@@ -5,8 +5,6 @@ Targets and draft models are both instances of `CachedLM`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from transformers import PreTrainedModel
 
@@ -26,7 +24,7 @@ from paceline.model.forward_mode import in_forward_mode, mode_of
 from paceline.model.forward_passes import ForwardPasses
 from paceline.model.media_prefill import MediaPrefill
 from paceline.model.model_runner import ModelRunner
-from paceline.model.model_view import ModelView, View
+from paceline.model.model_view import ModelView
 from paceline.model.reduced_vocabulary import kept_ids
 from paceline.model.token_map import TokenMap
 from paceline.model.vocabulary import SharedVocabulary
@@ -46,7 +44,6 @@ class CachedLM(ForwardPasses):
             padded. Default 1.
         products: Matrix products for the forward passes; None selects the fastest ones on this
             machine.
-        view: Function that builds a view, given a model and its matrix products.
         chains: Whether the model verifies only chains, even if its `forward` method accepts masks.
             Default False.
         fixed_shapes: Whether decode steps use a few fixed shapes, which CUDA runs as captured
@@ -73,7 +70,6 @@ class CachedLM(ForwardPasses):
         batch_invariant: bool = False,
         min_rows: int = 1,
         products: Products | None = None,
-        view: Callable[[PreTrainedModel, Products], View] = ModelView,
         chains: bool = False,
         fixed_shapes: FixedShapes = "auto",
     ) -> None:
@@ -86,10 +82,14 @@ class CachedLM(ForwardPasses):
         self.prefill_chunk = prefill_chunk
         self.min_rows = min_rows
         self.products = fastest_products(model) if products is None else products
-        self._model, self._view, self.chains = model, view, chains
+        self._model, self.chains = model, chains
         self._fixed_shapes = fixed_shapes
         self._runner = ModelRunner(
-            view(model, self.products), self.device, self.architecture, self._cache, self.products
+            ModelView(model, self.products),
+            self.device,
+            self.architecture,
+            self._cache,
+            self.products,
         )
         self._use_fixed_shapes()
         self.media_prefill = MediaPrefill(model, self.architecture.states)
@@ -171,7 +171,7 @@ class CachedLM(ForwardPasses):
             self.min_rows,
             self.products,
         )
-        return CachedLM(self._model, *options, self._view, self.chains, self._fixed_shapes)
+        return CachedLM(self._model, *options, self.chains, self._fixed_shapes)
 
     def cost_key(self, max_rows: int) -> str:
         """Return a checksum of everything on which the cost of forward passes depends.
@@ -211,7 +211,7 @@ class CachedLM(ForwardPasses):
         """
         self.check_length(request)
         if self.stale:
-            self._runner.view = self._view(self._model, self.products)
+            self._runner.view = ModelView(self._model, self.products)
             self._use_fixed_shapes()
         elif self._runner.fixed_shapes is not None:
             self._runner.fixed_shapes.check_weights()

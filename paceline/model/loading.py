@@ -23,13 +23,14 @@ from transformers import (
 )
 
 from paceline import demo
-from paceline.backend.model_products import draft_products, has_bfloat16_kernels
+from paceline.backend.model_products import has_bfloat16_kernels
+from paceline.backend.products import Products
+from paceline.backend.resolve import backend_of
 from paceline.errors import ConfigError
 from paceline.model.cached_lm import CachedLM
 from paceline.model.eagle import checkpoint
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.load_options import dtype_named, require_packing_possible, usable_device
-from paceline.model.model_view import ModelView
 from paceline.model.quantisation import foreign_weights
 from paceline.model.reduced_vocabulary import keep_tokens, read_kept
 from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS, MAX_NAMED_WEIGHTS
@@ -224,8 +225,8 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     """Wrap a draft model in a `CachedLM`, in its fastest form.
 
     The form does not affect the target's answers. On a CPU, a small half-precision draft model
-    runs as a float32 copy. An EAGLE-style draft model stays in bfloat16 if the processor has fast
-    bfloat16 or integer kernels for it.
+    runs as a float32 copy. An EAGLE-style draft model stays in bfloat16 if the processor has
+    bfloat16 instructions.
 
     Args:
         model: Any argument of `load_draft`, or a `CachedLM`, which is returned unchanged.
@@ -237,13 +238,11 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     loaded = load_draft(model)
     if loaded.device.type != "cpu" or foreign_weights(loaded) is not None:
         return CachedLM(loaded)
-    # An EAGLE-style draft model includes the target's LM head, so bfloat16 or int8 kernels save
-    # most of the time it takes. `DirectLlama` also skips transformers' overhead around the layers.
+    # An EAGLE-style draft model includes the target's LM head, so bfloat16 kernels save most of the
+    # time it takes.
     if uses_target_states(loaded) and loaded.dtype == torch.bfloat16 and has_bfloat16_kernels():
-        from paceline.model.eagle.direct import DirectLlama, suits  # imports the kernels
-
-        view = DirectLlama if suits(loaded) else ModelView
-        return CachedLM(loaded, batch_invariant=True, products=draft_products(loaded), view=view)
+        products = Products.of_backend(loaded, backend_of(loaded.device))
+        return CachedLM(loaded, batch_invariant=True, products=products)
     if loaded.dtype in (torch.bfloat16, torch.float16) and (
         loaded.num_parameters() <= MAX_FLOAT32_DRAFT_PARAMETERS
     ):

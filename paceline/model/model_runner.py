@@ -18,7 +18,7 @@ from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture, Masks
 from paceline.model.eagle.captured_states import CapturedStates, StateRequest
 from paceline.model.fixed_shapes.runner import FixedShapeRunner
-from paceline.model.model_view import View, use_attention
+from paceline.model.model_view import ModelView, use_attention
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.ragged_batch import RaggedBatch
 from paceline.model.token_map import TokenMap
@@ -53,7 +53,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        view: View,
+        view: ModelView,
         device: torch.device,
         architecture: Architecture,
         cache: SlotCache,

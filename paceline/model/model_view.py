@@ -12,7 +12,7 @@ import copy
 import types
 from collections.abc import Set
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -33,31 +33,7 @@ _Children = dict[str, nn.Module | None]
 _STEADY = ("torch", "transformers")
 
 
-class View(Protocol):
-    """Interface of a view, as used by the model runner."""
-
-    @property
-    def module(self) -> Any:
-        """Callable with the arguments of the model's `forward`."""
-
-    @property
-    def config(self) -> PretrainedConfig:
-        """Configuration of the (text) model."""
-
-    @property
-    def state(self) -> ForwardState:
-        """Forward state that the view's modules read."""
-
-    @property
-    def cache_argument(self) -> str:
-        """Name of the KV-cache argument of `module`."""
-
-    @property
-    def stale(self) -> bool:
-        """True if the model has changed since the view was built."""
-
-
-def use_attention(view: View, implementation: str) -> None:
+def use_attention(view: ModelView, implementation: str) -> None:
     """Choose the attention function that a view's layers call.
 
     Args:

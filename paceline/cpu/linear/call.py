@@ -27,7 +27,7 @@ class ProductCall:
 
     rows: int  # Shape [count, inner].
     weight: int  # Shape [outer, inner].
-    bias: int  # Float32 [outer], or 0. The int8 kernel reads its factors [3, outer] here.
+    bias: int  # Float32 [outer], or 0.
     out: int  # Shape [count, outer].
     kind: int  # Number format of rows and weight, see `memory`.
     out_kind: int  # Number format of `out`, FLOAT32 or BFLOAT16.

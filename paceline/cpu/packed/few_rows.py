@@ -15,10 +15,11 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from paceline.cpu.avx512_dot import (
-    BFLOAT16,
     CHUNK,
     INDEX,
     LINE,
+    NUMBERS,
+    SUMS,
     add_products,
     constant,
     plus,
@@ -98,10 +99,8 @@ def _emit_outputs(builder: Any, layout: BlockLayout, count: Any, sources: Any, v
 def _multiply(
     builder: Any, layout: BlockLayout, num_rows: int, addresses: list[Any], operands: _Operands
 ) -> None:
-    zeros = ir.Constant(BFLOAT16.sums, [0.0] * BFLOAT16.sums.count)
-    totals = [
-        [cgutils.alloca_once(builder, BFLOAT16.sums) for _ in range(num_rows)] for _ in range(QUADS)
-    ]
+    zeros = ir.Constant(SUMS, [0.0] * SUMS.count)
+    totals = [[cgutils.alloca_once(builder, SUMS) for _ in range(num_rows)] for _ in range(QUADS)]
     for own in totals:
         for total in own:
             builder.store(zeros, total)
@@ -128,7 +127,7 @@ def _multiply(
     for row in range(num_rows):
         target = builder.add(operands.sums, times(builder, operands.sums_stride, row))
         for quad, own in enumerate(totals):
-            slot = pointer(builder, plus(builder, target, quad * LINE), BFLOAT16.sums)
+            slot = pointer(builder, plus(builder, target, quad * LINE), SUMS)
             builder.store(builder.load(own[row]), slot, align=LINE)
 
 
@@ -150,7 +149,7 @@ class _LineProducts:
 
     def add(self, number: int, line: Any) -> None:
         """Add a line; emit its products once all earlier lines have been added."""
-        self._waiting[number] = self._builder.bitcast(line, BFLOAT16.vector)
+        self._waiting[number] = self._builder.bitcast(line, NUMBERS)
         while self._next_number in self._waiting:
             self._multiply(self._waiting.pop(self._next_number))
             self._next_number += 1
@@ -158,8 +157,8 @@ class _LineProducts:
     def _multiply(self, vector: Any) -> None:
         builder, distance = self._builder, self._next_number * CHUNK
         for source, total in zip(self._sources, self._totals, strict=True):
-            numbers = repeat(builder, plus(builder, source, distance), BFLOAT16)
-            added = add_products(builder, BFLOAT16, builder.load(total), vector, numbers)
+            numbers = repeat(builder, plus(builder, source, distance))
+            added = add_products(builder, builder.load(total), vector, numbers)
             builder.store(added, total)
 
 

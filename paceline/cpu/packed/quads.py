@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from numba.core import cgutils, types
 
 from paceline.cpu.avx512_dot import (
-    BFLOAT16,
     CHUNK,
     INDEX,
     LINE,
+    NUMBERS,
+    SUMS,
     add_products,
     constant,
     plus,
@@ -30,7 +31,6 @@ from paceline.cpu.simd_f32x8 import WIDTH, emit_load
 
 _SIDE = 4  # quads whose totals are written together, outputs of a quad, lanes of an output
 WRITTEN = _SIDE * _SIDE  # outputs that `write_row` writes
-_TOTALS = BFLOAT16.sums
 
 
 class _QuadOperands(NamedTuple):
@@ -79,10 +79,7 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
         for base, stride in ((rows, row_bytes), (sums, sums_stride))
     )
     sum_slots = [
-        [
-            pointer(builder, plus(builder, start, quad * LINE), BFLOAT16.sums)
-            for quad in range(quads)
-        ]
+        [pointer(builder, plus(builder, start, quad * LINE), SUMS) for quad in range(quads)]
         for start in sum_starts
     ]
     totals = [
@@ -93,15 +90,13 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
         lines = builder.add(weight, times(builder, loop.index, quads * LINE))
         chunk = times(builder, loop.index, CHUNK)
         vectors = [
-            builder.load(
-                pointer(builder, plus(builder, lines, quad * LINE), BFLOAT16.vector), align=LINE
-            )
+            builder.load(pointer(builder, plus(builder, lines, quad * LINE), NUMBERS), align=LINE)
             for quad in range(quads)
         ]
         for start, own in zip(row_starts, totals, strict=True):
-            numbers = repeat(builder, builder.add(start, chunk), BFLOAT16)
+            numbers = repeat(builder, builder.add(start, chunk))
             for vector, total in zip(vectors, own, strict=True):
-                added = add_products(builder, BFLOAT16, builder.load(total), vector, numbers)
+                added = add_products(builder, builder.load(total), vector, numbers)
                 builder.store(added, total)
     for own, own_slots in zip(totals, sum_slots, strict=True):
         for total, slot in zip(own, own_slots, strict=True):
@@ -115,7 +110,7 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
     bias is added last.
     """
     quads = [
-        builder.load(pointer(builder, plus(builder, source, number * LINE), _TOTALS), align=LINE)
+        builder.load(pointer(builder, plus(builder, source, number * LINE), SUMS), align=LINE)
         for number in range(_SIDE)
     ]
     first_pair, second_pair = (

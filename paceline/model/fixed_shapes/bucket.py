@@ -17,7 +17,7 @@ from paceline.model.fixed_shapes.buckets import BucketKey
 from paceline.model.fixed_shapes.graphs import CapturedForward, GraphMemory
 from paceline.model.fixed_shapes.output import BucketOutput
 from paceline.model.fixed_shapes.settings import USES_BEFORE_CAPTURE
-from paceline.model.model_view import View
+from paceline.model.model_view import ModelView
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class BucketModel:
     """
 
     model: PreTrainedModel
-    view: View
+    view: ModelView
     architecture: Architecture
     groups: int
     device: torch.device

@@ -22,7 +22,7 @@ from paceline.model.fixed_shapes.output import BucketOutput
 from paceline.model.fixed_shapes.packed_bucket import PackedBucket
 from paceline.model.fixed_shapes.padded_bucket import PaddedBucket
 from paceline.model.fixed_shapes.settings import COMPUTED_KEY_FIELDS, KEY_ALIGNMENT, MAX_TOKENS
-from paceline.model.model_view import View, is_steady
+from paceline.model.model_view import ModelView, is_steady
 from paceline.model.padded_batch import PaddedBatch
 from paceline.model.per_layer import key_shapes, layer_values
 from paceline.model.ragged_batch import RaggedBatch
@@ -43,7 +43,7 @@ class FixedShapeRunner:
     def __init__(
         self,
         model: PreTrainedModel,
-        view: View,
+        view: ModelView,
         architecture: Architecture,
         cache: SlotCache,
         groups: int,
@@ -158,7 +158,7 @@ class FixedShapeRunner:
 
 def fixed_shape_runner(
     model: PreTrainedModel,
-    view: View,
+    view: ModelView,
     architecture: Architecture,
     cache: SlotCache,
     fixed_rows: int,
