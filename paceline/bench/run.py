@@ -84,7 +84,7 @@ def run_bench(
         target, draft, tokenizer: Loaded models to use instead of those named in `config`.
         prompts: Prompts to use, in this order, instead of those named in `config`.
         progress: Whether to show progress on standard error, updated only between timed calls.
-        options: Additional options.
+        options: Additional options; see `RunOptions`.
     Raises:
         ConfigError, CapacityError, UnsupportedModelError: Part of the benchmark cannot be run.
     """

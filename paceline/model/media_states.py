@@ -16,7 +16,7 @@ from paceline.model.mixers.seam import RecurrentPass
 
 
 class RecurrentPrefill:
-    """Recurrent layers in one forward pass of the model over whole prompts.
+    """Manages recurrent states in one forward pass of the model over whole prompts.
 
     The states stop before the last token of each prompt, whose logits serve as a check.
 
@@ -28,7 +28,7 @@ class RecurrentPrefill:
         folds: Whether every mixer adds accepted nodes to the stored states.
     Attributes:
         cache: Empty cache for the forward pass. Layers with a window keep all keys.
-        current: The forward pass, for the mixers of a view.
+        current: Description of the forward pass, which the mixers of a view read.
     """
 
     def __init__(

@@ -60,7 +60,8 @@ class Table:
 
         Args:
             title: Title of the table.
-            columns: Columns. Any other object is the heading of a column with the format `form`.
+            columns: `Column` objects or headings. A heading stands for a column with the format
+                `form`.
             rows: Cells of each row.
             notes: Sentences below the table.
             form: Default format of numbers.

@@ -45,7 +45,7 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that adds products to sums: of rows and quads of outputs.
+    """Return an operation that adds the products of rows and quads to their sums.
 
     A quad is a group of four outputs. The operation ends the process if the processor lacks the
     instructions.
