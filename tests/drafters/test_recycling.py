@@ -33,7 +33,6 @@ from paceline.drafters.shared.source_calibration import (
 from paceline.drafters.shared.step_learning import learn_step, record_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.shared.tree_candidate import CANDIDATE
-from paceline.drafters.token_recycling.paper_tree import CHILDREN, PARENTS, RANKS
 from paceline.errors import ConfigError
 
 # the newest tokens -> what the target says then
@@ -258,39 +257,10 @@ def test_the_prior_knows_nothing_of_what_nobody_offers() -> None:
     assert (calibration.hits <= calibration.trials).all()
 
 
-def test_the_papers_tree() -> None:
-    """80 nodes on 6 levels; more children for likelier nodes."""
-    assert len(PARENTS) == 80
-    depths: list[int] = []
-    for parent in PARENTS:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    assert [depths.count(level) for level in range(1, 8)] == [8, 21, 25, 15, 8, 3, 0]
-    assert len(set(zip(PARENTS.tolist(), RANKS.tolist(), strict=True))) == 80
-    for ranks, children in CHILDREN.items():
-        if ranks and ranks[-1] > 0:
-            assert children <= CHILDREN[(*ranks[:-1], ranks[-1] - 1)]
-
-
-def test_the_fixed_tree_leaves_out_what_is_not_kept() -> None:
-    drafter: Any = create("token_recycling:tree=paper,max_context_ngram=1")
-    request = Request([1, 2], SamplingParams(max_new_tokens=20))
-    assert drafter.propose([request], [80]) == [EMPTY_TREE]
-    said = tops([[(3, 0.5), (4, 0.3), (5, 0.1)], [(4, 0.9)], [(6, 0.8), (3, 0.1)]])
-    tree = DraftTree([3, 4], [-1, -1])
-    request.append([2])  # the newest token again
-    drafter.observe([Outcome(request, tree, [], [2], [3, 4, 6], said)])
-    (proposed,) = drafter.propose([request], [80])
-    assert proposed.token_ids[:6] == [3, 4, 5, 4, 6, 3]
-    assert proposed.parents[:6] == [-1, -1, -1, 0, 1, 1]
-    (short,) = drafter.propose([request], [4])
-    assert short.token_ids == [3, 4, 5, 4]
-
-
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
         ("token_recycling:max_context_ngram=9", "max_context_ngram: got 9"),
-        ("token_recycling:tree=wide", "got tree='wide'; expected one of best, paper"),
         ("token_recycling:max_distributions=0", "max_distributions: got 0"),
         ("auto:max_nodes=0", "max_nodes: got 0"),
         ("auto:min_path_probability=2", "min_path_probability: got 2"),

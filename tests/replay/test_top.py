@@ -142,9 +142,7 @@ def test_a_replay_tells_what_is_known_and_nothing_else() -> None:
             assert (top.token_ids[row].tolist(), top.probs[row].tolist()) == wanted
 
 
-@pytest.mark.parametrize(
-    "spec", ["token_recycling", "token_recycling:tree=paper,max_context_ngram=1", "auto"]
-)
+@pytest.mark.parametrize("spec", ["token_recycling", "token_recycling:max_context_ngram=1", "auto"])
 def test_drafters_learn_from_them(pair: Pair, tmp_path: Path, spec: str) -> None:
     path = record(tmp_path / "a.jsonl", pair)
     traces, top_tokens = read_traces(path), read_told(path)

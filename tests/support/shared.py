@@ -52,7 +52,7 @@ VARIANTS = [
     "auto:use_draft_model=true,budget=true,max_nodes=12",
     "auto:state_head=trained",
     "lookahead:budget=true",
-    "token_recycling:tree=paper,max_context_ngram=1",
+    "token_recycling:max_context_ngram=1",
 ]
 SPECS = [*available(), *VARIANTS]
 # For tests that tell little of the variants beyond what others have told: `make test-all` runs them

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from paceline.drafters.shared.table_settings import LONGEST_KEY, ROWS
 from paceline.drafters.token_recycling.settings import MAX_DISTRIBUTIONS, MAX_NODES
-from paceline.errors import ConfigError
 from paceline.util.config import require_range
-
-TREES = ("best", "paper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +16,12 @@ class TokenRecyclingOptions:
     Attributes:
         max_context_ngram: Maximum context length, in tokens, for cached next-token distributions.
             At least 1; default 3. The paper uses 1.
-        tree: Shape of the draft tree: "best" selects the most likely nodes, and "paper" uses the
-            fixed tree from the paper. Defaults to "best".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
             draft budget. Without the budget, the default is 16, but at most 48 nodes for the whole
-            batch. With tree=paper, the tree has 80 nodes.
-        budget: Verify only the nodes that are expected to save time. With tree=paper, the budget
-            removes no nodes. Defaults to true.
-        min_path_probability: Minimum path probability of a proposed node, for tree=best. From 0 to
-            1; default 0.001.
+            batch.
+        budget: Verify only the nodes that are expected to save time; default true.
+        min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
+            0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
             distribution takes about 110 bytes.
         pool_file: File in which the cached distributions are saved between runs. The drafter loads
@@ -35,7 +29,6 @@ class TokenRecyclingOptions:
     """
 
     max_context_ngram: int = 3
-    tree: str = "best"
     max_nodes: int | None = None
     budget: bool = True
     min_path_probability: float = 0.001
@@ -49,7 +42,3 @@ class TokenRecyclingOptions:
         require_range(owner, "max_distributions", self.max_distributions, 1, MAX_DISTRIBUTIONS)
         if self.max_nodes is not None:
             require_range(owner, "max_nodes", self.max_nodes, 1, MAX_NODES)
-        if self.tree not in TREES:
-            raise ConfigError(
-                f"{owner}: got tree={self.tree!r}; expected one of {', '.join(TREES)}."
-            )
