@@ -97,6 +97,7 @@ class CpuDecoderLayers:
         self._describe_shape(shape)
         for index, layer in enumerate(layers):
             self._describe(index, layer)
+        self._products["following"].flat[:-1] = self._products["weight"].flat[1:]
         self._tiled = suits(BFLOAT16, shape.dim, shape.dim)
         self._jobs[:, NUM_PRODUCTS, 0] = (attend_tiled if self._tiled else attend).address
         for records, first in ((self._products, 0), (self._attention[:, None], NUM_PRODUCTS)):

@@ -41,11 +41,12 @@ class ProductCall:
     section_parts: int  # Number of parts of a section, which are unpacked together.
     order: int  # Address of the row in the file of each output, int64; 0 if they are in order.
     multiply_few: int  # Address of the function that multiplies a few rows by a group of outputs.
+    following: int  # Address of the blocks that the next product reads; 0 if unknown.
 
 
 PRODUCT_CALL = record_dtype(ProductCall)
 # Fields that describe the blocks of a packed weight.
-PACKING = ("unpack", "blocks_row_bytes", "section_parts", "order", "multiply_few")
+PACKING = ("unpack", "blocks_row_bytes", "section_parts", "order", "multiply_few", "following")
 _TAKEN = PRODUCT_CALL.fields["taken"][1]
 
 
@@ -54,7 +55,7 @@ def run_product(
     addresses: tuple[int, int, int, int],
     kinds: tuple[int, int],
     sizes: tuple[int, int, int],
-    packing: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0),
+    packing: tuple[int, ...] = (0,) * len(PACKING),
 ) -> None:
     """Run a product kernel on one call, with helper threads for large products.
 

@@ -26,7 +26,7 @@ from paceline.cpu.packed.few_rows import FEW_ROWS_CALL
 from paceline.cpu.packed.quad_lines import QUAD
 from paceline.cpu.packed.quads import WRITTEN, multiply_quads, write_row
 from paceline.cpu.row_blocks import even_share
-from paceline.cpu.settings import MAX_FEW_ROWS, PACKED_OUTPUTS_AHEAD, UNPACKED_GROUP
+from paceline.cpu.settings import MAX_FEW_ROWS, UNPACKED_GROUP
 from paceline.cpu.thread_team import TeamJob
 from paceline.cpu.thread_team import call as call_function
 from paceline.util.compiled import compiled, inlined
@@ -80,13 +80,12 @@ def _multiply_few(call_address: int) -> int:
     few.rows, few.row_bytes, few.count = call.rows, call.inner * HALF_BYTES, call.count
     few.source, few.blocks_row_bytes, few.order = call.weight, call.blocks_row_bytes, call.order
     few.num_parts, few.sums_stride = call.inner // PART, stride
+    few.outer, few.following = outer, call.following
     num_done = 0
     while first < outer:
         width = min(TASK, outer - first)
         # Numba frees an array after its last use: read its address inside the loop.
         few.sums, few.first, few.width = aligned(memory), first, width
-        is_ahead = first + width + PACKED_OUTPUTS_AHEAD <= outer
-        few.ahead = PACKED_OUTPUTS_AHEAD * call.blocks_row_bytes if is_ahead else 0
         call_function(call.multiply_few, address(calls))
         _write_group(call, few.sums, first, width, stride)
         num_done += 1

@@ -31,7 +31,8 @@ from paceline.cpu.emit import fetch, pointer
 from paceline.cpu.linear.unpack_call import PART_BYTES, address_of_row
 from paceline.cpu.packed.formats import BlockLayout, of_format
 from paceline.cpu.packed.quad_lines import QUAD, emit_lines
-from paceline.cpu.settings import MAX_FEW_ROWS
+from paceline.cpu.settings import MAX_FEW_ROWS, PACKED_OUTPUTS_AHEAD
+from paceline.cpu.simd_f32x8 import prefetch
 from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype
 
@@ -51,7 +52,8 @@ class FewRowsCall:
     source: int  # Address of the blocks of row 0 of the file.
     blocks_row_bytes: int  # Bytes of a row in the file.
     order: int  # Address of the row in the file of each output, int64; 0 if they are in order.
-    ahead: int  # Distance from the blocks to those to prefetch meanwhile.
+    outer: int  # Number of outputs of the weight.
+    following: int  # Address of the blocks to prefetch at the end of the weight; 0: none.
     sums: int  # Address of the sums, with one cache line per quad.
     sums_stride: int  # Bytes from the sums of one row to the next.
 
@@ -168,6 +170,15 @@ def _blocks_of(call: FewRowsCall, output: int) -> int:
     return address_of_row(call.source, call.blocks_row_bytes, call.order, output)
 
 
+@inlined
+def _fetch_rows(call: FewRowsCall, first: int) -> None:
+    """Prefetch the blocks of eight outputs that need not be adjacent in the file."""
+    for output in range(first, first + OUTPUTS):
+        source = _blocks_of(call, output)
+        for offset in range(0, call.blocks_row_bytes, LINE):
+            prefetch(source + offset)
+
+
 @cache
 def few_rows_job(type_id: int) -> TeamJob:
     """Return the job that multiplies the rows of a `FewRowsCall`, for one format."""
@@ -186,7 +197,15 @@ def few_rows_job(type_id: int) -> TeamJob:
                 _blocks_of(call, output + 6),
                 _blocks_of(call, output + 7),
             )
-            ahead = sources[0] + call.ahead
+            ahead = sources[0]
+            is_end = output + PACKED_OUTPUTS_AHEAD >= call.outer
+            if is_end and call.following:
+                past = output + PACKED_OUTPUTS_AHEAD - call.outer
+                ahead = call.following + past * call.blocks_row_bytes
+            elif not is_end and call.order == 0:
+                ahead += PACKED_OUTPUTS_AHEAD * call.blocks_row_bytes
+            elif not is_end:
+                _fetch_rows(call, output + PACKED_OUTPUTS_AHEAD)
             operands = (
                 call.rows,
                 call.row_bytes,

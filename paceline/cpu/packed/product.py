@@ -56,7 +56,7 @@ def product_job(weight: PackedWeight) -> TeamJob:
     return multiply_packed if kernel is multiply_dotted else kernel
 
 
-def packing_of(weight: PackedWeight) -> tuple[int, int, int, int, int]:
+def packing_of(weight: PackedWeight) -> tuple[int, ...]:
     """Return the fields `PACKING` of the `ProductCall` of a packed weight."""
     by_quads, order = product_job(weight) is multiply_packed, weight.order
     unpack = unpacking.quad_job if by_quads else unpacking.row_job
@@ -67,6 +67,7 @@ def packing_of(weight: PackedWeight) -> tuple[int, int, int, int, int]:
         _section_parts(weight.block_format, weight.shape[1]),
         0 if order is None else order.data_ptr(),
         few_rows_job(type_id).address if by_quads else 0,
+        0,
     )
 
 
