@@ -362,7 +362,7 @@ def test_the_server_takes_data_urls_only() -> None:
             for bad in ({"type": "input_image", "file_id": "f"}, {**part, "image_url": "/etc"})
         ]
         assert [each.status_code for each in unusable] == [400] * 5
-        assert server.left_over() == 0
+        assert server.open_work() == 0
     reference = LLAVA.chat(
         [{"role": "user", "content": [{"type": "image", "image": image(0)}, text]}],
         SamplingParams(6),

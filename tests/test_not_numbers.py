@@ -317,7 +317,7 @@ def test_the_server_tells_one_client(pair: Pair, tokenizer: Any) -> None:
         assert [answers[place].status_code for place in (0, 1, 3)] == [200, 500, 200]
         assert "not numbers" in answers[1].json()["error"]["message"]
         assert answers[2].text.count("not numbers") == 1
-        assert server.left_over() == 0
+        assert server.open_work() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

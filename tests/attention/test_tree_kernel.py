@@ -18,7 +18,7 @@ from paceline.attention.reach import UNLIMITED, Reach
 from paceline.attention.tree import TreeVisibility
 from paceline.model.fixed_shapes.inputs import BucketTensors
 from paceline.model.fixed_shapes.masks import MaskBuilder, key_positions
-from tests.support.triton import mend_interpreter
+from tests.support.triton import patch_interpreter
 
 pytest.importorskip("triton", reason="triton is not installed")
 from paceline.attention.tree_kernel import attention_over_tree, store_columns
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    mend_interpreter(monkeypatch, in_order=False)
+    patch_interpreter(monkeypatch, in_order=False)
 
 
 def inputs_of(cached: list[int], columns: int) -> BucketTensors:

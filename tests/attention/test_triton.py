@@ -28,7 +28,7 @@ from tests.attention.test_by_position import lay
 from tests.model.test_ragged_batch import both
 from tests.support import models
 from tests.support.attention import Columns
-from tests.support.triton import infinite_elsewhere, mend_interpreter
+from tests.support.triton import infinite_elsewhere, patch_interpreter
 
 pytest.importorskip("triton", reason="triton is not installed")
 from paceline.attention import triton_kernel
@@ -42,7 +42,7 @@ RAGGED = [(70, 1, 9), (3, 2, 4)]
 @pytest.fixture(autouse=True)
 def mended(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED:
-        mend_interpreter(monkeypatch)
+        patch_interpreter(monkeypatch)
 
 
 def unequal(
@@ -241,7 +241,7 @@ def test_a_product_that_minds_the_place_of_a_row_fails_the_same_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The interpreter's own, by a BLAS."""
-    mend_interpreter(monkeypatch, in_order=False)
+    patch_interpreter(monkeypatch, in_order=False)
     assert (
         unequal(
             Columns(lay(RAGGED), (3, 1, 16, 16), torch.float32),

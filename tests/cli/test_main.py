@@ -14,7 +14,7 @@ import pytest
 
 from paceline import demo
 from paceline.cli.main import main
-from tests.support.cli import refused
+from tests.support.cli import usage_error
 from tests.support.commands import run_command
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -113,7 +113,7 @@ def test_wrong_arguments_are_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert expected in refused(words, monkeypatch, capsys)
+    assert expected in usage_error(words, monkeypatch, capsys)
 
 
 def test_drafters_lists_the_registry(

@@ -8,7 +8,7 @@ from paceline.cli import paper
 from paceline.cli.commands import COMMANDS as COMMAND_LIST
 from paceline.cli.main import app
 from paceline.cli.model_option import takes_model, with_model_first
-from tests.support.cli import refused
+from tests.support.cli import usage_error
 
 # A command, and words that complete its command line.
 COMMANDS = {
@@ -109,7 +109,7 @@ def test_a_wrong_model_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert expected in refused(words, monkeypatch, capsys)
+    assert expected in usage_error(words, monkeypatch, capsys)
 
 
 def test_the_help_shows_the_argument_with_a_remark() -> None:

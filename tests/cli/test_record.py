@@ -26,7 +26,7 @@ from paceline.replay.traces import read_traces
 from paceline.training.acceptance_head.recording import _COLUMNS as COLUMNS
 from tests.support.cli import call
 from tests.support.commands import start_command
-from tests.support.recordings import quick
+from tests.support.recordings import record_pair
 from tests.support.shared import Pair, interrupt
 
 QUICK = {"limit": 6, "max-new-tokens": 12, "batch": 2, "dtype": "float32"}
@@ -231,24 +231,28 @@ def test_the_store_of_another_tokenizer_is_refused_without_being_told_which_it_i
 
 def test_a_head_learns_from_them_what_it_learns_from_answers_of_its_own(tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl")
-    own, recorded = quick(tmp_path / "own"), quick(tmp_path / "recorded", answers=path)
+    own, recorded = record_pair(tmp_path / "own"), record_pair(tmp_path / "recorded", answers=path)
     assert recorded.prompt_ids == own.prompt_ids
     for name in COLUMNS:
         assert torch.equal(getattr(recorded, name), getattr(own, name))
     assert recorded.settings.keys() - own.settings.keys() == {"answers"}
     every, rest = (
-        quick(tmp_path / name, answers=path, limit=0, **{name: 4})
+        record_pair(tmp_path / name, answers=path, limit=0, **{name: 4})
         for name in ("every", "skip_every")
     )
     assert (len(every.names), len(rest.names)) == (2, 4)
     sampled = record(tmp_path / "b.jsonl", SAMPLED)
-    assert quick(tmp_path / "sampled", answers=sampled).settings["temperature"] == 0.8
+    assert record_pair(tmp_path / "sampled", answers=sampled).settings["temperature"] == 0.8
     with pytest.raises(ConfigError, match=r"temperature: got 0\.5; expected 0\.8, with which"):
-        quick(tmp_path / "x", answers=sampled, temperature=0.5)
+        record_pair(tmp_path / "x", answers=sampled, temperature=0.5)
     with pytest.raises(ConfigError, match="got both answers and prompts"):
-        quick(tmp_path / "x", answers=sampled, prompts=(str(demo.PROMPTS),))
+        record_pair(tmp_path / "x", answers=sampled, prompts=(str(demo.PROMPTS),))
     with pytest.raises(ConfigError, match=r"got answers of 'demo' .* expected those of the target"):
-        quick(tmp_path / "x", answers=sampled, model=str(demo.DRAFT), draft_model=str(demo.DRAFT))
+        record_pair(
+            tmp_path / "x", answers=sampled, model=str(demo.DRAFT), draft_model=str(demo.DRAFT)
+        )
     with pytest.raises(ConfigError, match=r"repetition_penalty: got 1\.1"):
-        quick(tmp_path / "x", answers=record(tmp_path / "c.jsonl", {"repetition-penalty": 1.1}))
+        record_pair(
+            tmp_path / "x", answers=record(tmp_path / "c.jsonl", {"repetition-penalty": 1.1})
+        )
     assert not (tmp_path / "x").exists()

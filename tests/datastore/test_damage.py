@@ -22,7 +22,7 @@ from paceline.datastore.layout import read_manifest, write_manifest
 from paceline.datastore.lock import writing
 from paceline.datastore.shard import find_damage
 from paceline.errors import DatastoreError
-from tests.support.stores import Documents, expected, looked_up, some_documents, store
+from tests.support.stores import Documents, expected, looked_up, random_documents, store
 
 QUERY = [1, 2, 0, 3]
 
@@ -31,7 +31,7 @@ QUERY = [1, 2, 0, 3]
 def test_flipped_and_truncated_files_end_in_an_error_or_the_right_answer(
     tmp_path: Path, trials: int
 ) -> None:
-    documents = some_documents(200)
+    documents = random_documents(200)
     path = tmp_path / "s"
     datastore.build(path, documents, 6, shard_tokens=2048, workers=1)
     truth = expected(documents, QUERY, 4)
@@ -65,7 +65,7 @@ def corrupted(content: bytes, rng: random.Random) -> bytes:
 
 def test_verify_names_every_damaged_shard(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    datastore.build(path, some_documents(400), 6, shard_tokens=1024, workers=1)
+    datastore.build(path, random_documents(400), 6, shard_tokens=1024, workers=1)
     flipped, cut, gone, sound = sorted(path.glob("shard-*"))[:4]
     content = bytearray(flipped.read_bytes())
     content[4096 * 2 + 7] ^= 1
@@ -89,7 +89,7 @@ def test_what_a_writer_replaces_meanwhile_is_no_damage(
     path = store(tmp_path / "s")
 
     def late(*arguments: Any) -> str | None:
-        datastore.build(path, some_documents(seed=1), 6, workers=1)
+        datastore.build(path, random_documents(seed=1), 6, workers=1)
         return find_damage(*arguments)
 
     monkeypatch.setattr("paceline.datastore.report.find_damage", late)
@@ -129,7 +129,7 @@ def test_a_full_disk_leaves_the_old_store(tmp_path: Path) -> None:
     try:
         for write in (datastore.add, lambda path, documents: datastore.build(path, documents, 6)):
             with pytest.raises(DatastoreError, match="The store is unchanged"):
-                write(path, some_documents(2000))
+                write(path, random_documents(2000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert datastore.verify(path) == []
@@ -152,13 +152,13 @@ def test_the_second_writer_is_told_of_the_first(tmp_path: Path) -> None:
 WRITER = """
 import sys
 sys.path[:0] = [{folder!r}]
-from tests.support.stores import some_documents
+from tests.support.stores import random_documents
 from paceline import datastore
 for seed in range(10**6):
     if seed % 4:
-        datastore.add({path!r}, some_documents(30, seed=seed), workers=1)
+        datastore.add({path!r}, random_documents(30, seed=seed), workers=1)
     else:
-        datastore.build({path!r}, some_documents(200, seed=seed), 6, shard_tokens=1024, workers=1)
+        datastore.build({path!r}, random_documents(200, seed=seed), 6, shard_tokens=1024, workers=1)
     print(seed, flush=True)
 """
 
@@ -193,5 +193,5 @@ def written(last: int) -> Documents:
     return [
         document
         for seed in seeds
-        for document in some_documents(30 if seed % 4 else 200, seed=seed)
+        for document in random_documents(30 if seed % 4 else 200, seed=seed)
     ]

@@ -22,7 +22,7 @@ from paceline.datastore.store_settings import SORTED_TOKENS
 from paceline.datastore.suffixes import suffix_array
 from paceline.errors import ConfigError, DatastoreError
 from paceline.util.machine import usable_cores
-from tests.support.stores import Documents, expected, looked_up, some_documents, store
+from tests.support.stores import Documents, expected, looked_up, random_documents, store
 
 VOCABULARIES = [1, 2, 300, 65535, 65536, 2**20, 2**23, 2**32 - 1, 2**32]
 
@@ -52,7 +52,7 @@ def test_search_finds_what_a_plain_one_finds(
 
 
 def test_many_shards_answer_like_one(tmp_path: Path) -> None:
-    documents = some_documents(300)
+    documents = random_documents(300)
     datastore.build(tmp_path / "s", documents, 6, shard_tokens=1024, workers=2)
     opened = datastore.open(tmp_path / "s")
     assert len(opened.snapshot.shards) > 3
@@ -87,7 +87,7 @@ def test_sampling_is_at_regular_intervals(tmp_path: Path) -> None:
 
 
 def test_shortening_stops_when_there_is_enough(tmp_path: Path) -> None:
-    documents = some_documents()
+    documents = random_documents()
     snapshot = datastore.open(store(tmp_path / "s", documents)).snapshot
     query = documents[3][:8]
     counts = [len(answer) for answer in expected(documents, query, 1)]
@@ -101,7 +101,7 @@ def test_shortening_stops_when_there_is_enough(tmp_path: Path) -> None:
 
 
 def test_a_range_is_narrowed_by_what_follows(tmp_path: Path) -> None:
-    documents = some_documents()
+    documents = random_documents()
     snapshot = datastore.open(store(tmp_path / "s", documents)).snapshot
     for token in range(6):
         ids = np.array([2, 1, token])
@@ -244,7 +244,7 @@ def test_added_documents_are_found_and_shards_stay_few(tmp_path: Path) -> None:
     path, documents = store(tmp_path / "s", [[1, 2, 3]]), [[1, 2, 3]]
     reader = datastore.open(path)
     for seed in range(60):
-        more = some_documents(3, seed=seed)
+        more = random_documents(3, seed=seed)
         documents += more
         datastore.add(path, more)
     assert len(datastore.info(path).shards) <= 5

@@ -22,7 +22,7 @@ from paceline.errors import ConfigError
 from tests.drafters.test_pool_file import spoil
 from tests.drafters.test_recycling import teach
 from tests.support.models import byte_tokenizer, piece_tokenizer
-from tests.support.processes import leave_in_mid_answer
+from tests.support.processes import exit_during_generation
 from tests.support.shared import COUNT, Pair
 
 DRAFTERS = ("token_recycling", "auto")
@@ -83,7 +83,7 @@ def test_a_second_run_has_more_tokens_per_forward(pair: Pair, tmp_path: Path, na
 @pytest.mark.slow
 def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    leave_in_mid_answer(f"LLM(demo.TARGET, 'auto:pool_file={path}')")
+    exit_during_generation(f"LLM(demo.TARGET, 'auto:pool_file={path}')")
     head, arrays = read_table(path)
     assert len(arrays["keys"]) > 0
     assert head["tokenizer"].startswith("sha256:")

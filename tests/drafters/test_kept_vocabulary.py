@@ -27,7 +27,7 @@ from paceline.model.identity import model_identity
 from paceline.model.loading import draft_lm, load_draft
 from paceline.model.reduced_vocabulary import FILE, ReducedLMHead, keep_tokens, read_kept, save_kept
 from tests.support.models import make
-from tests.support.shared import COUNT, Pair, fits, with_head, without_budget
+from tests.support.shared import COUNT, Pair, is_fair_sample, with_head, without_budget
 from tests.verification.test_distribution import ENOUGH, EOS, PLAIN, TRUNCATED, answers, law, sample
 
 DATA = Path(__file__).parents[1] / "data"
@@ -81,7 +81,7 @@ def test_greedy_answers_are_the_targets(pair: Pair, spec: str, batch: int) -> No
 )
 def test_the_law_under_reject_is_the_targets(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
-    assert fits(
+    assert is_fair_sample(
         sample(
             create(without_budget(with_head(spec, make("six_words_draft"))), draft_model=draft),
             TRUNCATED,
@@ -125,7 +125,7 @@ def test_another_distribution_than_the_kept_one_is_noticed() -> None:
     drafter = WholeVocabulary(
         DraftModelOptions(max_draft_tokens=3), CachedLM(reduced(make("six_words_draft"), KEPT))
     )
-    assert not fits(sample(drafter, PLAIN, ENOUGH), law(PLAIN))
+    assert not is_fair_sample(sample(drafter, PLAIN, ENOUGH), law(PLAIN))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -29,8 +29,8 @@ from paceline.drafters.shared.length_rules import (
 )
 from paceline.drafters.specdec_pp.head_rule import HeadRule
 from paceline.errors import ConfigError
-from tests.support.enumeration import PLAIN, Growing, Oracle, emitted
-from tests.support.shared import COUNT, Pair, Watch, room
+from tests.support.enumeration import PLAIN, GrowingTree, Oracle, emitted
+from tests.support.shared import COUNT, NotingDrafter, Pair, draft_room
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def sharp(pair: Pair) -> Pair:
 
 def watched(
     pair: Pair, spec: str, params: SamplingParams, batch: int = 4, eos: Sequence[int] = ()
-) -> Watch:
+) -> NotingDrafter:
     """What the drafter `spec` proposes for all prompts."""
-    watch = Watch(pair.engine(spec).drafter)
+    watch = NotingDrafter(pair.engine(spec).drafter)
     llm = LLM(pair.target, drafter=watch, max_batch=batch)
     llm.eos_token_ids = list(eos)
     llm.generate(pair.prompts, params)
@@ -66,7 +66,7 @@ def test_a_constant_length_is_kept(pair: Pair) -> None:
         )
         assert watch.notes
         for request, tokens, tree in watch.notes:
-            assert len(tree) == min(4, room(request, tokens))
+            assert len(tree) == min(4, draft_room(request, tokens))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_heuristic_in_use(pair: Pair, spec: str) -> None:
     lengths: dict[int, int] = {}
     for (request, tokens, tree), accepted in zip(watch.notes, watch.accepted, strict=True):
         length = lengths.setdefault(request.id, 1 if "max_draft_tokens=1" in spec else 5)
-        assert len(tree) == min(length, room(request, tokens))
+        assert len(tree) == min(length, draft_room(request, tokens))
         if len(tree):
             lengths[request.id] = length + 2 if accepted == len(tree) else max(1, length - 1)
     assert len(set(lengths.values())) > 1
@@ -175,7 +175,7 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(
             chance < 0.3 or token == end for chance, token in zip(own, tree.token_ids, strict=True)
         ]
         assert not any(over[:-1])
-        assert not over or over[-1] or len(tree) == min(7, room(request, tokens))
+        assert not over or over[-1] or len(tree) == min(7, draft_room(request, tokens))
         lengths.add(len(tree))
     assert len(lengths) > 3
 
@@ -265,7 +265,7 @@ def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTr
     """Draft as the rule says; `undraws` takes the token of the stopping step back where it is
     unlikely.
     """
-    tree, node = Growing(oracle), -1
+    tree, node = GrowingTree(oracle), -1
     state = Chain(Request([1], SamplingParams()), 3, open=True, draws=True)
     while len(state.tokens) < 3:
         hidden = torch.zeros(1, 4)

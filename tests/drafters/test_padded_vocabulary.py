@@ -27,7 +27,7 @@ from paceline.training.acceptance_head.teacher_forcing import AnsweredPrompts, t
 from paceline.training.draft.evaluate import agreements
 from paceline.training.text_chunks import TextChunk
 from tests.support.models import make
-from tests.support.shared import COUNT, Pair, fits, reference, with_head, without_budget
+from tests.support.shared import COUNT, Pair, is_fair_sample, reference, with_head, without_budget
 from tests.verification.test_distribution import PLAIN, PROMPT, TRUNCATED, answers, law
 
 SPECS = [
@@ -118,7 +118,7 @@ def test_the_law_under_reject_is_the_targets(spec: str) -> None:
     draft = padded(make("six_words_draft"), 9, bias=1.0)
     outs = said(without_budget(with_head(spec, draft)), draft, TRUNCATED, 2000)
     assert sum(out.stats.accepted_tokens for out in outs) > 200
-    assert fits(Counter(tuple(out.token_ids[:3]) for out in outs), law(TRUNCATED))
+    assert is_fair_sample(Counter(tuple(out.token_ids[:3]) for out in outs), law(TRUNCATED))
 
 
 def said(spec: str, draft: Any, params: SamplingParams, count: int) -> list[Completion]:

@@ -19,7 +19,7 @@ from paceline.drafters.ouroboros.drafter import Ouroboros
 from paceline.drafters.ouroboros.pool_file import PoolFile, pool_bytes, read_pool
 from paceline.drafters.shared.ngram_pool import NgramPool
 from paceline.errors import ConfigError
-from tests.support.processes import leave_in_mid_answer
+from tests.support.processes import exit_during_generation
 from tests.support.shared import COUNT, Pair
 
 PARAMS = SamplingParams(max_new_tokens=COUNT)
@@ -94,7 +94,7 @@ def test_what_came_after_the_last_save_is_saved_at_the_end(pair: Pair, tmp_path:
 
 def test_a_process_saves_when_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "phrases.pool"
-    leave_in_mid_answer(
+    exit_during_generation(
         f"LLM(demo.TARGET, drafter='ouroboros:pool_file={path}', draft_model=demo.DRAFT)"
     )
     assert path.stat().st_size > 100

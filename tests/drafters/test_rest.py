@@ -21,7 +21,7 @@ from paceline.drafters import create
 from paceline.errors import ConfigError, DatastoreError
 from tests.support.enumeration import EOS, PLAIN, Oracle, complete, dist, followed, path_to, target
 from tests.support.shared import Pair, tiny_store
-from tests.support.stores import Documents, continuations, some_documents, store
+from tests.support.stores import Documents, continuations, random_documents, store
 
 HAND_MADE = ((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 6), (7, 2, 8))
 
@@ -109,7 +109,7 @@ def expected(
 def test_trees_are_those_of_slow_counting(
     text: list[int], spans: tuple[int, int], length: int, nodes: int, seed: int
 ) -> None:
-    documents = some_documents(30, seed=seed)
+    documents = random_documents(30, seed=seed)
     shortest, longest = spans[0], sum(spans)
     folder = tiny_store(tuple(map(tuple, documents)), 6)
     options = {
@@ -131,7 +131,7 @@ def test_several_shards_and_a_batch(tmp_path: Path) -> None:
     """The batch is searched in one call: the trees are those of each sequence alone, and of one
     shard.
     """
-    documents = some_documents(300)
+    documents = random_documents(300)
     many = tmp_path / "many"
     datastore.build(many, documents, 6, shard_tokens=1024, workers=1)
     one = store(tmp_path / "one", documents)

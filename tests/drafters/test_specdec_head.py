@@ -22,7 +22,7 @@ from paceline.drafters.specdec_pp.head import CARD, WEIGHTS, AcceptanceHead
 from paceline.errors import ConfigError
 from paceline.model.identity import model_identity
 from tests.bench.test_cost_scale import tiny_llama
-from tests.support.models import make, redrawn, rounded
+from tests.support.models import make, rounded, with_new_weights
 from tests.support.shared import Pair
 
 
@@ -221,7 +221,7 @@ def test_another_draft_is_refused_and_both_are_named(pair: Pair, tmp_path: Path)
     draft = tiny_llama()
     some_head(draft).save(tmp_path)
     with pytest.raises(ConfigError, match=r"closeness is -?0\.\d\d; expected at least 0\.8"):
-        AcceptanceHead.load(tmp_path, redrawn(draft))
+        AcceptanceHead.load(tmp_path, with_new_weights(draft))
     quantised = copy.deepcopy(draft)
     with torch.no_grad():
         for weight in quantised.parameters():

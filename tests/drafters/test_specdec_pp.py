@@ -24,7 +24,7 @@ from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
-from tests.support.shared import COUNT, Pair, Watch, random_head, room, with_head
+from tests.support.shared import COUNT, NotingDrafter, Pair, draft_room, random_head, with_head
 
 
 class Constant:
@@ -55,8 +55,8 @@ class Constant:
         return self._best[len(self.asked) - 1]
 
 
-def drafting(pair: Pair, head: Any, **options: Any) -> Watch:
-    return Watch(
+def drafting(pair: Pair, head: Any, **options: Any) -> NotingDrafter:
+    return NotingDrafter(
         SpecDecPP(SpecDecPPOptions(**{"budget": False, **options}), CachedLM(pair.draft), head)
     )
 
@@ -86,7 +86,7 @@ def test_a_constant_head_by_hand(
         pair.prompts[:5], SamplingParams(COUNT, temperature, ignore_eos=True)
     )
     for request, tokens, tree in drafter.notes:
-        assert len(tree) == min(length, room(request, tokens))
+        assert len(tree) == min(length, draft_room(request, tokens))
         assert (tree.probs is None) == (
             temperature == 0.0 or "verification" in options or not len(tree)
         )
@@ -110,7 +110,7 @@ def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float)
         assert (
             not len(tree)
             or tree.token_ids[-1] in ends
-            or len(tree) == min(20, room(request, tokens))
+            or len(tree) == min(20, draft_room(request, tokens))
         )
     assert ended > 3
 
@@ -125,7 +125,7 @@ def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> N
     full = [
         len(tree)
         for request, tokens, tree in drafter.notes
-        if room(request, tokens) >= length and len(tree)
+        if draft_room(request, tokens) >= length and len(tree)
     ]
     assert full
     assert set(full) == {length}
@@ -147,7 +147,7 @@ def test_guesses_have_second_choices_with_the_budget(
     found = 0
     for request, tokens, tree in drafter.notes:
         first = next((at for at in range(1, len(tree)) if tree.parents[at] != at - 1), len(tree))
-        assert len(tree) <= min(8, room(request, tokens))
+        assert len(tree) <= min(8, draft_room(request, tokens))
         found += len(tree) - first
         for at in range(first, len(tree)):
             beside = tree.parents[at] + 1  # the token of the chain that it stands in for
@@ -203,7 +203,7 @@ def test_the_head_judges_every_token_by_its_own_state(
             )
             product = torch.tensor(tree.confidence[:-1], dtype=torch.float64).cumprod(0)
             assert (1 - product[:-1] <= 0.9).all()
-            assert len(tree) == min(7, room(request, tokens)) or 1 - product[-1] > 0.9
+            assert len(tree) == min(7, draft_room(request, tokens)) or 1 - product[-1] > 0.9
             lengths.add(len(tree))
     assert len(lengths) > 3
 
@@ -278,7 +278,9 @@ def test_auto_follows_the_head(pair: Pair) -> None:
     assert len(head.asked) > 2
     assert all(0 < seconds < 60 for times in head.asked[1:] for seconds in times)
     assert inner.threshold == 0.95
-    lengths = [len(tree) for request, tokens, tree in drafter.notes if room(request, tokens) > 16]
+    lengths = [
+        len(tree) for request, tokens, tree in drafter.notes if draft_room(request, tokens) > 16
+    ]
     assert (lengths[0], min(lengths), max(lengths)) == (5, 2, 15)
     assert drafting(pair, Constant(0.8, curve=["a point"]), threshold=0.4).inner.threshold == 0.4  # type: ignore[attr-defined]
     assert drafting(pair, Constant(0.8)).inner.threshold == 0.7  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
 from paceline.verification.tree_rules import check_trees
 from tests.support.sssd_inputs import candidates, offered_tokens
-from tests.support.stores import continuations, some_documents, store
+from tests.support.stores import continuations, random_documents, store
 
 VOCAB = 6
 ALL_LINKS = 10**4
@@ -109,7 +109,7 @@ def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
     """Every path continues some suffix of the text, in the text or in a document; confidences
     are in (0, 1].
     """
-    documents = some_documents()
+    documents = random_documents()
     drafter = Sssd(SssdOptions(str(store(tmp_path / "store", documents)), fusion, max_nodes=40))
     rng = random.Random(4)
     nodes = 0
@@ -177,7 +177,7 @@ def test_a_batch_is_as_one_by_one(tmp_path: Path, fusion: str) -> None:
 
 def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
     """Over the shards together."""
-    documents = some_documents(200)
+    documents = random_documents(200)
     datastore.build(tmp_path / "store", documents, VOCAB, shard_tokens=1024, workers=1)
     snapshot = datastore.open(tmp_path / "store").snapshot
     assert len(snapshot.shards) > 1
@@ -291,7 +291,7 @@ def test_what_one_request_says_is_drafted_for_another(tmp_path: Path) -> None:
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    path = store(tmp_path / "store", some_documents(400))
+    path = store(tmp_path / "store", random_documents(400))
     for fusion in FUSIONS:
         drafter = Sssd(SssdOptions(str(path), fusion))
         (shard,) = [one for one in path.iterdir() if one.suffix not in (".json", ".lock")]

@@ -15,10 +15,10 @@ from tests.support.tokenizers import (
     FALLBACK,
     FOREIGN,
     LOCAL,
-    Continued,
-    Foreign,
-    any_text,
+    CtrlTokenizer,
+    ForeignTokenizer,
     llama_tokenizer,
+    random_text,
     whole_text,
 )
 
@@ -53,7 +53,7 @@ def test_texts_and_cuts(name: str) -> None:
     tokenizer, chance = ALL[name], random.Random(f"texts {name}")
     unfinished = 0
     for _ in range(ROUNDS):
-        ids = tokenizer(any_text(chance), add_special_tokens=False)["input_ids"]
+        ids = tokenizer(random_text(chance), add_special_tokens=False)["input_ids"]
         for place in range(0, len(ids), chance.randint(3, 9)):
             ids.insert(place, chance.choice([1, 2]))
         first, last = sorted((chance.randint(0, len(ids)), chance.randint(0, len(ids))))
@@ -126,8 +126,8 @@ def test_tokens_of_any_ids_joined_with_marks() -> None:
     chance = random.Random(1)
     for _ in range(200):
         ids = [chance.randrange(5) for _ in range(chance.randint(1, 60))]
-        text = "".join(pieces(Continued(), ids))
-        assert text == Continued().decode(ids)
+        text = "".join(pieces(CtrlTokenizer(), ids))
+        assert text == CtrlTokenizer().decode(ids)
 
 
 @pytest.mark.parametrize("name", ["bytes", "llama", "unigram", "foreign bytes"])
@@ -192,7 +192,7 @@ def test_ids_without_a_token_have_no_text() -> None:
 )
 def test_what_would_come_next(name: str) -> None:
     tokenizer, chance = ALL[name], random.Random(name)
-    ids = tokenizer(any_text(chance) + " the cat", add_special_tokens=False)["input_ids"]
+    ids = tokenizer(random_text(chance) + " the cat", add_special_tokens=False)["input_ids"]
     detokenizer = Detokenizer(tokenizer, ids[:1])
     for token in ids[1:]:
         expected = detokenizer.peek(token)
@@ -225,11 +225,11 @@ def test_a_flag_that_transformers_ignores_costs_nothing(
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_the_cost_of_a_token_does_not_grow(name: str) -> None:
-    tokenizer, chance = Foreign(FOREIGN[name]), random.Random(name)
+    tokenizer, chance = ForeignTokenizer(FOREIGN[name]), random.Random(name)
     ids = [
         token
         for _ in range(300)
-        for token in tokenizer(any_text(chance), add_special_tokens=False)["input_ids"]
+        for token in tokenizer(random_text(chance), add_special_tokens=False)["input_ids"]
     ]
     pieces(tokenizer, ids)
     assert len(ids) > 500

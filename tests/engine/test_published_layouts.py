@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM
 
 from paceline import LLM, SamplingParams
-from tests.support.quantised import PROMPTS, decodes, generated, save_llama, sums
+from tests.support.quantised import PROMPTS, check_decoding, generated, save_llama, sums
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 GROUP = 32
@@ -91,7 +91,7 @@ def test_four_bits_with_zero_points(tmp_path: Path, method: dict[str, Any]) -> N
     rows = torch.randn(3, product.in_features)
     expected = rows @ meant["model.layers.1.mlp.down_proj.weight"].T
     torch.testing.assert_close(product(rows).float(), expected, rtol=1e-2, atol=1e-2)
-    decodes(model)
+    check_decoding(model)
 
 
 def four_bits(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,13 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig
 
 from paceline import LLM, SamplingParams
 from paceline.errors import UnsupportedModelError
-from tests.support.quantised import PROMPTS, decodes, decodes_nearly, generated, save_llama
+from tests.support.quantised import (
+    PROMPTS,
+    check_approximate_decoding,
+    check_decoding,
+    generated,
+    save_llama,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
 
@@ -43,7 +49,7 @@ def test_bitsandbytes_of_four_bits(folder: Path, kind: str) -> None:
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=torch.float32
     )
-    decodes(load(folder, config))
+    check_decoding(load(folder, config))
 
 
 def test_bitsandbytes_of_eight_bits_is_refused(folder: Path) -> None:
@@ -57,7 +63,7 @@ def test_bitsandbytes_of_eight_bits_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("weights", ["int8", "int4", "int2", "float8"])
 def test_quanto(folder: Path, weights: str) -> None:
     pytest.importorskip("optimum.quanto")
-    decodes(load(folder, QuantoConfig(weights=weights)))
+    check_decoding(load(folder, QuantoConfig(weights=weights)))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,7 @@ def test_torchao(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("paceline.cpu.product_choice.MIN_TIMED_WEIGHTS", 0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     quantization.quantize_(model, getattr(quantization, name)())
-    decodes(model)
+    check_decoding(model)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,7 @@ def test_torchao_with_a_scale_per_token(folder: Path, name: str) -> None:
     quantization = pytest.importorskip("torchao.quantization")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     quantization.quantize_(model, getattr(quantization, name)())
-    decodes_nearly(model)
+    check_approximate_decoding(model)
 
 
 def packed(folder: Path, scales: str | None = None) -> Any:
@@ -126,13 +132,13 @@ def packed(folder: Path, scales: str | None = None) -> Any:
 
 @pytest.mark.parametrize("runs_before", [True, False])
 def test_compressed_tensors_of_four_bits(folder: Path, runs_before: bool) -> None:
-    decodes(packed(folder), runs_before)
+    check_decoding(packed(folder), runs_before)
 
 
 def test_compressed_tensors_with_a_scale_per_token(folder: Path) -> None:
     model = packed(folder, "token")
-    decodes_nearly(model)
-    decodes_nearly(copy.deepcopy(model))
+    check_approximate_decoding(model)
+    check_approximate_decoding(copy.deepcopy(model))
 
 
 def test_compressed_tensors_with_one_scale_is_refused(folder: Path) -> None:

@@ -17,7 +17,7 @@ from paceline.report.prompts import load_prompts
 from tests.conftest import DATA
 from tests.hostile.shell import LIMIT
 from tests.support.gguf import write_gguf
-from tests.support.recordings import made_up
+from tests.support.recordings import synthetic_recording
 from tests.support.shared import Pair
 
 
@@ -38,7 +38,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path
     shutil.copytree(demo.target_of("demo"), made / "target")
     shutil.copytree(DATA / "tiny_target", made / "tiny")
     write_gguf(made / "tiny.gguf")
-    made_up(made / "recording", pair, 30, 4)
+    synthetic_recording(made / "recording", pair, 30, 4)
     shutil.copy(demo.PROMPTS, made / "prompts.jsonl")
     questions = encode_prompts(load_prompts(limit=4), llm, 12)
     record_answers(

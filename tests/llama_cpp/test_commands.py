@@ -9,7 +9,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.errors import PacelineError
-from tests.support.cli import call, refused
+from tests.support.cli import call, usage_error
 from tests.support.llama_cpp import needs_library
 
 pytestmark = needs_library
@@ -49,7 +49,9 @@ def test_mistakes_get_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    error = refused([str(file) if word == "FILE" else word for word in words], monkeypatch, capsys)
+    error = usage_error(
+        [str(file) if word == "FILE" else word for word in words], monkeypatch, capsys
+    )
     assert message in error
     assert "Traceback" not in error
 

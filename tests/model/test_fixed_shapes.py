@@ -20,7 +20,7 @@ from paceline.model.fixed_shapes.settings import COLUMNS
 from tests.support import models
 from tests.support.attention import random_parents
 from tests.support.shared import Pair
-from tests.support.triton import mend_interpreter
+from tests.support.triton import patch_interpreter
 
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton and TRITON_INTERPRET=1"
@@ -144,7 +144,7 @@ def test_kernels_compute_the_same_logits(
 ) -> None:
     from paceline.attention import registered, triton_kernel
 
-    mend_interpreter(monkeypatch, in_order=False)
+    patch_interpreter(monkeypatch, in_order=False)
     monkeypatch.setattr(registered, "_attention_of", lambda _: triton_kernel.attention_by_position)
     model = models.make("llama", "sdpa")
     expected = run_steps(CachedLM(model, fixed_shapes=False), [30, 7], 2, 5)

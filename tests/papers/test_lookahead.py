@@ -39,7 +39,7 @@ from papers.lookahead.scaling_law import (
     fit,
 )
 from papers.lookahead.tables import points
-from tests.support.cli import refused
+from tests.support.cli import usage_error
 from tests.support.models import byte_tokenizer
 from tests.support.shared import Pair, interrupt
 
@@ -153,7 +153,7 @@ def test_wrong_arguments_are_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert expected in refused(["paper", *words], monkeypatch, capsys)
+    assert expected in usage_error(["paper", *words], monkeypatch, capsys)
 
 
 def measure(pair: Pair, tmp_path: Path, draft: bool = True, **options: Any) -> LookaheadResult:

@@ -26,7 +26,7 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, tree_shape
 from paceline.sampling import sampler
 from paceline.verification import verify
-from tests.support.shared import COUNT, Pair, fits
+from tests.support.shared import COUNT, Pair, is_fair_sample
 
 PARENTS = [-1, 0, -1, 2, 2]
 SAMPLED = [
@@ -203,9 +203,9 @@ def test_draws_over_seeds_follow_the_law_and_are_independent_over_positions() ->
     tokens = draw_seeds(LAW.log(), 3)
     pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
     for place in range(3):
-        assert fits(Counter(row[place] for row in tokens), CHANCES)
-    assert fits(Counter((row[0], row[1]) for row in tokens), pairs)
-    assert fits(Counter((row[0], row[2]) for row in tokens), pairs)
+        assert is_fair_sample(Counter(row[place] for row in tokens), CHANCES)
+    assert is_fair_sample(Counter((row[0], row[1]) for row in tokens), pairs)
+    assert is_fair_sample(Counter((row[0], row[2]) for row in tokens), pairs)
 
 
 def test_draws_over_positions_follow_the_law() -> None:
@@ -218,8 +218,8 @@ def test_draws_over_positions_follow_the_law() -> None:
         tokens += sampler.draw(LAW.log().expand(1, size, len(LAW)), [request], [chain])[0].tolist()
         request.token_ids += [0] * size
     pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
-    assert fits(Counter(tokens), CHANCES)
-    assert fits(Counter(zip(tokens[::2], tokens[1::2], strict=True)), pairs)
+    assert is_fair_sample(Counter(tokens), CHANCES)
+    assert is_fair_sample(Counter(zip(tokens[::2], tokens[1::2], strict=True)), pairs)
 
 
 def test_streams_and_single_draws_are_independent() -> None:
@@ -236,12 +236,12 @@ def test_streams_and_single_draws_are_independent() -> None:
     ]
     pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
     quarters = {(coin, token): chance / 4 for coin in range(4) for token, chance in CHANCES.items()}
-    assert fits(Counter(residual), CHANCES)
-    assert fits(Counter(zip(target, draft, strict=True)), pairs)
-    assert fits(Counter(zip(target, residual, strict=False)), pairs)
-    assert fits(Counter(zip(coins[::4], target, strict=False)), quarters)
-    assert fits(Counter(zip(coins[::4], draft, strict=False)), quarters)
-    assert fits(
+    assert is_fair_sample(Counter(residual), CHANCES)
+    assert is_fair_sample(Counter(zip(target, draft, strict=True)), pairs)
+    assert is_fair_sample(Counter(zip(target, residual, strict=False)), pairs)
+    assert is_fair_sample(Counter(zip(coins[::4], target, strict=False)), quarters)
+    assert is_fair_sample(Counter(zip(coins[::4], draft, strict=False)), quarters)
+    assert is_fair_sample(
         Counter(zip(coins[::4], coins[1::4], strict=True)),
         {(a, b): 1 / 16 for a in range(4) for b in range(4)},
     )
@@ -260,16 +260,16 @@ def test_a_large_vocabulary_is_drawn_evenly() -> None:
         ).tolist()
     ]
     even = dict.fromkeys(range(64), 1 / 64)
-    assert fits(Counter(token % 64 for token in tokens), even)
-    assert fits(Counter(token // (vocab // 64) for token in tokens), even)
+    assert is_fair_sample(Counter(token % 64 for token in tokens), even)
+    assert is_fair_sample(Counter(token // (vocab // 64) for token in tokens), even)
     assert len(set(tokens)) > 1700
 
 
 def test_fits_has_power() -> None:
     """The comparison used above refuses a law that is a little off, and anything impossible."""
     off = LAW + torch.tensor([0.02, 0, -0.02, 0, 0, 0, 0, 0, 0, 0])
-    assert not fits(Counter(row[0] for row in draw_seeds(off.log(), 1)), CHANCES)
-    assert not fits(Counter({0: 100, 1: 1}), CHANCES)
+    assert not is_fair_sample(Counter(row[0] for row in draw_seeds(off.log(), 1)), CHANCES)
+    assert not is_fair_sample(Counter({0: 100, 1: 1}), CHANCES)
 
 
 def test_noise_is_finite_and_exponential() -> None:

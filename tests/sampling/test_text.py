@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline.core.origin import Origin
 from paceline.sampling.stream_writer import StreamWriter
 from paceline.text.stop_strings import StopStrings
-from tests.support.tokenizers import FALLBACK, FOREIGN, LOCAL, any_text, whole_text
+from tests.support.tokenizers import FALLBACK, FOREIGN, LOCAL, random_text, whole_text
 
 ALL: dict[str, Any] = {**LOCAL, **FALLBACK, **FOREIGN}
 
@@ -53,7 +53,7 @@ def test_found_with_the_token_that_completes_it(name: str) -> None:
     """
     tokenizer, chance, found = ALL[name], random.Random(f"stop {name}"), 0
     for _ in range(60):
-        ids = tokenizer(any_text(chance), add_special_tokens=False)["input_ids"]
+        ids = tokenizer(random_text(chance), add_special_tokens=False)["input_ids"]
         first = chance.randint(0, max(0, len(ids) - 1))
         prompt, answer = ids[:first], ids[first:]
         starts = [whole_text(tokenizer, prompt, skip) for skip in (True, False)]

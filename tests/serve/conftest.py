@@ -35,7 +35,7 @@ def tiny(pair: Pair, tokenizer: Any) -> LLM:
 def server(llm: LLM) -> Iterator[Served]:
     with served(llm) as one:
         yield one
-        assert one.left_over() == 0
+        assert one.open_work() == 0
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def test_an_agent_works_on_repositories(llm: LLM, monkeypatch: pytest.MonkeyPatc
     soak: Any = importlib.import_module("agent_soak")
     with served(llm, served_name=("model",)) as server, server.client() as client:
         transcripts = soak.check(client, 2, ("none", "prompt_lookup"))
-        assert server.left_over() == 0
+        assert server.open_work() == 0
     assert len(transcripts) == 6
     roles = ["user", *["assistant", "tool"] * len(soak.TURNS)]
     assert all([message["role"] for message in each["messages"]] == roles for each in transcripts)

@@ -212,4 +212,4 @@ def test_no_key_no_answer(server: Served, headers: dict[str, str]) -> None:
 
 def test_afterwards_it_works(server: Served) -> None:
     assert server.post("/v1/completions", COMPLETION, headers=HEADERS).status_code == 200
-    assert server.left_over() == 0
+    assert server.open_work() == 0

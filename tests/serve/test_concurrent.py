@@ -97,7 +97,7 @@ def test_each_says_what_it_says_alone(server: Served, tiny: LLM, pair: Pair) -> 
             )
 
     found = asyncio.run(run())
-    assert server.left_over() == 0
+    assert server.open_work() == 0
     for place, request in enumerate(requests):
         if ways[place % 4] is not left:
             assert found[place] == alone(tiny, request), request

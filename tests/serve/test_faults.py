@@ -34,7 +34,7 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 def server(tiny: LLM) -> Iterator[Served]:
     with served(tiny, max_batch=16) as one:
         yield one
-        assert one.left_over() == 0
+        assert one.open_work() == 0
 
 
 def raw(server: Served, body: dict[str, Any]) -> socket.socket:
@@ -63,14 +63,14 @@ def test_a_client_that_leaves_its_stream(server: Served, client: Any) -> None:
     next(iter(stream))
     assert server.serving.gate.open == 1
     stream.close()
-    assert server.left_over() == 0
+    assert server.open_work() == 0
 
 
 def test_a_client_that_does_not_wait(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "paceline.serve"):
         with raw(server, {**LONG, "ignore_eos": True}):
             wait_until(lambda: server.serving.gate.open == 1)
-        assert server.left_over() == 0
+        assert server.open_work() == 0
         wait_until(lambda: bool(caplog.records))
     assert json.loads(caplog.records[-1].message)["status"] == 499
 
@@ -109,7 +109,7 @@ def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
         ]
         assert found[0].choices[0].text == found[1].choices[0].text
         assert 'paceline:drafter_failures_total{model_name="demo"} 1.0' in one.get("/metrics").text
-        assert one.left_over() == 0
+        assert one.open_work() == 0
 
 
 def test_time_is_limited(tiny: LLM) -> None:
@@ -119,7 +119,7 @@ def test_time_is_limited(tiny: LLM) -> None:
         assert told.value.status_code == 504
         with pytest.raises(APIError, match="exceeded the time limit"):
             list(client.completions.create(**LONG, **ENDLESS, stream=True))
-        assert hurried.left_over() == 0
+        assert hurried.open_work() == 0
 
 
 def test_too_many_are_sent_away(tiny: LLM) -> None:
@@ -133,7 +133,7 @@ def test_too_many_are_sent_away(tiny: LLM) -> None:
         assert int(told.value.response.headers["retry-after"]) >= 1
         waiting.close()
         stream.close()
-        assert small.left_over() == 0
+        assert small.open_work() == 0
         assert client.completions.create(**LONG).choices[0].finish_reason
 
 
@@ -167,7 +167,7 @@ def test_one_drafter_too_many_is_for_later(
             finally:
                 go_on.set()
         assert int(told.value.response.headers["retry-after"]) >= 1
-        assert small.left_over() == 0
+        assert small.open_work() == 0
         assert client.completions.create(**LONG, extra_body=other).choices[0].finish_reason
 
 
@@ -197,7 +197,7 @@ def test_a_second_signal_does_not_wait(tiny: LLM) -> None:
         ):  # the connection breaks, however the client says it
             assert list(stream)[-1].choices[0].finish_reason is None, "it came to its end"
     assert ending.server.forced == signal.SIGINT
-    assert ending.left_over() == 0
+    assert ending.open_work() == 0
 
 
 def test_every_request_has_a_line_of_log(
@@ -206,7 +206,7 @@ def test_every_request_has_a_line_of_log(
     with caplog.at_level(logging.INFO, "paceline.serve"):
         found = client.completions.create(**LONG)
         server.post("/v1/completions", {"prompt": 5}, headers=HEADERS)
-        assert server.left_over() == 0
+        assert server.open_work() == 0
     lines = [
         json.loads(record.message)
         for record in caplog.records
@@ -257,7 +257,7 @@ def test_a_thousand_connections(server: Served) -> None:
         for answer in answers[::10]
     }
     assert len(texts) == 1
-    assert server.left_over() == 0
+    assert server.open_work() == 0
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])

@@ -148,7 +148,7 @@ def test_stop_and_go_on(open_server: Served, window: Browser) -> None:
         window.press(ESCAPE)
         note = str(window.wait(_NOTE))
     assert "stopped" in note
-    assert open_server.left_over() == 0
+    assert open_server.open_work() == 0
     assert "tokens" in ask(window, "And then?", 8)
     assert window.run("return document.querySelectorAll('.answer').length") == stories + 1
 

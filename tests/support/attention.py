@@ -1,9 +1,8 @@
-"""Attention by position, slow and plain: what the compiled kernel must compute, and in which order
-it adds up.
+"""Slow reference for attention by position, with the summation order of the compiled kernel.
 
-Also a text whose tokens have fixed queries, keys and values, put before an attention function in
-any layout; and a model whose matrix products see one row at a time, so that nothing but attention
-can depend on the layout.
+`Columns` holds a text with fixed queries, keys and values that attention functions receive in any
+layout. `row_by_row` makes a model multiply one row at a time, so that only attention can depend on
+the layout.
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ def slow_attention(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> Tensor:
-    """One query of one head, [dim], over keys and values [places, dim], of which it sees
-    `visible`, by position.
-    """
+    """Return attention of one query [dim] over the visible keys and values, in position order."""
     q = query.float().numpy() * np.float32(scaling)
     scores = []
-    for place in visible:
-        k = key[place].float().numpy()
+    for position in visible:
+        k = key[position].float().numpy()
         lanes = np.zeros(8, dtype=np.float32)
         for d in range(len(k)):
             lanes[d % 8] = _fused(q[d], k[d], lanes[d % 8])
@@ -50,8 +47,8 @@ def slow_attention(
         lanes[rank % 8] += weight
     total = _add_lanes(lanes) + (0 if sink is None else np.exp(np.float32(sink) - largest))
     output = np.zeros(value.shape[1], dtype=np.float32)
-    for place, weight in zip(visible, weights, strict=True):
-        output = _fused(weight, value[place].float().numpy(), output)
+    for position, weight in zip(visible, weights, strict=True):
+        output = _fused(weight, value[position].float().numpy(), output)
     return torch.from_numpy(output / total if visible else output)
 
 
@@ -66,11 +63,10 @@ def _add_lanes(lanes: np.ndarray) -> np.float32:
 
 
 class Columns:
-    """Random queries, keys and values for the columns of a layout and for the tokens cached before
-    it.
+    """Random queries, keys and values for the columns of a layout and for the tokens before it.
 
     Args:
-        shape: query heads, key heads, dim, value dim.
+        shape: Numbers of query heads, key heads, dim and value dim.
     """
 
     def __init__(
@@ -85,8 +81,7 @@ class Columns:
         chance = torch.Generator().manual_seed(seed)
         self.layout = layout
         self.visible = int(layout.cache_positions.max()) + 1
-        # Columns lie in memory as models make them; what is in the cache behind a row must not
-        # matter.
+        # Lay out columns as models do. Fill unused cache positions with NaN: they must not matter.
         self.query = _heavy(chance, rows, columns, heads, dim).to(dtype).transpose(1, 2)
         self.key = torch.full((rows, key_heads, self.visible, dim), torch.nan, dtype=dtype)
         self.value = torch.full((rows, key_heads, self.visible, value_dim), torch.nan, dtype=dtype)
@@ -99,7 +94,7 @@ class Columns:
 
     @property
     def order(self) -> AttentionMetadata:
-        """The keys by position."""
+        """Return the keys ordered by position."""
         return AttentionMetadata.from_columns(
             self.layout.cached,
             self.layout.cache_positions,
@@ -108,11 +103,14 @@ class Columns:
         )
 
     def mask(self, window: int | None = None) -> Tensor:
-        """What the columns see, bool [rows, 1, columns, places]."""
+        """Return which cache positions the columns see, as bool [rows, 1, columns, positions]."""
         return torch.from_numpy(self.layout.visible_mask(self.visible, Reach(window)))[:, None]
 
     def path(self, row: int, column: int, window: int | None = None) -> list[int]:
-        """Cache places that a column sees, by position; it is no padding."""
+        """Return the cache positions that a column sees, in text order.
+
+        The column must not be padding.
+        """
         layout = self.layout
         seen = np.flatnonzero(layout.block[row, column])
         seen = seen[np.argsort(layout.positions[row][seen], kind="stable")]
@@ -122,8 +120,9 @@ class Columns:
     def alone(
         self, row: int, column: int, window: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, keys and values of a column as plain decoding sees them: one query, the keys of
-        its text side by side.
+        """Return query, keys and values of a column as plain decoding lays them out.
+
+        There is one query, and the keys of its text are contiguous.
         """
         path = self.path(row, column, window)
         return (
@@ -134,22 +133,22 @@ class Columns:
 
 
 def _heavy(chance: torch.Generator, *shape: int) -> Tensor:
-    """Numbers of very different sizes, whose sums show their order."""
+    """Return numbers of very different magnitudes, so that sums reveal their order."""
     return torch.randn(*shape, generator=chance) * torch.randn(shape[-1], generator=chance).exp()
 
 
 def random_parents(chance: np.random.Generator, nodes: int) -> list[int]:
-    """Parents of a random tree, as in `DraftTree`."""
+    """Return the parents of a random tree, as in `DraftTree`."""
     return [int(chance.integers(-1, node)) for node in range(nodes)]
 
 
 def path_of(parents: list[int], node: int) -> list[int]:
-    """Nodes from the root to `node`."""
+    """Return the nodes from the root to `node`."""
     return [int(i) for i in np.flatnonzero(tree_shape(tuple(parents))[1][node])]
 
 
 class _RowLinear(nn.Module):
-    """A linear layer that multiplies one row at a time, always by the same kernel."""
+    """Linear layer that multiplies one row at a time, always with the same kernel."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -162,7 +161,7 @@ class _RowLinear(nn.Module):
 
 
 def row_by_row(model: Any) -> Any:
-    """A copy of a model whose linear layers take one row at a time."""
+    """Return a copy of a model whose linear layers take one row at a time."""
     model = copy.deepcopy(model)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

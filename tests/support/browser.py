@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through chromedriver in plain HTTP (the WebDriver standard)."""
+"""Drive headless Chromium through chromedriver with plain WebDriver HTTP requests."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ _FLAGS = (
     "--hide-scrollbars",
     "--force-color-profile=srgb",
 )
-_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the standard's name of a reference
+_ELEMENT = (
+    "element-6066-11e4-a52e-4f735466cecf"  # the key of element references in the WebDriver standard
+)
 _SECONDS = 90.0
 ENTER, ESCAPE, RIGHT, TAB = "\ue007", "\ue00c", "\ue014", "\ue004"
 
 
 class Browser:
-    """One window.
+    """One browser window.
 
     Args:
-        url: of the driver's session.
+        url: URL of the WebDriver session.
     """
 
     def __init__(self, url: str) -> None:
@@ -51,11 +53,11 @@ class Browser:
         self._send("url", url=url)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """The result of the body of a JavaScript function."""
+        """Return the result of a JavaScript function body."""
         return self._send("execute/sync", script=script, args=list(arguments))
 
     def wait(self, expression: str, seconds: float = _SECONDS) -> Any:
-        """Wait until a JavaScript expression is true, and return what it is then."""
+        """Wait until a JavaScript expression is true, and return its value."""
         until = time.monotonic() + seconds
         while not (found := self.run(f"return {expression}")):
             assert time.monotonic() < until, f"{expression} was not true in {seconds} s"
@@ -63,24 +65,24 @@ class Browser:
         return found
 
     def text(self, selector: str) -> str:
-        """What an element says, shown or not."""
+        """Return the text of an element, visible or not."""
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
     def click(self, selector: str) -> None:
-        """Click an element, which must be in sight."""
+        """Click a visible element."""
         self._send(f"element/{self._find(selector)}/click")
 
     def type(self, selector: str, text: str) -> None:
-        """Press keys in an element."""
+        """Type text into an element."""
         self._send(f"element/{self._find(selector)}/value", text=text)
 
     def press(self, key: str) -> None:
-        """Press a key wherever the focus is."""
+        """Press a key in the focused element."""
         keys = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
         self._send("actions", actions=[{"type": "key", "id": "keyboard", "actions": keys}])
 
     def look(self, width: int, height: int, dark: bool = False, scale: float = 1.0) -> None:
-        """Set the size of the window, in CSS pixels, and the colours that the system prefers."""
+        """Set the window size in CSS pixels and the preferred colour scheme."""
         self._cdp(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -92,15 +94,13 @@ class Browser:
         self._cdp("Emulation.setEmulatedMedia", features=[scheme])
 
     def picture(self, path: Path) -> None:
-        """Write what can be seen as a PNG file."""
+        """Write a screenshot as a PNG file."""
         path.write_bytes(
             base64.b64decode(self._cdp("Page.captureScreenshot", format="png")["data"])
         )
 
     def errors(self) -> list[str]:
-        """What the console has said since the last call, but for answers of the server with an
-        error.
-        """
+        """Return console errors since the last call, except for HTTP error statuses."""
         entries = self._send("se/log", type="browser")
         return [
             one["message"]
@@ -120,10 +120,10 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
-    """A window of a browser of its own.
+    """Start a browser and yield its window.
 
     Args:
-        profile: an empty folder.
+        profile: Empty folder for the browser profile.
     """
     assert CHROMIUM is not None
     assert DRIVER is not None

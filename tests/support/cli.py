@@ -1,4 +1,4 @@
-"""The `paceline` command inside the test's own process."""
+"""Run the `paceline` command inside the test process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from paceline.cli.main import main, run
 
 
 def call(*words: str | Path) -> tuple[int, str]:
-    """Run a command line; return exit status and standard output. Errors of ours are raised as
-    they are.
+    """Run a command line; return its exit status and standard output.
+
+    Errors of the package are raised, not printed.
     """
     with redirect_stdout(io.StringIO()) as out:
         status = run([str(word) for word in words])
     return status, out.getvalue()
 
 
-def refused(
+def usage_error(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     """Run `paceline` with wrong arguments; return what it writes to standard error."""

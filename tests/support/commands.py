@@ -1,5 +1,6 @@
-"""A command line in a process of its own, forked from one that has imported everything: seconds
-less than a new interpreter.
+"""Run command lines in forked processes.
+
+Each process is forked from one that has imported everything, which saves seconds per command.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ def run_command(
     """Run `paceline ...`, `-m module ...` or `file.py ...` as a shell would.
 
     Args:
-        folder: the working directory; default: the present one.
-        path: folders that are searched for modules first, after the working directory, as with
-            PYTHONPATH.
+        words: Words of the command line.
+        stdin: Text for standard input.
+        folder: Working directory; default: the current one.
+        path: Folders to search for modules after the working directory, as PYTHONPATH does.
+        seconds: Time after which the process is killed.
     """
-    with tempfile.TemporaryDirectory() as kept:
-        streams = [Path(kept) / name for name in ("in", "out", "err")]
+    with tempfile.TemporaryDirectory() as parent:
+        streams = [Path(parent) / name for name in ("in", "out", "err")]
         streams[0].write_text(stdin, encoding="utf-8")
         process = start_process(_run, (words, streams, folder or Path.cwd(), list(path)))
         process.join(seconds)
@@ -45,7 +48,7 @@ def run_command(
 
 
 def start_command(*words: str) -> BaseProcess:
-    """Start `paceline ...` and leave it running, unheard, to be killed or joined."""
+    """Start `paceline ...` in the background, without output, to be killed or joined later."""
     return start_process(_run, (words, [Path(os.devnull)] * 3, Path.cwd(), []))
 
 
@@ -54,7 +57,7 @@ def _run(words: Sequence[str], streams: Sequence[Path], folder: Path, path: Sequ
         zip(streams, (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2), strict=True)
     ):
         os.dup2(os.open(stream, mode), number)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it lives as long as the process
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - stays open until the process ends
     os.environ |= {"COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
     os.chdir(folder)
     torch.set_num_threads(1)

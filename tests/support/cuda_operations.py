@@ -1,9 +1,9 @@
-"""Tensors of a CUDA device that is not there, and operations on them.
+"""Simulated CUDA tensors and the operations on them.
 
-Each tensor is one of the CPU in a shell. For torch, the shell lies on the meta device, which every
-build has; Python sees `cuda:0`. A mode runs every operation on the tensors beneath, raises where
-CUDA would (tensors of two devices in one operation), and logs what makes the host wait for the
-device and what is copied to or from it.
+Each tensor wraps a CPU tensor. To torch, the wrapper is on the meta device, which every build has;
+Python sees `cuda:0`. A dispatch mode runs every operation on the wrapped tensors. It raises where
+CUDA would, such as for tensors of two devices in one operation. It also logs what makes the host
+wait for the device, and what is copied to or from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.traffic import Traffic
 CUDA = torch.device("cuda:0")
 _SHELL = torch.device("meta")
 
-# On CUDA, the size of their result comes from the device, or their error does.
+# On CUDA, the host waits for these: the device determines the size of their result or an error.
 _WAITING = frozenset(
     f"aten::{name}"
     for name in (
@@ -39,12 +39,12 @@ _WAITING = frozenset(
     )
 )
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-# Operations of one kernel or more that torch describes as compositions of others.
+# Torch describes these as compositions, but CUDA runs each of them with kernels for the whole.
 _WHOLE = ("aten::linear", "aten::matmul", "aten::scaled_dot_product_attention")
 
 
 class CudaTensor(Tensor):
-    """A tensor on the device; `beneath` holds its numbers."""
+    """Simulated CUDA tensor; `beneath` is the CPU tensor with its numbers."""
 
     beneath: Tensor
     device = property(lambda self: CUDA)
@@ -54,7 +54,7 @@ class CudaTensor(Tensor):
 
     @staticmethod
     def __new__(cls, beneath: Tensor) -> CudaTensor:
-        """Wrap a tensor of the CPU."""
+        """Wrap a CPU tensor."""
         with torch.inference_mode(beneath.is_inference()):
             made: CudaTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
@@ -69,16 +69,15 @@ class CudaTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Run an operation outside the mode, as other threads do: nothing is logged."""
+        """Run an operation outside the mode, as other threads do, without logging."""
         return Operations(Traffic()).run(func, args, kwargs or {})
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
-        """Show the numbers beneath."""
         return f"CudaTensor({self.beneath!r})"
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Return what arguments of an operation consist of."""
+    """Return all values in the nested arguments of an operation."""
     if isinstance(value, tuple | list):
         for one in value:
             yield from leaves(one)
@@ -87,18 +86,18 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def _beneath(value: Any) -> Any:
-    """Return arguments of an operation with the tensors beneath."""
+    """Return arguments of an operation with each simulated tensor replaced by its CPU tensor."""
     if isinstance(value, CudaTensor):
         return value.beneath
     return type(value)(map(_beneath, value)) if isinstance(value, tuple | list) else value
 
 
 def _on_device(value: Any, known: dict[int, CudaTensor]) -> Any:
-    """Return the result of an operation with tensors of the device.
+    """Return the result of an operation as simulated tensors.
 
     Args:
-        value: Result of the operation on the tensors beneath.
-        known: Arguments of the operation, by the id of the tensor beneath.
+        value: Result of the operation on the CPU tensors.
+        known: Simulated arguments of the operation, by the id of their CPU tensor.
     """
     if isinstance(value, Tensor):
         return known[id(value)] if id(value) in known else CudaTensor(value)
@@ -107,18 +106,19 @@ def _on_device(value: Any, known: dict[int, CudaTensor]) -> Any:
     return value
 
 
-def is_there(device: Any) -> bool:
+def is_simulated(device: Any) -> bool:
     return device is not None and torch.device(device).type in (CUDA.type, _SHELL.type)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode that runs every operation.
+    """Dispatch mode that runs every operation.
 
     Args:
         traffic: Log of waits and copies.
+
     Attributes:
-        captured: Receives operations on the tensors beneath, their arguments and results, while a
-            graph is captured.
+        captured: While a graph is captured, the operations on CPU tensors with arguments and
+            results.
     """
 
     def __init__(self, traffic: Traffic) -> None:
@@ -137,17 +137,16 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation."""
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operation on what lies beneath, if it is the device's."""
+        """Run an operation, on the wrapped tensors if any of them is simulated."""
         name = func._schema.name
         operands = [*leaves(args), *kwargs.values()]
         tensors = [one for one in operands if isinstance(one, Tensor)]
         there = [one for one in tensors if isinstance(one, CudaTensor)]
         device = next((one for one in operands if isinstance(one, torch.device)), None)
-        if not there and not is_there(device):
+        if not there and not is_simulated(device):
             return func(*args, **kwargs)
         if name not in _WHOLE and _is_composed(func):
             with self:
@@ -169,14 +168,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _on_device(result, {id(one.beneath): one for one in there})
 
     def _execute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operation on tensors of the CPU."""
         result = func(*args, **kwargs)
         if self.captured is not None:
             self.captured.append((func, args, kwargs, result))
         return result
 
     def _check_devices(self, name: str, args: Any, tensors: list[Tensor]) -> None:
-        """Raise if tensors of the CPU take part that are no numbers, and no indices."""
+        """Raise if CPU tensors take part that are neither scalars nor indices."""
         indices = {id(one) for one in args[1] if one is not None} if name in _INDEXING else set()
         for one in tensors:
             assert isinstance(one, CudaTensor) or not one.is_meta, f"{name}: lost its numbers"
@@ -194,9 +192,9 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._traffic.upload(index, f"{name} by an index of the CPU", waits=True)
 
     def _convert(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Copy to, from or on the device."""
+        """Copy to, from or within the device."""
         (tensor,), device = args, kwargs.get("device")
-        goes = isinstance(tensor, CudaTensor) if device is None else is_there(device)
+        goes = isinstance(tensor, CudaTensor) if device is None else is_simulated(device)
         options = {**kwargs, "device": "cpu", "pin_memory": None, "non_blocking": False}
         copied = self._execute(func, [_beneath(tensor)], options)
         waits = not kwargs.get("non_blocking")
@@ -205,7 +203,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not goes:
             self._traffic.download(tensor, "copy from the device", waits)
         elif copied.dtype == tensor.dtype and device is not None:
-            return tensor  # torch sees a shell on another device than the one that was asked for
+            return tensor  # torch repeats the copy, since the wrapper is on the meta device
         return CudaTensor(copied) if goes else copied
 
     def _overwrite(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -223,12 +221,12 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(args[0].beneath)
 
     def _attend_with_bias(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Stand in for a kernel that only CUDA has."""
+        """Replace an attention kernel that only CUDA has."""
         query, key, value, bias = map(_beneath, args[:4])
         options = {"attn_mask": bias, "scale": kwargs.get("scale")}
         output = self._execute(scaled_dot_product_attention, [query, key, value], options)
-        nothing = CudaTensor(torch.empty(0))
-        return CudaTensor(output), nothing, nothing, nothing
+        empty = CudaTensor(torch.empty(0))
+        return CudaTensor(output), empty, empty, empty
 
 
 def _is_composed(func: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Stand in for parts of `torch.cuda`: events, streams and graphs."""
+"""Stubs for events, streams and graphs of `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREE_BYTES, TOTAL_BYTES = 60 << 30, 80 << 30
 
 
 class Event:
-    """Stands in for `torch.cuda.Event`.
+    """Stub for `torch.cuda.Event`.
 
     Args:
         traffic: Log of waits and copies.
@@ -30,35 +30,35 @@ class Event:
         self._waits, self._time = 0, 0.0
 
     def record(self, stream: object = None) -> None:
-        """Note what was launched before."""
+        """Remember what has been launched so far."""
         self._waits, self._time = self._traffic.waits, time.perf_counter()
 
     def query(self) -> bool:
-        """Return whether the device is known to have passed the event."""
+        """Return whether the device is known to have reached the event."""
         return self._traffic.waits > self._waits
 
     def synchronize(self) -> None:
-        """Wait for the event, unless a later wait included it."""
+        """Wait for the event, unless a later wait has already covered it."""
         if not self.query():
             self._traffic.wait("torch.cuda.Event.synchronize")
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds until another event, by the host's clock."""
+        """Return the milliseconds until another event, measured on the host."""
         return 1e3 * (end._time - self._time)
 
 
 class Stream:
-    """Stands in for `torch.cuda.Stream`: all work runs at once."""
+    """Stub for `torch.cuda.Stream`, on which all work runs at once."""
 
     def wait_stream(self, stream: Stream) -> None:
         """Do nothing."""
 
 
 class Graph:
-    """Stands in for `torch.cuda.CUDAGraph`: repeats operations on the tensors of its capture.
+    """Stub for `torch.cuda.CUDAGraph` that repeats operations on the captured tensors.
 
     Args:
-        traffic: Log of waits and copies, neither of which a graph may make.
+        traffic: Log of waits and copies; graphs may cause neither.
         operations: Mode that runs the operations.
     """
 
@@ -76,7 +76,7 @@ class Graph:
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Run the operations again; their results have the addresses of the capture."""
+        """Run the operations again, with results at the captured addresses."""
         for func, args, kwargs, result in self._captured:
             again = func(*args, **kwargs)
             for old, new in zip(leaves(result), leaves(again), strict=True):
@@ -85,7 +85,7 @@ class Graph:
 
 
 def cuda_stubs(traffic: Traffic, operations: Operations) -> dict[str, Callable[..., Any]]:
-    """Return what replaces functions and classes of `torch.cuda`, by name."""
+    """Return stubs for functions and classes of `torch.cuda`, by name."""
     return {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,

@@ -1,10 +1,11 @@
-"""Run products and attention by AMX on any processor, its instructions emulated, against sums in
-their order and plain decoding. A script of its own, since the instructions are put in place before
-what uses them is compiled:
+"""Check AMX products and attention on any processor by emulating the instructions.
+
+They are compared with reference sums in the same order, and with plain decoding. This is a script,
+because the emulation must be installed before the kernels are compiled:
 
     NUMBA_CACHE_DIR=$(mktemp -d) python -m tests.support.emulated_amx
 
-The cache must be a new one: addresses of this process are compiled in.
+The cache must be new: addresses of this process are compiled in.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from paceline.util.compiled import inlined, load_uint8, load_uint16, store_uint8
 
 _ROOM = np.zeros(8 * amx.TILE // 4 + 16, dtype=np.float32)
 _TILES = (_ROOM.ctypes.data + 63) // 64 * 64
-# of every bfloat16 number
+# The float32 value of every bfloat16 number.
 _WIDENED = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32).copy()
 _TABLE = _WIDENED.ctypes.data
-_ROWS = np.full(8, amx.SIDE, dtype=np.uint8)  # of the tiles
+_ROWS = np.full(8, amx.SIDE, dtype=np.uint8)  # rows of each tile
 _ROWS_AT = _ROWS.ctypes.data
 _SCRATCH = np.zeros(48, dtype=np.float32)
 _SUMS, _MADE = _SCRATCH.ctypes.data, _SCRATCH.ctypes.data + 64
 
 
 @inlined
-def _configure(place: int) -> None:
+def _configure(address: int) -> None:
     for tile in range(8):
-        store_uint8(_ROWS_AT + tile, load_uint8(place + 48 + tile))
+        store_uint8(_ROWS_AT + tile, load_uint8(address + 48 + tile))
 
 
 @inlined
@@ -45,13 +46,13 @@ def _copy(source: int, stride: int, target: int, target_stride: int, rows: Any) 
 
 @inlined
 def _clear(tile: int) -> None:
-    for place in range(0, amx.TILE, 32):
-        simd_f32x8.store(_TILES + tile * amx.TILE + place, simd_f32x8.splat(np.float32(0.0)))
+    for offset in range(0, amx.TILE, 32):
+        simd_f32x8.store(_TILES + tile * amx.TILE + offset, simd_f32x8.splat(np.float32(0.0)))
 
 
 @inlined
-def _number(place: int) -> Any:
-    return simd_f32x8.load_float(_TABLE + 4 * np.int64(load_uint16(place)))
+def _number(address: int) -> Any:
+    return simd_f32x8.load_float(_TABLE + 4 * np.int64(load_uint16(address)))
 
 
 @inlined
@@ -66,8 +67,8 @@ def _add_product(out: int, left: int, right: int) -> None:
                 )
                 first += _number(a) * _number(b)
                 second += _number(a + 2) * _number(b + 2)
-            place = _TILES + out * amx.TILE + row * amx.ROW + 4 * column
-            simd_f32x8.store_float(place, simd_f32x8.load_float(place) + (first + second))
+            address = _TILES + out * amx.TILE + row * amx.ROW + 4 * column
+            simd_f32x8.store_float(address, simd_f32x8.load_float(address) + (first + second))
 
 
 @inlined
@@ -100,10 +101,10 @@ def _copy_half(source: int, target: int) -> None:
 def _weigh(numbers: int, steps: int, largest: Any) -> Any:
     for part in range(0, 64, 32):
         simd_f32x8.store(_SUMS + part, simd_f32x8.splat(np.float32(0.0)))
-    for place in range(numbers, numbers + 128 * steps, 128):
-        for part in range(0, 128, 32):  # a half of the weights takes the place of what was read
+    for address in range(numbers, numbers + 128 * steps, 128):
+        for part in range(0, 128, 32):  # two bfloat16 halves overwrite each weight's input
             weight = simd_f32x8.exp(
-                simd_f32x8.subtract(simd_f32x8.load(place + part), simd_f32x8.splat(largest))
+                simd_f32x8.subtract(simd_f32x8.load(address + part), simd_f32x8.splat(largest))
             )
             total = _SUMS + part % 64
             simd_f32x8.store(total, simd_f32x8.add(simd_f32x8.load(total), weight))
@@ -113,7 +114,7 @@ def _weigh(numbers: int, steps: int, largest: Any) -> Any:
                 simd_f32x8.subtract(weight, simd_f32x8.load_bfloat16(_MADE + part // 2)),
             )
         for part in range(0, 128, 32):
-            simd_f32x8.store(place + part, simd_f32x8.load(_MADE + part))
+            simd_f32x8.store(address + part, simd_f32x8.load(_MADE + part))
     return simd_f32x8.total(simd_f32x8.add(simd_f32x8.load(_SUMS), simd_f32x8.load(_SUMS + 32)))
 
 
@@ -161,7 +162,7 @@ def _product_of(out: int, left: int, right: int) -> Any:
 
 
 def main() -> None:
-    """Put the emulation in place, then compare."""
+    """Install the emulation, then run the comparisons."""
     amx.configure, amx.release, amx.round_row, amx.round_sum = (
         _configure,
         _nothing,
@@ -179,7 +180,7 @@ def main() -> None:
     from tests.cpu.test_packed_products import check_packed_product
     from tests.cpu.test_product_order import SHAPES, check_bits, tiled_sums
 
-    # the emulated tiles are there once, those of a processor once for each thread
+    # The emulated tiles exist once per process; a processor has them once per thread.
     torch.set_num_threads(1)
     dispatch.kernel_of = vars(product)["kernel_of"] = lambda *_: multiply_tiled
     vars(runner)["kernel_of"] = dispatch.kernel_of

@@ -1,9 +1,8 @@
-"""Exact laws of random experiments in fractions, over a vocabulary of four tokens: a target, a
-drafter, and every choice.
+"""Exact distributions of drafting and verification, as fractions over four tokens.
 
-A drafter's draws and the walk's own draws are one experiment. `Oracle` runs it once for every
-sequence of choices with the exact chance of each, so the law of what is emitted comes out as a
-table of fractions.
+The draws of a drafter and those of verification form one random experiment. `Oracle` runs it once
+for every sequence of outcomes, each with its exact probability. The result is the distribution of
+the emitted tokens.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from paceline import DraftTree
 from paceline.verification.rules import follow, traverse
 
 VOCAB = range(4)
-LENGTH = 3  # tokens compared
+LENGTH = 3  # number of tokens that are compared
 EOS = 3
 Law = dict[tuple[int, ...], Fraction]
 Walk = Callable[..., tuple[list[int], list[int]]]
 
 
 def dist(*weights: int) -> Any:
-    """A distribution over the four tokens, as fractions."""
+    """Return a distribution over the four tokens."""
     return np.array([Fraction(weight, sum(weights)) for weight in weights], dtype=object)
 
 
 def target(context: tuple[int, ...]) -> Any:
-    """The target's law after `context`: different after each, with zeros."""
+    """Return the target's distribution after `context`: it varies, and has zeros."""
     last = context[-1] if context else 0
     return (dist(4, 3, 2, 1), dist(0, 1, 5, 2), dist(3, 3, 0, 1), dist(1, 2, 3, 4))[
         (last + len(context)) % 4
@@ -39,7 +38,7 @@ def target(context: tuple[int, ...]) -> Any:
 
 
 def draft(context: tuple[int, ...]) -> Any:
-    """The drafter's: quite another one."""
+    """Return the drafter's distribution after `context`, which is far from the target's."""
     last = context[-1] if context else 0
     return (dist(1, 5, 1, 2), dist(2, 2, 1, 0), dist(0, 1, 4, 3), dist(5, 0, 1, 1))[
         (2 * last + len(context)) % 4
@@ -47,22 +46,22 @@ def draft(context: tuple[int, ...]) -> Any:
 
 
 class Oracle:
-    """Answers random questions along one path of choices; `enumerate` visits every path."""
+    """Source of randomness that follows one path of choices; `enumerate` visits every path."""
 
     def __init__(self) -> None:
         self._script: list[int] = []
-        self._open: list[int] = []  # choices left untried at each question
-        self._asked = 0
+        self._open: list[int] = []  # untried outcomes of each choice
+        self._count = 0
         self.chance = Fraction(1)
 
     def choose(self, chances: list[Fraction]) -> int:
-        """One of the possible answers; impossible ones are never given."""
+        """Return the index of one outcome; impossible ones are never chosen."""
         possible = [answer for answer, chance in enumerate(chances) if chance > 0]
-        if self._asked == len(self._script):
+        if self._count == len(self._script):
             self._script.append(0)
             self._open.append(len(possible) - 1)
-        answer = possible[self._script[self._asked]]
-        self._asked += 1
+        answer = possible[self._script[self._count]]
+        self._count += 1
         self.chance *= chances[answer]
         return answer
 
@@ -74,10 +73,10 @@ class Oracle:
         return self.choose([1 - sure, sure]) == 1
 
     def enumerate(self, experiment: Callable[[Oracle], tuple[int, ...]]) -> Law:
-        """The exact law of what `experiment` returns."""
+        """Return the exact distribution of the result of `experiment`."""
         law: Law = defaultdict(Fraction)
         while True:
-            self._asked, self.chance = 0, Fraction(1)
+            self._count, self.chance = 0, Fraction(1)
             law[experiment(self)] += self.chance
             while self._open and self._open[-1] == 0:
                 self._open.pop()
@@ -89,7 +88,7 @@ class Oracle:
 
 
 def ended(run: list[int]) -> bool:
-    """Whether it ends at the EOS token or at the length limit."""
+    """Return whether a run ends at the EOS token or at the length limit."""
     return bool(run) and (run[-1] == EOS or len(run) == LENGTH)
 
 
@@ -102,14 +101,14 @@ def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
 
 
 def complete(oracle: Oracle, run: list[int]) -> tuple[int, ...]:
-    """Go on by plain decoding, so that runs of different length become comparable."""
+    """Complete a run by plain decoding, so that runs of different lengths are comparable."""
     while not ended(run):
         run = [*run, oracle.draw(target(tuple(run)))]
     return tuple(run)
 
 
 def emitted(propose: Callable[[Oracle], DraftTree], walk: Walk = traverse) -> Law:
-    """Law of the next tokens when the drafter `propose` is verified by rejection."""
+    """Return the distribution of the next tokens under verification by rejection."""
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:
         tree = propose(oracle)
@@ -128,7 +127,7 @@ def emitted(propose: Callable[[Oracle], DraftTree], walk: Walk = traverse) -> La
 
 
 def followed(propose: Callable[[Oracle], DraftTree]) -> Law:
-    """Law of the next tokens when the tree is followed by the target's own draws."""
+    """Return the distribution of the next tokens when the target's own draws select a path."""
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:
         tree = propose(oracle)
@@ -141,8 +140,8 @@ def followed(propose: Callable[[Oracle], DraftTree]) -> Law:
 PLAIN = Oracle().enumerate(lambda oracle: complete(oracle, []))
 
 
-class Growing:
-    """A tree under construction, with the choices of a drafter."""
+class GrowingTree:
+    """Draft tree under construction, with the random choices of a drafter."""
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
@@ -164,7 +163,7 @@ class Growing:
         return self.add(self.oracle.draw(probs), parent, probs)
 
     def draw_two(self, parent: int, renormalise: bool = True) -> list[int]:
-        """Two siblings, the second drawn without replacement, where there is a second."""
+        """Draw two siblings, the second without replacement."""
         first = self.draw(parent)
         rest = self.probs[first] + 0
         rest[self.tokens[first]] = Fraction(0)
@@ -173,7 +172,7 @@ class Growing:
         return [first, self.add(self.oracle.draw(drawn_from), parent, reported)]
 
     def guess(self, parent: int, *tokens: int) -> list[int]:
-        """Guesses that differ from the siblings already there."""
+        """Add guesses that differ from the existing siblings."""
         there = {
             token for token, other in zip(self.tokens, self.parents, strict=True) if other == parent
         }

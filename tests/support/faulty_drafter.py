@@ -1,5 +1,6 @@
-"""A drafter that does everything wrong, now and then; named by
-"tests.support.faulty_drafter:Faulty:rate=0.2".
+"""Drafter that sometimes breaks its contract, in every way.
+
+Its name is "tests.support.faulty_drafter:Faulty:rate=0.2".
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from paceline.drafters import create
 
 @dataclass(frozen=True, slots=True)
 class FaultyOptions:
-    """datastore, live: of the `sssd` behind it. rate: of calls that go wrong. kind: how, or
-    "any".
+    """Options of the faulty drafter.
+
+    Attributes:
+        datastore: Datastore of the wrapped `sssd` drafter.
+        live: Whether `sssd` updates the datastore.
+        rate: Share of calls that fail.
+        kind: Name of the fault, or "any".
     """
 
     datastore: str | None = None
@@ -50,7 +56,7 @@ KINDS: dict[str, Callable[[list[DraftTree]], Any]] = {
 
 
 class Faulty(DelegatingDrafter):
-    """See above."""
+    """Drafter that wraps `sssd` and injects faults."""
 
     Options = FaultyOptions
 
@@ -65,7 +71,7 @@ class Faulty(DelegatingDrafter):
         return cls(options)
 
     def start(self, request: Request) -> None:
-        self._maybe()
+        self._maybe_fail()
         super().start(request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -77,13 +83,13 @@ class Faulty(DelegatingDrafter):
         return found
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        self._maybe()
+        self._maybe_fail()
         super().observe(outcomes)
 
     def stop(self, request: Request) -> None:
         super().stop(request)
-        self._maybe()
+        self._maybe_fail()
 
-    def _maybe(self) -> None:
+    def _maybe_fail(self) -> None:
         if self._options.kind == "any" and self._random.random() < self._options.rate / 4:
             raise RuntimeError("a fault that was ordered")

@@ -1,5 +1,6 @@
-"""What libraries of quantised weights do to a model, each mechanism by itself: they need not be
-installed.
+"""Tiny models changed as quantisation libraries change them.
+
+Each mechanism is reproduced separately, without the library.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from tests.support.models import make
 
 
 class Packed(Tensor):
-    """A weight of integers in a class of its own, without memory where its address says
-    (torchao, quanto).
-    """
+    """Integer weight in a tensor subclass without memory at its address (torchao, quanto)."""
 
     numbers: Tensor
     scales: Tensor
@@ -63,15 +62,13 @@ class Packed(Tensor):
 
 
 class NormalModePacked(Packed):
-    """The same, which cannot be used in inference mode (quanto's 4 bits)."""
+    """Packed weight that cannot be used in inference mode (quanto with 4 bits)."""
 
     normal_mode_alone = True
 
 
 class WritingThrough(MutableMapping[str, Any]):
-    """Parameters in another place: whoever sets one writes its numbers into the real one
-    (compressed-tensors).
-    """
+    """Parameter mapping that writes to the real parameters (compressed-tensors)."""
 
     def __init__(self, held: dict[str, Any]) -> None:
         self.held = held
@@ -93,16 +90,14 @@ class WritingThrough(MutableMapping[str, Any]):
 
 
 class OwnError(Exception):
-    """An exception that no library shares."""
+    """Exception type that no library shares."""
 
 
-class Picky(nn.Linear):
-    """A product that cannot be tried alone: it wants the shapes that a decoder gives it
-    (bitsandbytes).
-    """
+class ShapeLimitedLinear(nn.Linear):
+    """Linear layer that fails for shapes that no decoder step has (bitsandbytes)."""
 
     error: type[Exception] = AssertionError
-    counts = frozenset((1024, 257, 33))  # rows of which no forward of the tests has so many
+    counts = frozenset((1024, 257, 33))  # numbers of rows that no forward of the tests has
 
     def forward(self, input: Tensor) -> Tensor:
         if input.numel() // input.shape[-1] in self.counts:
@@ -110,16 +105,16 @@ class Picky(nn.Linear):
         return super().forward(input)
 
 
-class PickyOwn(Picky):
+class ShapeLimitedLinearOwnError(ShapeLimitedLinear):
     error = OwnError
 
 
-class PickyRuntime(Picky):
+class ShapeLimitedLinearRuntimeError(ShapeLimitedLinear):
     error = RuntimeError
 
 
 class Int4Linear(nn.Module):
-    """A product of two integers in each byte of a buffer (GPTQ, AWQ)."""
+    """Linear layer with two integers in each byte of a buffer (GPTQ, AWQ)."""
 
     qweight: Tensor
     scales: Tensor
@@ -137,7 +132,7 @@ class Int4Linear(nn.Module):
 
 
 def quantised(kind: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the tiny Llama, the products of whose layers are of a kind; `KINDS` names them."""
+    """Return a tiny Llama with all layer weights changed; `KINDS` lists the changes."""
     model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
     for layer in model.model.layers:
         for part in (layer.self_attn, layer.mlp):
@@ -173,10 +168,10 @@ _PACKED: dict[str, type[Packed]] = {
     "a tensor subclass": Packed,
     "normal mode alone": NormalModePacked,
 }
-_PICKY: dict[str, type[Picky]] = {
-    "an AssertionError": Picky,
-    "an error of its own": PickyOwn,
-    "a RuntimeError": PickyRuntime,
+_PICKY: dict[str, type[ShapeLimitedLinear]] = {
+    "an AssertionError": ShapeLimitedLinear,
+    "an error of its own": ShapeLimitedLinearOwnError,
+    "a RuntimeError": ShapeLimitedLinearRuntimeError,
 }
 FOREIGN = (*_PACKED, "writing through", "forward replaced", "integers in buffers", "float8")
 KINDS = (*FOREIGN, *_PICKY)

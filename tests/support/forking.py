@@ -1,4 +1,4 @@
-"""Work in a forked child of this process."""
+"""Run functions in a forked child of this process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 
 def in_child(work: Callable[[], str], seconds: float = 30.0) -> str:
-    """What `work()` returns in a forked child, or the error it raises; fails where it takes
-    longer than that.
+    """Return the result of `work()` in a forked child, or the error that it raises.
+
+    Fails if the child takes longer than `seconds`.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # Python 3.12 warns of forks of a process with threads, which these tests are about.
+        # Python 3.12 warns about forks of a process with threads, which is what these tests do.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Tiny GGUF files, written with the `gguf` package's own writer."""
+"""Write tiny GGUF files with the writer of the `gguf` package."""
 
 from __future__ import annotations
 
@@ -30,8 +30,16 @@ def write_gguf(
     parts: int = 1,
     tokenizer: bool = True,
 ) -> Path:
-    """A Llama with random weights, its matrices stored as `kind`; the tensor `leave_out` is not
-    written.
+    """Write a Llama with random weights.
+
+    Args:
+        path: File to write.
+        kind: Format of the matrices.
+        architecture: Architecture to declare.
+        seed: Seed of the weights.
+        leave_out: Name of a tensor that is not written.
+        parts: Number of files that the model claims to be split into.
+        tokenizer: Whether to write a tokenizer.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
@@ -64,7 +72,7 @@ def write_gguf(
 
 
 def write_hybrid(path: Path) -> Path:
-    """A model of LFM2's shape with random weights: two short convolutions around attention."""
+    """Write an LFM2 model with random weights: two short convolutions and one attention layer."""
     writer = gguf.GGUFWriter(path, "lfm2")
     hidden, mlp, heads, kv_heads = 64, 96, 4, 2
     writer.add_block_count(3)
@@ -126,7 +134,7 @@ def _add_tokenizer(writer: Any) -> None:
         "Ġ",
         "ab",
     ]
-    words += [f"<extra{place}>" for place in range(_SIZES["vocab"] - len(words))]
+    words += [f"<extra{index}>" for index in range(_SIZES["vocab"] - len(words))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(words)

@@ -1,4 +1,4 @@
-"""A cache of the suite's own, shared by its processes, and costs that no clock decides."""
+"""Isolate the test suite: a separate cache, and costs that depend on no clock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-# Of a model so slow that the time of tiny drafts is nothing beside it.
+# Costs of a model so slow that the time of tiny drafts is negligible.
 COST_CURVE = Path(__file__).parents[1] / "data" / "cost_curve.json"
 
 
 def isolate() -> None:
-    """Set the environment; workers of pytest-xdist, and commands that tests start, inherit it."""
+    """Set environment variables, which pytest-xdist workers and started commands inherit."""
     os.environ["PACELINE_COST_CURVE"] = str(COST_CURVE)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
@@ -21,7 +21,7 @@ def isolate() -> None:
     os.environ["PACELINE_CACHE"] = folder
 
     def remove() -> None:
-        if os.getpid() == owner:  # a child that was forked leaves it
+        if os.getpid() == owner:  # forked children keep the folder
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)

@@ -1,4 +1,4 @@
-"""Tests of the llama.cpp engine: skipped where no library is installed."""
+"""Skip tests of the llama.cpp engine where no library is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 
 def tiny_file(folder: Path) -> Path:
-    """A tiny model in a format for which every number of rows gives the same bits."""
-    from tests.support.gguf import write_gguf  # an optional package
+    """Write a tiny model in a format whose results do not depend on the number of rows."""
+    from tests.support.gguf import write_gguf  # gguf is an optional package
 
     return write_gguf(folder / "tiny.gguf", "Q8_0")

@@ -1,4 +1,4 @@
-"""A machine whose forwards take what a test says."""
+"""Simulated machine whose forward passes take scripted times."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Forward = Callable[[int], float]
 
 
 class Machine:
-    """Forwards that take what a test says, by a clock of their own, a share of the time without
-    a processor.
+    """Simulated clock and forward passes for cost measurements.
+
+    `forward` returns the seconds of a pass by its number of rows. `waited` is the share of time
+    without a processor.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, forward: Forward) -> None:

@@ -55,7 +55,7 @@ _TABLE = (
         ),
         "gpt2_short": ("gpt2", gpt2(vocab_size=256, n_positions=28)),
         "llama_long": ("llama", llama(max_position_embeddings=8192)),
-        "flexible": ("llama", llama()),  # for a test that changes its attention implementation
+        "flexible": ("llama", llama()),  # a test changes its attention implementation
         "six_words": ("llama", llama(vocab_size=6, hidden_size=32, initializer_range=0.15)),
         "six_words_draft": (
             "llama",
@@ -81,7 +81,7 @@ CHAIN_CASES = [
 
 @functools.cache
 def make(name: str, implementation: str = "eager") -> Any:
-    """The model `name` with random weights, its biases, norms' offsets and sinks not trivial."""
+    """Return the model `name` with random weights, biases, norm offsets and attention sinks."""
     model_type, options = _TABLE[name]
     config = AutoConfig.for_model(model_type, **options)
     torch.manual_seed(0)
@@ -97,8 +97,8 @@ def make(name: str, implementation: str = "eager") -> Any:
     return model
 
 
-def redrawn(model: Any, seed: int = 7) -> Any:
-    """A model of the same shape with other random weights."""
+def with_new_weights(model: Any, seed: int = 7) -> Any:
+    """Return a model of the same shape with other random weights."""
     other, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in other.parameters():
@@ -109,7 +109,7 @@ def redrawn(model: Any, seed: int = 7) -> Any:
 
 
 def rounded(weight: Any, bits: int) -> Any:
-    """A tensor rounded to so many bits in blocks of 32 numbers, as quantised checkpoints are."""
+    """Return a tensor rounded to `bits` bits in blocks of 32, as quantised checkpoints are."""
     flat = weight.detach().float().flatten()
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
     scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
@@ -122,8 +122,9 @@ def rounded(weight: Any, bits: int) -> Any:
 
 
 def byte_tokenizer() -> Any:
-    """256 tokens, one per byte; three control bytes gave way to special tokens. Single tokens
-    are seldom whole characters.
+    """Return a tokenizer of single bytes.
+
+    Three control bytes are replaced by special tokens. Few tokens are whole characters.
     """
     return word_tokenizer(
         sorted(ByteLevel.alphabet(), key=lambda char: (ord(char) < 256, ord(char)))[3:]
@@ -131,7 +132,10 @@ def byte_tokenizer() -> Any:
 
 
 def piece_tokenizer() -> Any:
-    """256 tokens of one or two ASCII characters each: any ids are readable text."""
+    """Return a tokenizer with 256 tokens of one or two ASCII characters.
+
+    Every token sequence is readable text.
+    """
     singles = [chr(code) for code in range(33, 127)]
     pairs = [first + second for first in "aeiou\u0120" for second in "bcdfghjklmnprstvwxyzaeiou.,"]
     return word_tokenizer((singles + pairs)[:253])

@@ -76,7 +76,7 @@ _GEMMA = {
     "eoi_token_index": IDS[END],
     "mm_tokens_per_image": 4,
 }
-# type -> configuration of the text part, the vision part and the model itself
+# Model type -> configuration of the text part, the vision part and the model.
 _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (
         {**_SECTIONS},
@@ -177,13 +177,13 @@ _CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
 }
 RECURRENT = {"qwen3_5", "lfm2_vl"}
-NESTED = {"gemma3", "gemma4", "smolvlm"}  # take a list of images for each prompt
+NESTED = {"gemma3", "gemma4", "smolvlm"}  # their processors take a list of images for each prompt
 CLASSES = sorted(_CONFIGS)
 
 
 @functools.cache
 def model(kind: str) -> Any:
-    """A model in eval mode, in float32; its answers depend on the images."""
+    """Return a float32 model in eval mode whose output depends on the images."""
     text, vision, own = _CONFIGS[kind]
     config = CONFIG_MAPPING[kind](
         text_config={**_TEXT, **text}, vision_config=vision, tie_word_embeddings=False, **own
@@ -192,13 +192,13 @@ def model(kind: str) -> Any:
     built = AutoModelForImageTextToText.from_config(config).eval().float()
     with torch.no_grad():
         for parameter in built.parameters():
-            if parameter.dim() == 1 or not parameter.any():  # fresh biases and norms are alike
+            if parameter.dim() == 1 or not parameter.any():  # new biases and norms are constant
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return built
 
 
 def tokenizer() -> Any:
-    """A tokenizer with one token per byte, and the special tokens of all classes."""
+    """Return a tokenizer with one token per byte and the special tokens of all model types."""
     words = [*_SPECIAL, *sorted(ByteLevel.alphabet())]
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE({word: index for index, word in enumerate(words)}, [])
@@ -236,7 +236,7 @@ TEMPLATE = (
 
 
 class _ImagesOnly:
-    """A processor without the part for videos, which needs torchvision."""
+    """Processor mixin without video support, which needs torchvision."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str) -> None:
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
@@ -276,7 +276,7 @@ class _Smol(_ImagesOnly, SmolVLMProcessor):  # type: ignore[misc]
 
 
 class _Tiles(ProcessorMixin):  # type: ignore[misc]
-    """The prompts of LFM2-VL with one tile, whose own image processor needs torchvision."""
+    """LFM2-VL prompts with one tile; the original image processor needs torchvision."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str = "") -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
@@ -288,7 +288,7 @@ class _Tiles(ProcessorMixin):  # type: ignore[misc]
 
 
 class _Rows(ProcessorMixin):  # type: ignore[misc]
-    """The prompts of Mistral 3, whose own processor needs torchvision: rows of placeholders."""
+    """Mistral 3 prompts with rows of placeholders; the original processor needs torchvision."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str = "") -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)
@@ -300,7 +300,7 @@ class _Rows(ProcessorMixin):  # type: ignore[misc]
 
 
 def processor(kind: str) -> Any:
-    """The processor of a class, with a chat template."""
+    """Return the processor of a model type, with a chat template."""
     words, own = tokenizer(), {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     mark = f"{START}{IMAGE}{END}"
     grid = {"patch_size": 14, "min_pixels": 28 * 28, "max_pixels": 56 * 56, **own}
@@ -348,14 +348,14 @@ def processor(kind: str) -> Any:
 
 
 def mark_of(kind: str) -> str:
-    """The placeholder that a text for a class contains for each image."""
+    """Return the placeholder for an image in prompts of a model type."""
     if kind in ("mistral3", "llava", "internvl", "gemma4", "smolvlm", "lfm2_vl"):
         return IMAGE
     return START if kind == "gemma3" else f"{START}{IMAGE}{END}"
 
 
 def image(seed: int, width: int = 70, height: int = 56) -> Image.Image:
-    """An image of one colour and some noise."""
+    """Return an image of one colour with some noise."""
     generator = np.random.default_rng(seed)
     colour = generator.integers(0, 190, (1, 1, 3))
     pixels = (colour + generator.integers(0, 65, (height, width, 3))).astype(np.uint8)
@@ -363,7 +363,7 @@ def image(seed: int, width: int = 70, height: int = 56) -> Image.Image:
 
 
 def expected(kind: str, text: str, images: list[Image.Image], count: int) -> list[int]:
-    """The answer of `model.generate` to a prompt, as token ids."""
+    """Return the new token ids of `model.generate` for a prompt."""
     features = processor(kind)(text=[text], images=images or None, return_tensors="pt")
     given = {name: value for name, value in features.items() if isinstance(value, torch.Tensor)}
     if not images:

@@ -1,4 +1,4 @@
-"""Random blocks of every format, and their numbers as the `gguf` package unpacks them."""
+"""Random packed blocks of every format, and their values as the `gguf` package unpacks them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FORMATS = [name for name in (each.name for each in BLOCK_FORMATS.values()) if na
 
 
 def format_of(name: str) -> BlockFormat:
-    """The format of a name."""
+    """Return a block format by name."""
     return next(each for each in BLOCK_FORMATS.values() if each.name == name)
 
 
 def random_blocks(name: str, rows: int, inner: int, seed: int = 0) -> NDArray[Any]:
-    """The bytes of a weight [rows, inner]."""
+    """Return the bytes of a random weight [rows, inner]."""
     random, block_format = np.random.default_rng(seed), format_of(name)
     if name in _PLAIN:
         return random.standard_normal((rows, inner)).astype(_PLAIN[name]).view(np.uint8)
@@ -38,7 +38,7 @@ def random_blocks(name: str, rows: int, inner: int, seed: int = 0) -> NDArray[An
 
 
 def numbers_of(name: str, blocks: NDArray[Any]) -> Tensor:
-    """The numbers of a weight, rounded to bfloat16."""
+    """Return the values of a packed weight, rounded to bfloat16."""
     typed = blocks.view(_PLAIN.get(name, np.uint8))
     numbers = gguf.quants.dequantize(typed, gguf.GGMLQuantizationType[name])
     return torch.from_numpy(np.ascontiguousarray(numbers)).bfloat16()
@@ -47,7 +47,7 @@ def numbers_of(name: str, blocks: NDArray[Any]) -> Tensor:
 def packed_weight(
     name: str, rows: int, inner: int, order: Tensor | None = None
 ) -> tuple[PackedWeight, Tensor]:
-    """A random weight, and its numbers."""
+    """Return a random packed weight and its values."""
     blocks = random_blocks(name, rows, inner)
     numbers = numbers_of(name, blocks)
     weight = PackedWeight(torch.from_numpy(blocks), format_of(name), inner, order)

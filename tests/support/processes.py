@@ -1,5 +1,6 @@
-"""Other processes: as torchrun would start them, forked from one that has imported everything
-already; one on its own.
+"""Start processes, singly or in groups as torchrun does.
+
+Most are forked from a server process that has imported everything.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 
 import torch
 
-# What `paceline` sets before it imports torch; here torch is there first.
+# `paceline` sets these before it imports torch; here torch is already imported.
 os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 _CONTEXT = multiprocessing.get_context("forkserver")
-# What nearly every command imports in the end: three seconds of each process.
+# Nearly every command imports these modules, which takes three seconds per process.
 _CONTEXT.set_forkserver_preload(
     [
         "paceline.bench.run",
@@ -48,8 +49,9 @@ def start_process(
 
 
 class Group:
-    """`size` processes that run `work(*args)`; what rank r prints goes to the files r.out and
-    r.err in `folder`.
+    """Group of `size` processes that run `work(*args)`.
+
+    Rank r writes to the files r.out and r.err in `folder`.
     """
 
     def __init__(self, size: int, folder: Path, work: Callable[..., Any], *args: Any) -> None:
@@ -63,7 +65,10 @@ class Group:
         ]
 
     def wait(self, seconds: float = 60.0) -> list[int | None]:
-        """The exit codes, in rank order; what still runs after `seconds` is killed and has none."""
+        """Return the exit codes in rank order.
+
+        A process that still runs after `seconds` is killed; its code is None.
+        """
         for process in self.processes:
             process.join(seconds)
         codes = [process.exitcode for process in self.processes]
@@ -72,26 +77,28 @@ class Group:
         return codes
 
     def printed(self, rank: int) -> str:
-        """Standard output so far."""
+        """Return the standard output of a rank so far."""
         return (self.folder / f"{rank}.out").read_text()
 
     def errors(self) -> list[str]:
-        """Non-empty lines on any rank's standard error."""
+        """Return the non-empty lines on standard error of all ranks."""
         texts = [(self.folder / f"{rank}.err").read_text() for rank in range(len(self.processes))]
         return [line for text in texts for line in text.splitlines() if line.strip()]
 
 
 def command(*words: str) -> None:
-    """`paceline WORDS`."""
+    """Run `paceline WORDS`."""
     from paceline.cli.main import main
 
     sys.argv = ["paceline", *words]
     main()
 
 
-def leave_in_mid_answer(llm: str) -> None:
-    """A process of its own that begins an answer of `llm`, an expression, and ends before it is
-    whole.
+def exit_during_generation(llm: str) -> None:
+    """Run a process that exits during a generation.
+
+    Args:
+        llm: Python expression for the engine.
     """
     code = (
         "from paceline import LLM, SamplingParams, demo\n"

@@ -1,4 +1,4 @@
-"""Save small checkpoints, and compare answers of quantised models with `generate`."""
+"""Save small checkpoints, and compare quantised models with `generate`."""
 
 from __future__ import annotations
 
@@ -70,13 +70,16 @@ def generated(model: Any, prompt: list[int]) -> list[int]:
 
 
 def run_once(model: Any) -> None:
-    """Some libraries repack their weights in the first forward pass."""
+    """Run a forward pass, since some libraries repack their weights in the first one."""
     with torch.no_grad():
         model(torch.tensor([[1, 2]]))
 
 
-def decodes(model: Any, runs_before: bool = True) -> None:
-    """It is left as it was by LLM(), and says what `generate` says; True is refused."""
+def check_decoding(model: Any, runs_before: bool = True) -> None:
+    """Check that the engine generates what `generate` does and leaves the model unchanged.
+
+    Batch invariance is refused for the model.
+    """
     if runs_before:
         run_once(model)
         before = sums(model)
@@ -92,8 +95,8 @@ def decodes(model: Any, runs_before: bool = True) -> None:
     assert [out.token_ids for out in outs] == [generated(model, prompt) for prompt in PROMPTS]
 
 
-def decodes_nearly(model: Any) -> None:
-    """Each token is the most likely one up to rounding, and the model is left as it was."""
+def check_approximate_decoding(model: Any) -> None:
+    """Check that each token is the most likely one up to rounding and the model is unchanged."""
     run_once(model)
     before = sums(model)
     llm = LLM(model, "prompt_lookup", max_batch=2)

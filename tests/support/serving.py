@@ -1,4 +1,4 @@
-"""A real server in a thread of this process."""
+"""Run a real server in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from paceline.serve.shutdown import DrainingServer
 from paceline.serve.sockets import listen
 
 KEY = "a key"
-_SECONDS = 90.0  # only of a test that hangs
+_SECONDS = 90.0  # only reached by a test that hangs
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs, where it is, and what is in it."""
+    """Running server with its port and components."""
 
     port: int
     serving: Serving
@@ -37,8 +37,9 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> Any:
-        """The official client, which does not try again; untyped, as it is to be asked for what
-        its types forbid, too.
+        """Return the official OpenAI client without retries.
+
+        The client is untyped, because tests send requests that its types forbid.
         """
         return OpenAI(
             base_url=f"{self.url}/v1",
@@ -47,7 +48,7 @@ class Served:
         )
 
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
-        """The answer to JSON, or to bytes as they are."""
+        """Return the response to a JSON body, or to bytes sent as they are."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         given = {"content": content, "headers": {}, **options}
         given["headers"] = {"content-type": "application/json", **given["headers"]}
@@ -56,9 +57,10 @@ class Served:
     def get(self, path: str) -> httpx2.Response:
         return httpx2.get(self.url + path, timeout=_SECONDS)
 
-    def left_over(self) -> int:
-        """Sequences in the model, answers and requests that are open; after a while, if there
-        are any.
+    def open_work(self) -> int:
+        """Return how many sequences, responses and requests remain open.
+
+        Waits for them to finish first, up to a limit.
         """
         until = time.monotonic() + _SECONDS
         while (count := self._open()) and time.monotonic() < until:
@@ -73,7 +75,7 @@ class Served:
 
 @contextmanager
 def served(llm: LLM, keys: tuple[str, ...] = (KEY,), **limits: Any) -> Iterator[Served]:
-    """A server over `llm` as long as the block lasts."""
+    """Run a server for `llm` within the context."""
     app = create_app(llm, Settings(**{"served_name": ("demo",), "max_batch": 8, **limits}), keys)
     listener = listen("127.0.0.1", 0)
     server = DrainingServer(

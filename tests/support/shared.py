@@ -1,6 +1,4 @@
-"""What the tests share: the engine under test, outside references, aborts, a drafter that knows
-all, a chi-square test.
-"""
+"""Shared test tools: an engine for each drafter, references, statistics and scripted drafters."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from tests.support.state_heads import trained_eagle3
 
 COUNT = 40
 RAGGED = list(BUDGETS)
-# options that change what a drafter proposes
+# Options that change what a drafter proposes.
 VARIANTS = [
     "draft_model:max_draft_tokens=3,branch_threshold=0.02,use_prompt_lookup=true",
     "draft_model:stop_rule=confidence,stop_threshold=0.3",
@@ -55,13 +53,12 @@ VARIANTS = [
     "token_recycling:max_context_ngram=1",
 ]
 SPECS = [*available(), *VARIANTS]
-# For tests that tell little of the variants beyond what others have told: `make test-all` runs them
-# all.
+# For tests in which variants seldom behave differently; `make test-all` runs all variants.
 MOST_SPECS: list[Any] = [
     *available(),
     *(pytest.param(spec, marks=pytest.mark.slow) for spec in VARIANTS),
 ]
-# drafters of guesses only
+# Drafters whose proposals are guesses, without draft probabilities.
 SAME_SEED = [spec for spec in SPECS if not spec.startswith(("draft_model", "specdec_pp"))]
 SAME_SEED += [
     "draft_model:verification=follow",
@@ -75,7 +72,7 @@ SAME_SEED += [
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, a draft model, prompts, and the target's own greedy answers of `COUNT` tokens."""
+    """A target, a draft model, prompts, and the target's greedy outputs of `COUNT` tokens."""
 
     target: Any
     draft: Any
@@ -84,12 +81,12 @@ class Pair:
 
     @property
     def vocab_size(self) -> int:
-        """The number of token ids of the target."""
+        """Return the size of the target's vocabulary."""
         size: int = self.target.config.vocab_size
         return size
 
     def engine(self, spec: str = "none", **options: Any) -> LLM:
-        """The target behind the drafter `spec`, with the draft model where one is needed."""
+        """Return an engine with the drafter `spec`, and with the draft model if `spec` needs it."""
         needed = has_draft(spec)
         chosen = with_store(
             with_head(without_budget(spec), self.draft), self.near_copies(), self.vocab_size
@@ -104,13 +101,13 @@ class Pair:
         )
 
     def texts(self) -> tuple[tuple[int, ...], ...]:
-        """Prompts with their answers."""
+        """Return prompts followed by their outputs."""
         return tuple(
             (*prompt, *answer) for prompt, answer in zip(self.prompts, self.answers, strict=True)
         )
 
     def near_copies(self) -> tuple[tuple[int, ...], ...]:
-        """Prompts and answers, twice, in which about every tenth token is another one."""
+        """Return all texts twice, with about every tenth token replaced."""
         return near_copies(
             [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
             * 2,
@@ -119,12 +116,12 @@ class Pair:
 
 
 def has_draft(spec: str) -> bool:
-    """Whether `spec` is tested with a draft model: where it needs one, or says so."""
+    """Return whether `spec` needs or requests a draft model."""
     return entry(spec.partition(":")[0]).needs_draft_model or "use_draft_model=true" in spec
 
 
 def near_copies(texts: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """The texts, about every tenth token replaced by another one."""
+    """Return the texts with about every tenth token replaced at random."""
     chance = random.Random(4)
     return tuple(
         tuple(chance.randrange(vocab_size) if chance.random() < 0.1 else token for token in text)
@@ -133,8 +130,9 @@ def near_copies(texts: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[
 
 
 def without_budget(spec: str) -> str:
-    """`spec` with all of its drafts fed, whatever they cost here: unless it says something else,
-    where there is a budget.
+    """Return `spec` with `budget=false`, so that all drafts are verified whatever they cost.
+
+    Specs with an explicit budget, or of drafters without one, are returned as they are.
     """
     name, _, options = spec.partition(":")
     if "budget=" in options or "budget" not in {
@@ -145,7 +143,7 @@ def without_budget(spec: str) -> str:
 
 
 def with_head(spec: str, draft: Any) -> str:
-    """`spec` with a head for `draft`, where the drafter reads one and none is named."""
+    """Return `spec` with a random head for `draft` if the drafter needs one and names none."""
     name, _, options = spec.partition(":")
     if name != "specdec_pp" or "head=" in options:
         return spec
@@ -153,8 +151,9 @@ def with_head(spec: str, draft: Any) -> str:
 
 
 def with_store(spec: str, documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
-    """`spec` with a store of `documents`, where it says datastore=tiny, or the drafter needs one
-    and none is named.
+    """Return `spec` with a store of `documents`.
+
+    Specs that need no store or name another one are returned as they are.
     """
     name, _, options = spec.partition(":")
     if REGISTRY[name].needs_store and "datastore=" not in options:
@@ -167,7 +166,7 @@ def with_store(spec: str, documents: tuple[tuple[int, ...], ...], vocab_size: in
 
 @functools.cache
 def tiny_store(documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
-    """The folder of a store of `documents`."""
+    """Build a store of `documents`; return its folder."""
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     datastore.build(folder, documents, vocab_size, workers=1)
@@ -176,8 +175,9 @@ def tiny_store(documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
 
 @functools.cache
 def random_head(draft: Any) -> str:
-    """The folder of a head for `draft` that knows nothing and doubts much; without a curve, so
-    that no clock decides.
+    """Save an acceptance head with random weights and frequent rejections; return its folder.
+
+    It has no cost curve, so that no clock affects its decisions.
     """
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
@@ -198,13 +198,14 @@ def random_head(draft: Any) -> str:
 
 
 def reference(model: Any, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
-    """What `model.generate` answers, greedily unless `options` say otherwise; asked once, since
-    many drafters have the same.
+    """Return the output of `model.generate`, greedy by default.
+
+    Results are cached, since many drafters share them.
     """
-    asked = {
+    hashable = {
         name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
     }
-    return list(_reference(model, tuple(prompt), count, tuple(sorted(asked.items()))))
+    return list(_reference(model, tuple(prompt), count, tuple(sorted(hashable.items()))))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -222,25 +223,27 @@ def _reference(
 
 
 def check_aborts(pair: Pair, drafter: Drafter, budgets: Sequence[int]) -> None:
-    """Sequences stopped before their first proposal, in the middle, and twice leave nothing and
-    disturb no other.
+    """Check that aborted requests leave nothing behind and disturb no other request.
+
+    Requests are aborted before their first proposal, in the middle, and twice.
     """
     contract.check_aborts(CachedLM(pair.target), drafter, pair.prompts, pair.answers, budgets)
 
 
 def critical_value(freedom: int, deviations: float = 3.7) -> float:
-    """The chi-square value passed once in 10,000 fair tests (3.7 deviations), after Wilson and
-    Hilferty (1931).
+    """Return the chi-square value that one in 10,000 fair samples exceeds (3.7 deviations).
+
+    The approximation is that of Wilson and Hilferty (1931).
     """
     spread = 2 / (9 * freedom)
     return float(freedom * (1 - spread + deviations * spread**0.5) ** 3)
 
 
-def fits(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
-    """Whether observed counts are a fair sample of a distribution, by Pearson's chi-square test.
+def is_fair_sample(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
+    """Return whether observed counts pass Pearson's chi-square test for a distribution.
 
-    Cells expected fewer than five times are pooled, as the test asks; what has no chance at all
-    must not occur.
+    Cells with an expected count below five are pooled, as the test requires. Impossible cells must
+    have no counts.
     """
     if any(chances.get(cell, 0.0) <= 0.0 for cell, count in counts.items() if count):
         return False
@@ -256,7 +259,7 @@ def fits(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    """From now on the engines' `call`-th answer is interrupted, as by Ctrl-C."""
+    """Make the `call`-th call of `LLM.generate` raise KeyboardInterrupt."""
     honest, calls = LLM.generate, itertools.count(1)
 
     def interrupted(self: LLM, *arguments: Any) -> Any:
@@ -267,8 +270,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     monkeypatch.setattr(LLM, "generate", interrupted)
 
 
-class Watch(DelegatingDrafter):
-    """Notes what was proposed after which tokens, and what became of it."""
+class NotingDrafter(DelegatingDrafter):
+    """Drafter wrapper that records proposals, their texts, and accepted lengths."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
@@ -288,14 +291,15 @@ class Watch(DelegatingDrafter):
         super().observe(outcomes)
 
 
-def room(request: Request, tokens: list[int]) -> int:
-    """Tokens that may be drafted after `tokens`: the last one is always the target's."""
+def draft_room(request: Request, tokens: list[int]) -> int:
+    """Return how many tokens may be drafted after `tokens`; the last one is the target's."""
     return request.max_length - len(tokens) - 1
 
 
 class ScriptedTree(ScriptedDrafter):
-    """Knows every answer and hides it among wrong siblings, right down to a depth that varies
-    from step to step.
+    """Drafter that hides each correct token among wrong siblings.
+
+    The draft is correct down to a depth that varies from step to step.
     """
 
     def __init__(
@@ -313,7 +317,7 @@ class ScriptedTree(ScriptedDrafter):
 
     @property
     def side_branches(self) -> int:
-        """Outcomes whose accepted path was not the first nodes of the tree."""
+        """Return the number of outcomes whose accepted path is not the first nodes of the tree."""
         return sum(
             outcome.accepted != list(range(len(outcome.accepted))) for outcome in self.outcomes
         )

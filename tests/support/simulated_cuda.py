@@ -1,6 +1,7 @@
-"""A CUDA device that is not there: tensors that say they are on `CUDA`, with real numbers beneath.
+"""Simulated CUDA device: tensors on `CUDA` whose numbers are on the CPU.
 
-`cuda_operations` runs operations on them. Modes of torch belong to a thread: run everything in one.
+`cuda_operations` runs operations on them. Torch modes apply to one thread, so run everything in
+the same one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.attention import fixed
 from paceline.backend import plain_tensors, resolve
-from tests.support.cuda_operations import CUDA, CudaTensor, Operations, is_there
+from tests.support.cuda_operations import CUDA, CudaTensor, Operations, is_simulated
 from tests.support.cuda_stubs import cuda_stubs
 from tests.support.traffic import Traffic
 
@@ -25,14 +26,13 @@ __all__ = ["CUDA", "CudaTensor", "moved", "simulated_cuda"]
 
 
 class _Lists(TorchFunctionMode):
-    """Turns lists into tensors of the device and back, which never reaches a dispatch mode."""
+    """Mode for conversions between lists and tensors, which never reach a dispatch mode."""
 
     def __init__(self, traffic: Traffic) -> None:
         super().__init__()
         self._traffic = traffic
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function of torch."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "tolist" and isinstance(args[0], CudaTensor):
@@ -42,14 +42,14 @@ class _Lists(TorchFunctionMode):
         if name == "new_tensor" and isinstance(args[0], CudaTensor):
             return self._made(args[0].beneath.new_tensor(*args[1:], **kwargs), name)
         lists = func in (torch.tensor, torch.as_tensor) and not isinstance(args[0], CudaTensor)
-        if lists and is_there(kwargs.get("device")):
+        if lists and is_simulated(kwargs.get("device")):
             return self._made(func(*args, **{**kwargs, "device": "cpu"}), name)
         if name == "pin_memory":
             return args[0]
         return func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
 
     def _index(self, index: Any) -> Any:
-        """Return an index with tensors of the device in place of lists."""
+        """Return an index with lists replaced by simulated tensors."""
         if isinstance(index, tuple):
             return tuple(map(self._index, index))
         if isinstance(index, list | np.ndarray):
@@ -63,7 +63,7 @@ class _Lists(TorchFunctionMode):
 
 
 def moved(model: Any) -> Any:
-    """Put the weights and buffers of a model on the device, in place; tied ones stay so."""
+    """Move the weights and buffers of a model to the device, in place; tied weights stay tied."""
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in list(module._parameters.items()):
@@ -77,21 +77,20 @@ def moved(model: Any) -> Any:
 
 
 class _Generator(torch.Generator):
-    """Stands in for a generator of the device by one of the CPU."""
+    """Stub for device generators, backed by a CPU generator."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        """Return a generator for a device."""
-        there = "cpu" if is_there(device) else device
+        there = "cpu" if is_simulated(device) else device
         made: _Generator = super().__new__(cls, there)  # type: ignore[call-arg]
         return made
 
 
 @contextmanager
 def simulated_cuda() -> Iterator[Traffic]:
-    """Make `CUDA` a device, within the context and in this thread; yield the log."""
+    """Make `CUDA` available in this thread within the context; yield the log of its traffic."""
     traffic = Traffic()
     operations = Operations(traffic)
-    # To the code under test, the tensors are torch's own. Triton compiles for real devices only.
+    # The package must treat these tensors as torch's own. Triton only compiles for real devices.
     plain = plain_tensors.PLAIN | {CudaTensor}
     with ExitStack() as stack:
         for name, stub in cuda_stubs(traffic, operations).items():

@@ -1,4 +1,4 @@
-"""Read the network inputs of the tokens that `sssd` offers after a text."""
+"""Read the network inputs of the tokens that `sssd` considers after a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.util.compiled import compiled
 
 
 def offered_tokens(text: list[int], folder: Path | None = None) -> dict[int, dict[str, float]]:
-    """Return the inputs by name of each token that the root of a draft tree offers."""
+    """Return the inputs by name for each candidate child of the root of a draft tree."""
     shards = () if folder is None else datastore.open(folder).snapshot.shards
     snapshot = Snapshot(Path(), shards)
     index = RequestIndex(len(text))
@@ -40,7 +40,7 @@ def offered_tokens(text: list[int], folder: Path | None = None) -> dict[int, dic
 def _describe_offered(
     address: int, text: Any, table: Any, weights: Any, tokens: Any, rows: Any
 ) -> int:
-    """Fill the offered tokens and their inputs; return the number of tokens."""
+    """Fill in the candidate tokens and their inputs; return the number of tokens."""
     request = request_at(address)
     note_step(request, text)
     sources = Sources(extend(request, text), table)

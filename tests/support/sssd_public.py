@@ -1,8 +1,7 @@
-"""SSSD's public code as it is specified, in plain Python: a trie of the request's windows, one of
-the datastore's continuations.
+"""Plain reimplementation of SSSD's public code, as the reference for `fusion=paper`.
 
-Slow and independent of the package: what `fusion=paper` is held against. A tree has `nodes` nodes
-besides its root.
+It uses one trie of the request's windows and one of the datastore's continuations. It is slow and
+independent of the package. A tree has `nodes` nodes in addition to its root.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# tokens of the query, of a window of the request, of the prompt that belong to the output
+# Tokens of the query, of a window of the request, and of the prompt that belong to the output.
 PREFIX, WINDOW, BORDER = (4, 8, 3)
-ENTRIES, ENOUGH = 100, 50  # of the datastore: continuations of one suffix, and how many are enough
+# Most continuations of one datastore suffix, and the number at which the search stops.
+ENTRIES, ENOUGH = 100, 50
 SCALE, DAMPENING, PER_MATCH = 0.6, 0.6, 0.1
 
 Draft = dict[int, "Draft"]
@@ -22,19 +22,19 @@ Draft = dict[int, "Draft"]
 
 @dataclass
 class Trie:
-    """Counts of token sequences."""
+    """Trie that counts token sequences."""
 
     count: int = 0
     children: dict[int, Trie] = field(default_factory=dict)
 
     def insert(self, tokens: Sequence[int]) -> None:
-        """Count a sequence and what it begins with."""
+        """Count a sequence and its prefixes."""
         self.count += 1
         if tokens:
             self.children.setdefault(tokens[0], Trie()).insert(tokens[1:])
 
     def behind(self, tokens: Sequence[int]) -> Trie:
-        """What follows a sequence; an empty trie if nothing does."""
+        """Return the trie of what follows a sequence, which may be empty."""
         node = self
         for token in tokens:
             node = node.children.get(token, Trie())
@@ -42,7 +42,7 @@ class Trie:
 
 
 class Store:
-    """All suffixes of some documents, sorted as far as a query and a branch reach."""
+    """All suffixes of some documents, sorted, with the length of a query and a branch."""
 
     def __init__(self, documents: Sequence[Sequence[int]]) -> None:
         reach = PREFIX + 10
@@ -51,8 +51,10 @@ class Store:
         )
 
     def continuations(self, query: Sequence[int], length: int) -> Trie:
-        """Of the query and its shorter suffixes until there are enough; at regular intervals, up
-        to `length` tokens each.
+        """Return continuations of the query and its suffixes, longest first, until there are
+        enough.
+
+        They are sampled at regular intervals, with up to `length` tokens each.
         """
         trie = Trie()
         for size in range(len(query), 0, -1):
@@ -72,7 +74,7 @@ class Store:
 
 
 class Request:
-    """The windows of a prompt, and those of the output that are complete."""
+    """The windows of a prompt, and the complete windows of its output."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.windows = Trie()
@@ -82,7 +84,7 @@ class Request:
         self._rest = list(prompt[border:])
 
     def append(self, tokens: Sequence[int]) -> None:
-        """More output."""
+        """Append output tokens."""
         self._rest += tokens
         while len(self._rest) >= WINDOW:
             self.windows.insert(self._rest[:WINDOW])
@@ -90,7 +92,7 @@ class Request:
 
 
 def branch_length(nodes: int) -> int:
-    """Most tokens of a continuation."""
+    """Return the largest number of tokens of a continuation."""
     return next(
         length
         for most, length in ((2, 1), (5, nodes - 1), (8, 5), (32, 6), (48, 8), (nodes, 10))
@@ -99,8 +101,9 @@ def branch_length(nodes: int) -> int:
 
 
 def draft(request: Request, store: Store, query: Sequence[int], nodes: int) -> Draft:
-    """Algorithm 1: one heap over all source trees, the most likely first and of those the
-    deeper.
+    """Return the draft tree of algorithm 1.
+
+    One heap covers all source trees: the most likely node first, then the deepest.
     """
     sources = [(0, store.continuations(query, branch_length(nodes)))]
     sources += [
@@ -123,7 +126,7 @@ def draft(request: Request, store: Store, query: Sequence[int], nodes: int) -> D
             order.append(token)
             heapq.heappush(heap, entry)
 
-    order: list[int] = []  # of the entries, to tell equals apart
+    order: list[int] = []  # its length numbers the entries, which breaks ties
     for source, node in sources:
         push(node, source, SCALE if source else 1.0, 1, tree)
     size = 0
@@ -144,7 +147,7 @@ def draft(request: Request, store: Store, query: Sequence[int], nodes: int) -> D
 def tokens_per_step(
     traces: Sequence[tuple[Sequence[int], Sequence[int]]], store: Store, nodes: int
 ) -> float:
-    """Recorded answers said by steps of a draft and a bonus each."""
+    """Return the mean number of tokens per step for recorded outputs."""
     steps = 0
     for prompt, output in traces:
         request, text, at = Request(prompt), [*prompt, *output], len(prompt)

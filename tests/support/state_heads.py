@@ -1,4 +1,4 @@
-"""Tiny heads of the published shapes, random or trained on a few answers."""
+"""Tiny state heads of the published shapes, random or trained on a few texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINING_STEPS = 60
 
 
 def layer_settings(target: Any, model_type: str = "llama", **changes: Any) -> dict[str, Any]:
-    """The decoder layers of a head for `target`, as `config.json` describes them."""
+    """Return the decoder layer settings of a head for `target`, as in `config.json`."""
     config = target.config
     return {
         "model_type": model_type,
@@ -39,7 +39,7 @@ def layer_settings(target: Any, model_type: str = "llama", **changes: Any) -> di
 
 
 def eagle3_config(target: Any, kept: int, layers: list[int], **changes: Any) -> dict[str, Any]:
-    """The `config.json` of an EAGLE-3 head in the format of the library speculators."""
+    """Return the `config.json` of an EAGLE-3 head in the format of the speculators library."""
     shaped = {name: changes.pop(name) for name in ("model_type",) if name in changes}
     return {
         "architectures": ["Eagle3Speculator"],
@@ -53,7 +53,7 @@ def eagle3_config(target: Any, kept: int, layers: list[int], **changes: Any) -> 
 
 
 def module_for(target: Any, config: dict[str, Any]) -> Eagle3Module:
-    """A random module of this configuration, which embeds tokens as the target does."""
+    """Return a random module for a configuration, with the target's embeddings."""
     torch.manual_seed(3)
     flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     module = Eagle3Module(
@@ -78,7 +78,7 @@ def write_head(folder: str | Path, config: dict[str, Any], tensors: dict[str, Te
 
 
 def weights_of(module: Any) -> dict[str, Tensor]:
-    """The weights of a module that its file holds."""
+    """Return the weights of a module that a checkpoint holds."""
     return {
         name: tensor
         for name, tensor in module.state_dict().items()
@@ -87,7 +87,7 @@ def weights_of(module: Any) -> dict[str, Tensor]:
 
 
 def vocabulary_maps(vocab_size: int, token_ids: list[int]) -> dict[str, Tensor]:
-    """The tensors d2t and t2d of a reduced vocabulary."""
+    """Return the tensors d2t and t2d of a reduced vocabulary."""
     ids = torch.tensor(token_ids)
     mask = torch.zeros(vocab_size, dtype=torch.bool)
     mask[ids] = True
@@ -95,7 +95,7 @@ def vocabulary_maps(vocab_size: int, token_ids: list[int]) -> dict[str, Tensor]:
 
 
 def rotated(heads: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
-    """Heads [n, heads, dim], turned by their positions."""
+    """Return heads [n, heads, dim] with rotary position embeddings applied."""
     half = heads.shape[-1] // 2
     angles = positions[:, None] / base ** (torch.arange(half) / half)
     cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
@@ -104,13 +104,13 @@ def rotated(heads: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
 
 
 def normed(states: Tensor, weight: Tensor) -> Tensor:
-    """States after an RMS norm."""
+    """Return states after an RMS norm."""
     return states * (states.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
 
 
 @functools.cache
 def random_eagle3(target: Any) -> str:
-    """The folder of a head with random weights for the whole vocabulary of `target`."""
+    """Write a head with random weights for the whole vocabulary of `target`; return its folder."""
     layers = list(range(target.config.num_hidden_layers))
     config = eagle3_config(target, target.config.vocab_size, layers)
     folder = tempfile.mkdtemp()
@@ -120,7 +120,7 @@ def random_eagle3(target: Any) -> str:
 
 @functools.cache
 def trained_eagle3(target: Any, texts: tuple[tuple[int, ...], ...]) -> str:
-    """The folder of a head that predicts most tokens of these texts."""
+    """Train a head that predicts most tokens of these texts; return its folder."""
     kept = sorted({token for text in texts for token in text})
     layers = list(range(target.config.num_hidden_layers))
     config = eagle3_config(target, len(kept), layers)

@@ -1,4 +1,4 @@
-"""Small token stores and what a slow, plain search finds in their documents."""
+"""Small datastores, and a slow reference search in their documents."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline.datastore import Snapshot
 Documents = list[list[int]]
 
 
-def some_documents(
+def random_documents(
     count: int = 40, vocab_size: int = 6, longest: int = 30, seed: int = 0
 ) -> Documents:
-    """Documents of 1 to `longest` ids out of few, so that much of them occurs several times."""
+    """Return documents of 1 to `longest` ids from a small vocabulary, with many repetitions."""
     rng = random.Random(seed)
     return [
         [rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))] for _ in range(count)
@@ -24,13 +24,15 @@ def some_documents(
 
 
 def store(path: Path, documents: Documents | None = None, vocab_size: int = 6) -> Path:
-    """A store of `documents` at `path`."""
-    datastore.build(path, documents or some_documents(vocab_size=vocab_size), vocab_size, workers=1)
+    """Build a datastore of `documents` at `path`."""
+    datastore.build(
+        path, documents or random_documents(vocab_size=vocab_size), vocab_size, workers=1
+    )
     return path
 
 
 def continuations(documents: Documents, query: list[int], depth: int) -> Documents:
-    """What follows every occurrence of `query`, sorted."""
+    """Return what follows every occurrence of `query`, sorted."""
     size = len(query)
     found = [
         (d, i + size)
@@ -42,8 +44,9 @@ def continuations(documents: Documents, query: list[int], depth: int) -> Documen
 
 
 def looked_up(snapshot: Snapshot, query: list[int], depth: int) -> list[Documents]:
-    """What the store gives for every suffix of `query` that occurs, the longest first, sorted
-    like `continuations`.
+    """Return the store's continuations for each suffix of `query` that occurs, longest first.
+
+    Each list is sorted like `continuations`.
     """
     ranges = snapshot.find([query], longest=max(1, len(query)))
     answers = []
@@ -58,6 +61,6 @@ def looked_up(snapshot: Snapshot, query: list[int], depth: int) -> list[Document
 
 
 def expected(documents: Documents, query: list[int], depth: int) -> list[Documents]:
-    """What `looked_up` must give."""
+    """Return the continuations that `looked_up` must find."""
     found = [continuations(documents, query[-size:], depth) for size in range(len(query), 0, -1)]
     return [answer for answer in found if answer]

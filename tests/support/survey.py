@@ -1,4 +1,4 @@
-"""Try a decoder type of transformers: is every answer with drafts that of `generate`?"""
+"""Compare a decoder type of transformers with `generate` for every kind of draft."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ REFUSED, WRONG, NOT_BUILT = "refused", "wrong", "not built"
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """What became of a type.
+    """Result for a model type.
 
     Attributes:
-        model_type: transformers' name.
-        outcome: `TREES` or `CHAINS` if all answers were equal; `UNCACHED` if they were those of
-            decoding without a cache, and `generate` has others; `REFUSED`; `WRONG`; `NOT_BUILT`.
-        reason: why, of the last three.
+        model_type: Name in transformers.
+        outcome: `TREES` or `CHAINS` if all outputs were equal. `UNCACHED` if they equal decoding
+            without a cache, from which `generate` differs. Otherwise `REFUSED`, `WRONG` or
+            `NOT_BUILT`.
+        reason: Why the type was refused, wrong or not built.
     """
 
     model_type: str
@@ -40,7 +41,7 @@ class Surveyed:
 
 
 class RandomTrees(Drafter):
-    """Proposes random trees of tokens that the text has, or of others."""
+    """Drafter that proposes random trees, many with tokens of the text."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
@@ -64,8 +65,9 @@ class RandomTrees(Drafter):
 
 
 class HiddenAnswers(Drafter):
-    """Knows the answers, and hides them behind wrong siblings: trees are accepted on side
-    branches.
+    """Drafter that hides each correct token behind wrong siblings.
+
+    Accepted paths therefore follow side branches.
     """
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
@@ -97,10 +99,10 @@ class HiddenAnswers(Drafter):
 
 
 def build(model_type: str) -> Any:
-    """A tiny model of the type, with random weights.
+    """Build a tiny model of a type with random weights.
 
     Raises:
-        ValueError: it is not tiny.
+        ValueError: The model is too large.
     """
     torch.manual_seed(0)
     config = tiny_config(model_type)
@@ -122,7 +124,7 @@ def build(model_type: str) -> Any:
 
 
 def survey(model_type: str) -> Surveyed:
-    """Build a tiny model, and compare answers of every kind of draft with `generate`."""
+    """Build a tiny model, and compare the output for every kind of draft with `generate`."""
     try:
         model = build(model_type)
         expected = [answer(model, prompt) for prompt in PROMPTS]
@@ -152,7 +154,7 @@ def survey(model_type: str) -> Surveyed:
 
 @torch.inference_mode()
 def answer(model: Any, prompt: list[int]) -> list[int]:
-    """What `generate` answers."""
+    """Return the greedy output of `generate`."""
     ids = torch.tensor([prompt])
     out = model.generate(
         ids,
@@ -168,7 +170,7 @@ def answer(model: Any, prompt: list[int]) -> list[int]:
 @cache
 @torch.inference_mode()
 def uncached(model: Any) -> list[list[int]]:
-    """The answers of greedy decoding that computes the whole text for every token."""
+    """Return the greedy outputs of decoding that recomputes the whole text for each token."""
     answers = []
     for prompt in PROMPTS:
         text = list(prompt)

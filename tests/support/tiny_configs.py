@@ -15,7 +15,7 @@ _ALTERNATING = ["linear_attention", "full_attention"] * 2
 _FEED_FORWARD = ["dense", "sparse", "sparse", "sparse"]
 _HYBRID = ["linear_attention"] * 2 + ["hybrid", "linear_attention", "hybrid", "linear_attention"]
 
-# Values, and the names that configurations have for them.
+# Values, and the names of configuration fields that have them.
 _VALUES: tuple[tuple[Any, str], ...] = (
     (VOCAB_SIZE, "vocab_size"),
     (64, "hidden_size d_model n_embd embedding_size lru_width"),
@@ -49,7 +49,7 @@ _VALUES: tuple[tuple[Any, str], ...] = (
 )
 _FIELDS = {name: value for value, names in _VALUES for name in names.split()}
 
-# Types, and fields that have other values there. None leaves a field at its default.
+# Model types, and fields with other values there. None leaves a field at its default.
 _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "afmoe cohere2 cohere2_moe cwm dory exaone4 exaone_moe flint gemma2 gemma3_text"
@@ -255,7 +255,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-# Of vision and audio towers; the image is four patches.
+# Fields of vision and audio towers; an image has four patches.
 _TOWER = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -272,8 +272,9 @@ _TOWER = {
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
-    """Return a configuration of a type with small sizes, windows shorter than a prompt, and few
-    experts.
+    """Return a small configuration of a model type.
+
+    Windows are shorter than a prompt, and there are few experts.
     """
     kind = CONFIG_MAPPING[model_type]
     values = _values_of(kind, _FIELDS)
@@ -292,6 +293,6 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
 
 
 def _values_of(kind: type[PreTrainedConfig], fields: dict[str, Any]) -> dict[str, Any]:
-    """The values of a configuration's fields that are known."""
+    """Return the values of the fields that a configuration class has."""
     known = inspect.signature(kind.__init__).parameters
     return {name: value for name, value in fields.items() if name in known}

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind, and texts that they split within characters."""
+"""Small tokenizers of every kind, and texts whose characters they split."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ SCRIPTS = [
 ]
 
 
-class Foreign:
-    """A tokenizer of another library: it can decode, and no more.
+class ForeignTokenizer:
+    """Tokenizer of another library that can only encode and decode.
 
     Attributes:
-        decoded: how many tokens it has decoded.
+        decoded: Number of tokens decoded so far.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -71,8 +71,8 @@ class Foreign:
         return self._inner(*arguments, **options)
 
 
-class Continued:
-    """In the manner of CTRL: a token that ends in @@ is joined to the next one."""
+class CtrlTokenizer:
+    """Tokenizer like that of CTRL: a token that ends in @@ is joined to the next one."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         return " ".join(["he@@", "llo", "wor@@", "ld", "."][token] for token in token_ids).replace(
@@ -84,8 +84,9 @@ class Continued:
 
 
 def llama_tokenizer(unigram: bool = False, strip: bool = True, **options: Any) -> Any:
-    """In the manner of Llama 2: what has no token is spelled in bytes, and the decoder strips a
-    space from the start.
+    """Return a tokenizer like that of Llama 2.
+
+    Text without a token is encoded as bytes, and the decoder strips a leading space.
     """
     vocabulary = {word: token for token, word in enumerate(SPECIAL + BYTES + WORDS)}
     kept: Any = models.BPE(
@@ -112,14 +113,14 @@ def llama_tokenizer(unigram: bool = False, strip: bool = True, **options: Any) -
 
 
 def metaspace_tokenizer(**options: Any) -> Any:
-    """In the manner of T5: the decoder drops the space of the first token."""
+    """Return a tokenizer like that of T5, whose decoder drops the space of the first token."""
     backend = Tokenizer(models.Unigram([(word, -1.0) for word in SPECIAL + WORDS], unk_id=0))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return _loaded(backend, **options)
 
 
 def wordpiece_tokenizer(cleanup: bool = False, **options: Any) -> Any:
-    """In the manner of BERT: words are joined by spaces, and "##" continues one."""
+    """Return a tokenizer like that of BERT: "##" continues a word."""
     words = [*SPECIAL, *PARTS.split()]
     backend = Tokenizer(
         models.WordPiece({word: token for token, word in enumerate(words)}, unk_token="<unk>")
@@ -132,7 +133,7 @@ def wordpiece_tokenizer(cleanup: bool = False, **options: Any) -> Any:
 
 
 def spaced_tokenizer() -> Any:
-    """Words that are joined by spaces; it has no decoder."""
+    """Return a tokenizer without a decoder, whose tokens are joined by spaces."""
     backend = Tokenizer(
         models.WordLevel(
             {word: token for token, word in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"
@@ -165,20 +166,21 @@ LOCAL: dict[str, Any] = {
     "spaced": spaced_tokenizer(),
 }
 FOREIGN: dict[str, Any] = {
-    f"foreign {name}": Foreign(kept)
+    f"foreign {name}": ForeignTokenizer(kept)
     for name, kept in (LOCAL | FALLBACK).items()
     if "clean" not in name
 }
 
 
-def any_text(chance: random.Random) -> str:
-    """A text of several scripts."""
+def random_text(chance: random.Random) -> str:
+    """Return a random text in several scripts."""
     return "".join(chance.choice(chance.choice(SCRIPTS)) for _ in range(chance.randint(1, 24)))
 
 
 def whole_text(tokenizer: Any, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-    """The text of all tokens of a text that has no U+FFFD: an unfinished character at its end is
-    one, others are kept.
+    """Return the text of all tokens, with one U+FFFD for an unfinished character at the end.
+
+    The text itself must contain no U+FFFD.
     """
     text: str = (
         tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens) if token_ids else ""

@@ -1,4 +1,4 @@
-"""Log waits for a simulated device, and copies to and from it, with the lines that cause them."""
+"""Log waits for a simulated device and copies to and from it, with the responsible lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOT = str(Path(paceline.__file__).parent) + "/"
 
 
 class Caller(NamedTuple):
-    """The innermost line of paceline that an event comes from."""
+    """The innermost line of paceline that caused an event."""
 
     file: str
     function: str
@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
     Attributes:
         what: What happened.
-        caller: Who caused it.
+        caller: Line that caused it.
         waits: Whether the host waits for the device.
         up: Bytes copied to the device; None = no copy to it.
         down: Bytes copied from the device; None = no copy from it.
@@ -46,13 +46,13 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class Traffic:
-    """Events in the order in which they happened.
+    """Log of events in the order in which they happened.
 
     Attributes:
-        events: The events since they were taken.
+        events: Events since the last call of `take`.
         waits: Number of waits so far.
-        is_forbidden: Whether a wait or a copy raises, as in the capture of a graph.
-        helpers: Files whose callers are logged in their place.
+        is_forbidden: Whether a wait or a copy raises, as during graph capture.
+        helpers: Files for which the log names the caller instead.
     """
 
     events: list[Event] = field(default_factory=list)

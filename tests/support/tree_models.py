@@ -65,7 +65,7 @@ def deepseek(**changes: Any) -> dict[str, Any]:
 
 
 def gemma4(unified: bool = False, **changes: Any) -> dict[str, Any]:
-    """Gemma 4: layers with full attention have heads of another size."""
+    """Return a Gemma 4 configuration; full attention layers have heads of another size."""
     own = (
         {} if unified else {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
     )
@@ -84,8 +84,8 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 HEADS = {"head_dim": 16}
 REACH = {"sliding_window": 8, "num_hidden_layers": 4}
 
-# name -> (model type, configuration). Windows and chunks are shorter than the prompts, so that they
-# matter.
+# Name -> (model type, configuration). Windows and chunks are shorter than prompts, so that they
+# take effect.
 TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", llama()),
     "mistral": ("mistral", llama(sliding_window=8)),
@@ -174,8 +174,7 @@ TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_unified": ("gemma4_unified_text", gemma4(unified=True)),
 }
 
-# Positions follow the cache slot (ALiBi, or no position ids), so a chain is the only tree that can
-# be verified.
+# Positions follow the cache slot (ALiBi, or no position ids), so only chains can be verified.
 CHAINS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_alibi": (
         "falcon",

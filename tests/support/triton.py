@@ -1,4 +1,4 @@
-"""Support for tests of the Triton kernel: a mended interpreter and keys that no query may read."""
+"""Patch Triton's interpreter, and make keys that no query may read."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 
-def mend_interpreter(monkeypatch: pytest.MonkeyPatch, in_order: bool = True) -> None:
-    """Have Triton's interpreter run with numpy 2.4 and multiply bfloat16.
+def patch_interpreter(monkeypatch: pytest.MonkeyPatch, in_order: bool = True) -> None:
+    """Make Triton's interpreter run with numpy 2.4 and multiply bfloat16.
 
-    numpy 2.4 makes no integer of an array of one number. The interpreter keeps bfloat16 as uint16,
-    and multiplies these integers.
+    numpy 2.4 does not convert arrays of one number to integers. The interpreter stores bfloat16 as
+    uint16, and would multiply these integers.
 
     Args:
-        monkeypatch: pytest's.
-        in_order: Whether each number's products are summed one after the other. False leaves them
-            to a BLAS, which treats the first six rows, the next six and the last four of sixteen
-            in different ways.
+        monkeypatch: The pytest fixture.
+        in_order: Whether the products of each number are summed in order. False leaves the sums to
+            a BLAS, which treats the first six rows of sixteen, the next six and the last four
+            differently.
     """
     from triton.runtime import interpreter
 
@@ -47,17 +47,18 @@ def _product_in_order(a: Any, b: Any) -> Any:
 
 
 def _float32(numbers: Any) -> Any:
-    """Return float16, float32, or bfloat16 kept as uint16, in float32."""
+    """Return numbers as float32; uint16 holds bfloat16."""
     if numbers.dtype == np.uint16:
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(np.float32)
 
 
-def infinite_elsewhere(states: Any, row: int, places: list[int]) -> Any:
-    """A copy of keys or values [rows, heads, places, dim] with infinities in all places of a row
-    but the named ones.
+def infinite_elsewhere(states: Any, row: int, slots: list[int]) -> Any:
+    """Return a copy of keys or values [rows, heads, slots, dim] with infinities in a row.
+
+    The slots in `slots` keep their values.
     """
     changed = states.clone()
-    others = np.setdiff1d(np.arange(states.shape[2]), places)
+    others = np.setdiff1d(np.arange(states.shape[2]), slots)
     changed[row, :, others] = float("inf")
     return changed

@@ -1,5 +1,6 @@
-"""A real vLLM engine in a process of its own: offline, or behind its HTTP server; on a tiny
-model with random weights.
+"""Real vLLM engine in a separate process, offline or as an HTTP server.
+
+The model is tiny and has random weights.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tests.support.shared import reference
 
 ROOT = Path(__file__).parents[2]
 VOCAB, CONTEXT, EOS = 512, 256, 2
-_SECONDS = 600.0  # until a server answers: it imports for long where the machine is busy
-_BLOCK_BYTES = 32 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, head size, float32
+_SECONDS = 600.0  # a server on a busy machine takes long to start
+_BLOCK_BYTES = 32 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, dim, float32
 
 HOOK = {
     "method": "custom_class",
@@ -34,7 +35,7 @@ HOOK = {
 
 
 def environment(ranks: int = 1) -> dict[str, str]:
-    """What vLLM needs on this machine; offline, one thread for each rank."""
+    """Return the environment of vLLM on this machine: offline, one thread per rank."""
     cores = sorted(os.sched_getaffinity(0))
     ours = {
         "HF_HUB_OFFLINE": "1",
@@ -50,9 +51,7 @@ def environment(ranks: int = 1) -> dict[str, str]:
 
 
 def save_tiny(folder: Path) -> Path:
-    """A Llama whose greedy answers come to repeat themselves, and a tokenizer of words w3, w4,
-    ...
-    """
+    """Save a Llama whose greedy outputs become repetitive, with a tokenizer of words w3, w4, ..."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -86,7 +85,7 @@ def save_tiny(folder: Path) -> Path:
     return folder
 
 
-def some_prompts(count: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
+def random_prompts(count: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
     rng = random.Random(seed)
     return [
         [rng.randrange(3, VOCAB) for _ in range(rng.randrange(5, longest))] for _ in range(count)
@@ -94,7 +93,7 @@ def some_prompts(count: int, longest: int = 90, seed: int = 1) -> list[list[int]
 
 
 def greedy(model: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
-    """What transformers says."""
+    """Return the greedy outputs of transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -103,7 +102,7 @@ def greedy(model: Path, prompts: Sequence[list[int]], count: int) -> list[list[i
 
 
 def blocks(count: int) -> int:
-    """Bytes of so many blocks of the tiny model's cache, 32 tokens each."""
+    """Return the bytes of `count` cache blocks of the tiny model, 32 tokens each."""
     return count * _BLOCK_BYTES
 
 
@@ -132,7 +131,7 @@ def offline(
     paceline: Any = None,
     **engine: Any,
 ) -> tuple[list[list[int]], dict[str, float]]:
-    """The answers of an engine, and its figures."""
+    """Return the outputs and the metrics of an engine."""
     options = {
         "model": str(model),
         "dtype": "float32",
@@ -165,7 +164,7 @@ def offline(
 def served(
     model: Path, log: Path, spec: Any = None, paceline: Any = None, *options: str, **variables: str
 ) -> Iterator[str]:
-    """A server; where it is. Its log goes to a file."""
+    """Run a server within the context; yield its URL. Its log is written to a file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

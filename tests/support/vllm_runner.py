@@ -1,5 +1,6 @@
-"""vLLM's model runner as its drafter sees it, without vLLM: rows that move, wait, are computed
-in chunks, and say what is due.
+"""Simulate vLLM's model runner as a drafter sees it, without vLLM.
+
+Rows move, wait, and are computed in chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def vllm_config(
     vocab: int = 256,
     **rank: int,
 ) -> Any:
-    """As much of a `VllmConfig` as is read."""
+    """Return a stub `VllmConfig` with the fields that the drafter reads."""
     return SimpleNamespace(
         additional_config=None if paceline is None else {"paceline": paceline},
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
@@ -43,13 +44,14 @@ def vllm_config(
 
 @dataclass
 class Job:
-    """A request: its prompt, what it is going to say, how much of it was said, what is drafted,
-    and prompt tokens to compute.
+    """A request with its scripted output.
+
+    `generated` counts the output tokens so far, and `to_compute` the prompt tokens not computed.
     """
 
     prompt: list[int]
     answer: list[int]
-    said: int = 0
+    generated: int = 0
     draft: list[int] = field(default_factory=list)
     to_compute: int = 0
     steps: int = 0
@@ -58,31 +60,31 @@ class Job:
 
     @property
     def text(self) -> list[int]:
-        return [*self.prompt, *self.answer[: self.said]]
+        return [*self.prompt, *self.answer[: self.generated]]
 
     @property
     def done(self) -> bool:
-        return self.said >= len(self.answer)
+        return self.generated >= len(self.answer)
 
-    def say(self) -> list[int]:
-        """One step: the part of the draft that is right, and one token more."""
-        rest = self.answer[self.said :]
+    def sample(self) -> list[int]:
+        """Run one step: return the correct part of the draft and one more token."""
+        rest = self.answer[self.generated :]
         most = min(len(self.draft), len(rest))
-        right = next((place for place in range(most) if self.draft[place] != rest[place]), most)
+        right = next((at for at in range(most) if self.draft[at] != rest[at]), most)
         new = rest[: right + 1]
         self.steps += 1
         self.drafted += len(self.draft)
         self.accepted += min(right, len(new) - 1)
-        self.said += len(new)
+        self.generated += len(new)
         self.draft = []
         return new
 
 
 class Runner:
-    """Steps a batch with a drafter.
+    """Runs the steps of a batch with a drafter.
 
     Args:
-        chunk: prompt tokens computed in a step; 0 = all at once.
+        chunk: Prompt tokens computed in a step; 0 = all at once.
     """
 
     def __init__(self, proposer: Any, rows: int = 8, context: int = 256, chunk: int = 0) -> None:
@@ -97,13 +99,14 @@ class Runner:
         return [job for job in self.rows if job is not None]
 
     def put(self, job: Job) -> None:
-        """Into the first free row; its text is to be computed."""
+        """Add a request in the first free row; its text is computed again."""
         job.to_compute, job.draft = len(job.text), []
         self.rows[self.rows.index(None)] = job
 
     def take(self, row: int) -> Job:
-        """Out of the batch: it was put back to wait, was aborted, or has finished. The last row
-        moves to its place.
+        """Remove a request that is preempted, aborted or finished.
+
+        The last row moves to its index.
         """
         job, last = self.rows[row], len(self.batch) - 1
         assert job is not None
@@ -113,17 +116,19 @@ class Runner:
     def swap(self, one: int, other: int) -> None:
         self.rows[one], self.rows[other] = self.rows[other], self.rows[one]
 
-    def step(self, told: bool = True) -> None:
-        """One forward; those that have said everything leave afterwards. told: whether the
-        drafter is asked.
+    def step(self, drafts: bool = True) -> None:
+        """Run one forward pass, then remove finished requests.
+
+        Args:
+            drafts: Whether the drafter is called.
         """
         sampled: list[list[int]] = []
         for row, job in enumerate(self.batch):
             job.to_compute = max(0, job.to_compute - (self.chunk or job.to_compute))
-            sampled.append([] if job.to_compute else job.say())
+            sampled.append([] if job.to_compute else job.sample())
             text = job.text
             self.token_ids[row, : len(text)], self.sizes[row] = text, len(text)
-        if told:
+        if drafts:
             self.drafts = self.proposer.propose(
                 sampled, self.sizes, self.token_ids, slot_mappings=None
             )
@@ -134,7 +139,7 @@ class Runner:
                 self.take(row)
 
     def run(self, jobs: Sequence[Job], most: int = 100_000) -> None:
-        """Until all of them are done."""
+        """Run steps until all requests are done."""
         waiting = [*jobs]
         for _ in range(most):
             while waiting and None in self.rows:

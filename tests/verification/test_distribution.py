@@ -32,9 +32,9 @@ from paceline.drafters import available
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
-from tests.support.shared import fits, has_draft, with_head, with_store, without_budget
+from tests.support.shared import has_draft, is_fair_sample, with_head, with_store, without_budget
 from tests.support.state_heads import random_eagle3
-from tests.support.stores import some_documents
+from tests.support.stores import random_documents
 
 PROMPT = [1, 3, 4, 3, 5, 3]
 EOS = 2
@@ -127,7 +127,7 @@ def answers(
 ) -> list[list[int]]:
     """What is emitted under the seeds below `count`, so many at a time."""
     draft = make("six_words_draft") if isinstance(drafter, str) and has_draft(drafter) else None
-    documents = tuple(map(tuple, some_documents(vocab_size=6)))
+    documents = tuple(map(tuple, random_documents(vocab_size=6)))
     if isinstance(drafter, str) and drafter.startswith("state_head"):
         drafter = f"{drafter}:head={random_eagle3(make('six_words'))}"
     chosen = (
@@ -180,7 +180,7 @@ def plain() -> list[list[int]]:
 
 
 def test_joint_law_of_three_tokens_without_drafts(plain: list[list[int]]) -> None:
-    assert fits(beginnings(plain), law(TRUNCATED))
+    assert is_fair_sample(beginnings(plain), law(TRUNCATED))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_joint_law_of_three_tokens(spec: str, plain: list[list[int]]) -> None:
     is plain decoding's own.
     """
     if draws(spec):
-        assert fits(sample(spec, TRUNCATED), law(TRUNCATED))
+        assert is_fair_sample(sample(spec, TRUNCATED), law(TRUNCATED))
     else:
         few = SAMPLES // 8
         assert (
@@ -208,7 +208,7 @@ def test_joint_law_of_three_tokens(spec: str, plain: list[list[int]]) -> None:
     ],
 )
 def test_joint_law_without_truncation(spec: str) -> None:
-    assert fits(sample(spec, PLAIN), law(PLAIN))
+    assert is_fair_sample(sample(spec, PLAIN), law(PLAIN))
 
 
 def drafter_state() -> CachedLM:
@@ -255,12 +255,12 @@ class PassingOffGuesses(DraftModel):
 @pytest.mark.parametrize("broken", [Misreporting, Undrawing])
 def test_broken_drafters_are_noticed(broken: type[DraftModel]) -> None:
     drafter = broken(DraftModelOptions(max_draft_tokens=3), drafter_state())
-    assert not fits(sample(drafter, PLAIN, ENOUGH), law(PLAIN))
+    assert not is_fair_sample(sample(drafter, PLAIN, ENOUGH), law(PLAIN))
 
 
 def test_draws_shown_as_guesses_are_harmless() -> None:
     """Following the sample asks nothing of where a guess came from."""
-    assert fits(
+    assert is_fair_sample(
         sample(PassingOffGuesses(DraftModelOptions(max_draft_tokens=3), drafter_state()), PLAIN),
         law(PLAIN),
     )
@@ -269,4 +269,4 @@ def test_draws_shown_as_guesses_are_harmless() -> None:
 def test_a_wrong_temperature_is_noticed() -> None:
     """The power of the comparison itself: a temperature of 1.2 instead of 1."""
     warmer = dataclasses.replace(PLAIN, temperature=1.2)
-    assert not fits(sample("none", warmer, ENOUGH), law(PLAIN))
+    assert not is_fair_sample(sample("none", warmer, ENOUGH), law(PLAIN))

@@ -20,7 +20,7 @@ from tests.support.enumeration import (
     LENGTH,
     PLAIN,
     VOCAB,
-    Growing,
+    GrowingTree,
     Oracle,
     Walk,
     complete,
@@ -35,7 +35,7 @@ from tests.support.enumeration import (
 
 
 def chain(oracle: Oracle) -> DraftTree:
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     node = -1
     for _ in range(2):
         node = tree.draw(node)
@@ -43,19 +43,19 @@ def chain(oracle: Oracle) -> DraftTree:
 
 
 def one_draw(oracle: Oracle) -> DraftTree:
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     tree.draw(-1)
     return tree.build()
 
 
 def siblings(oracle: Oracle) -> DraftTree:
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     tree.draw_two(-1)
     return tree.build()
 
 
 def siblings_twice(oracle: Oracle) -> DraftTree:
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     first, second = tree.draw_two(-1)
     tree.draw(first)
     tree.draw_two(second)
@@ -63,7 +63,7 @@ def siblings_twice(oracle: Oracle) -> DraftTree:
 
 
 def draws_then_guesses(oracle: Oracle) -> DraftTree:
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     first, _ = tree.draw_two(-1)
     for node in tree.guess(-1, 0, 2):
         tree.guess(node, 1, 3)
@@ -84,7 +84,7 @@ def draws_end(oracle: Oracle) -> DraftTree:
     """Draws go on behind the end of the sequence and beyond its limit; nothing may be emitted
     there.
     """
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     node = -1
     for _ in range(LENGTH + 1):
         node = tree.draw(node)
@@ -93,7 +93,7 @@ def draws_end(oracle: Oracle) -> DraftTree:
 
 def as_many_as_it_likes(oracle: Oracle) -> DraftTree:
     """Stops drawing after an unlikely token, but shows that token."""
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     node = tree.draw(-1)
     if draft(())[tree.tokens[node]] > Fraction(1, 4):
         tree.draw(node)
@@ -141,14 +141,14 @@ def test_the_table_is_what_it_should_be() -> None:
 
 
 def not_renormalised(oracle: Oracle) -> DraftTree:
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     tree.draw_two(-1, renormalise=False)
     return tree.build()
 
 
 def undrawn(oracle: Oracle) -> DraftTree:
     """Takes an unlikely draw back: whether it is shown depends on what it was."""
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     node = tree.draw(-1)
     return tree.build() if draft(())[tree.tokens[node]] > Fraction(1, 4) else nothing(oracle)
 
@@ -157,7 +157,7 @@ def guess_before_draw(oracle: Oracle) -> DraftTree:
     """A guess that is tried only where the draw differs depends on the draw, so it must come
     after it.
     """
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     probs = draft(())
     token = oracle.draw(probs)
     if token != 1:
@@ -168,7 +168,7 @@ def guess_before_draw(oracle: Oracle) -> DraftTree:
 
 def plain_softmax_shown_for_an_argmax(oracle: Oracle) -> DraftTree:
     """The drafter takes its arg-max and reports the softmax."""
-    tree = Growing(oracle)
+    tree = GrowingTree(oracle)
     probs = draft(())
     tree.add(int(probs.argmax()), -1, probs)
     return tree.build()

@@ -112,9 +112,9 @@ class Spy(Drafter):
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
-            said = outcome.new_token_ids
-            assert outcome.request.token_ids[-len(said) :] == said
-            assert said[: len(outcome.accepted)] == [
+            generated = outcome.new_token_ids
+            assert outcome.request.token_ids[-len(generated) :] == generated
+            assert generated[: len(outcome.accepted)] == [
                 outcome.tree.token_ids[node] for node in outcome.accepted
             ]
 
@@ -162,7 +162,7 @@ def test_every_request_is_one_and_is_seen_whole(seed: int) -> None:
         if rng.random() < 0.1 and len(runner.batch) > 2:
             waiting.insert(0, runner.take(rng.randrange(len(runner.batch))))
         runner.step()
-    assert all(job.said == len(job.answer) for job in everyone)
+    assert all(job.generated == len(job.answer) for job in everyone)
     assert sum(job.accepted for job in everyone) > 100
     assert not spy.open, "state is left"
     assert len(spy.texts) == len(everyone), "a request was split, or begun twice"
@@ -171,8 +171,8 @@ def test_every_request_is_one_and_is_seen_whole(seed: int) -> None:
         assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(texts)), (
             "a sequence changed its text"
         )
-    said = sorted(text for job in everyone for text in [[*job.prompt, *job.answer]])
-    assert said == whole
+    generated = sorted(text for job in everyone for text in [[*job.prompt, *job.answer]])
+    assert generated == whole
 
 
 def test_steps_without_a_question_near_the_end_of_the_context() -> None:
@@ -189,7 +189,7 @@ def test_steps_without_a_question_near_the_end_of_the_context() -> None:
         if not runner.batch:
             break
         close = any(len(job.text) + 1 + 8 > 64 for job in runner.batch)
-        runner.step(told=not close)
+        runner.step(drafts=not close)
     assert near.done
     assert far.done
     assert len(spy.texts) == 2, "what was missed has split a request"

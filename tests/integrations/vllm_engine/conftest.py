@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.vllm_engine import greedy, save_tiny, some_prompts
+from tests.support.vllm_engine import greedy, random_prompts, save_tiny
 
 HERE = Path(__file__).parent
 
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
     """Twenty-four, of 5 to 90 tokens."""
-    return some_prompts(24)
+    return random_prompts(24)
 
 
 @pytest.fixture(scope="session")

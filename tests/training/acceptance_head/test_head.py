@@ -33,7 +33,7 @@ from paceline.training.acceptance_head.recording import read_recording
 from paceline.training.acceptance_head.settings import TrainConfig
 from paceline.training.acceptance_head.train import split_prompts, train
 from tests.support.cli import call
-from tests.support.recordings import made_up, quick
+from tests.support.recordings import record_pair, synthetic_recording
 from tests.support.shared import Pair
 
 
@@ -41,7 +41,7 @@ from tests.support.shared import Pair
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of the embedded pair on twelve prompts."""
     folder = tmp_path_factory.mktemp("recorded")
-    quick(folder, limit=12, max_new_tokens=24, keep=0.5)
+    record_pair(folder, limit=12, max_new_tokens=24, keep=0.5)
     return folder
 
 
@@ -50,7 +50,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_trained_head_predicts_and_is_calibrated(
     pair: Pair, tmp_path: Path, depth: int, reject_weight: float
 ) -> None:
-    recording = made_up(tmp_path, pair, 60, 200)
+    recording = synthetic_recording(tmp_path, pair, 60, 200)
     head = train(
         [recording],
         TrainConfig(depth=depth, reject_weight=reject_weight, epochs=3, lr=3e-3, batch=128),
@@ -68,13 +68,13 @@ def test_a_trained_head_predicts_and_is_calibrated(
 
 
 def test_a_rate_that_trains_nothing_is_refused(pair: Pair, tmp_path: Path) -> None:
-    recording = made_up(tmp_path, pair, count=20, each=10)
+    recording = synthetic_recording(tmp_path, pair, count=20, each=10)
     with pytest.raises(ConfigError, match=r"lr: got .*not finite"):
         train([recording], TrainConfig(epochs=1, lr=1e30))
 
 
 def test_training_is_reproducible_and_the_card_says_how(pair: Pair, tmp_path: Path) -> None:
-    recording = made_up(tmp_path, pair, count=20, each=10)
+    recording = synthetic_recording(tmp_path, pair, count=20, each=10)
     config = TrainConfig(depth=2, epochs=2)
     first, second, other = (
         train([recording], config),
@@ -97,7 +97,10 @@ def test_training_is_reproducible_and_the_card_says_how(pair: Pair, tmp_path: Pa
 
 
 def test_no_prompt_is_on_two_sides(pair: Pair, tmp_path: Path) -> None:
-    first, second = made_up(tmp_path / "a", pair, 30, 5), made_up(tmp_path / "b", pair, 40, 5)
+    first, second = (
+        synthetic_recording(tmp_path / "a", pair, 30, 5),
+        synthetic_recording(tmp_path / "b", pair, 40, 5),
+    )
     head = train([first, second], TrainConfig(depth=0, epochs=1))
     assert set(first.names) < set(second.names)
     training, dev, held_out = split_prompts(sorted(second.names), TrainConfig())
@@ -113,7 +116,10 @@ def test_no_prompt_is_on_two_sides(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_training_and_judging_what_does_not_go_together(pair: Pair, tmp_path: Path) -> None:
-    recording, other = made_up(tmp_path / "a", pair, 30, 5), quick(tmp_path / "b", limit=2)
+    recording, other = (
+        synthetic_recording(tmp_path / "a", pair, 30, 5),
+        record_pair(tmp_path / "b", limit=2),
+    )
     with pytest.raises(ConfigError, match="got recordings of different draft models"):
         train([recording, other])
     with pytest.raises(ConfigError, match="got 2 prompts, which cannot be split"):
@@ -166,7 +172,7 @@ def test_the_metrics_by_hand_and_by_brute_force() -> None:
 
 def test_a_judgement_is_drawn_and_written(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    recording = made_up(tmp_path / "a", pair, 30, 5)
+    recording = synthetic_recording(tmp_path / "a", pair, 30, 5)
     judgement = evaluate(train([recording], TrainConfig(depth=0, epochs=1)), [recording])
     draw_judgement(judgement, tmp_path / "plot.png")
     write_judgement(judgement, tmp_path / "result.json")
@@ -175,7 +181,7 @@ def test_a_judgement_is_drawn_and_written(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_the_curve_is_measured_on_development_prompts(pair: Pair, tmp_path: Path) -> None:
-    recording = made_up(tmp_path, pair, 20, 20)
+    recording = synthetic_recording(tmp_path, pair, 20, 20)
     head = train([recording], TrainConfig(depth=0, epochs=2))
     with pytest.raises(ConfigError, match="no curve; expected"):
         head.threshold(1.0, 0.1)
@@ -237,7 +243,7 @@ def test_the_shipped_head_goes_with_the_embedded_draft() -> None:
 
 
 def test_the_shipped_head_predicts_on_the_embedded_prompts(tmp_path: Path) -> None:
-    recording = quick(tmp_path, limit=0, keep=0.5, max_new_tokens=48, batch=8)
+    recording = record_pair(tmp_path, limit=0, keep=0.5, max_new_tokens=48, batch=8)
     qualities = evaluate(
         AcceptanceHead.load(demo.HEAD, load_model(demo.DRAFT)), [recording]
     ).qualities

@@ -23,7 +23,7 @@ from paceline.training.acceptance_head.teacher_forcing import (
 )
 from tests.support.cli import call
 from tests.support.commands import start_command
-from tests.support.recordings import quick
+from tests.support.recordings import record_pair
 from tests.support.shared import Pair, reference
 
 
@@ -136,13 +136,13 @@ def test_the_drafted_tokens_follow_the_drafts_distribution(pair: Pair) -> None:
 
 
 def test_the_mixture_keeps_that_share_and_one_prompt_has_one_name(tmp_path: Path) -> None:
-    recording = quick(tmp_path / "half", keep=0.5, mixtures=4)
-    complete = quick(tmp_path / "none", keep=0.0)
+    recording = record_pair(tmp_path / "half", keep=0.5, mixtures=4)
+    complete = record_pair(tmp_path / "none", keep=0.0)
     assert len(recording) == pytest.approx(2 * len(complete), rel=0.2)
     assert recording.names == complete.names == [prompt_name(ids) for ids in recording.prompt_ids]
     assert recording.hidden.dtype == torch.bfloat16
     assert set(recording.labels.tolist()) <= {0.0, 1.0}
-    sampled = quick(tmp_path / "sampled", temperature=1.0, keep=0.0)
+    sampled = record_pair(tmp_path / "sampled", temperature=1.0, keep=0.0)
     assert bool(((sampled.labels > 0) & (sampled.labels < 1)).any())
 
 
@@ -152,7 +152,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
     complete = tmp_path / "whole"
-    quick(complete, limit=10, temperature=0.7, seed=4)
+    record_pair(complete, limit=10, temperature=0.7, seed=4)
     killed = tmp_path / "killed"
     words = ["paceline", "head", "record", "--out", str(killed), "--limit", "10", "-n", "12",
              "--batch", "2", "-t", "0.7", "--seed", "4", "--dtype", "float32"]  # fmt: skip
@@ -180,29 +180,29 @@ def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
     if not (killed / "shard-00004.safetensors").exists():
         with pytest.raises(ConfigError, match="of its 5 shards; expected all"):
             read_recording(killed)
-    quick(killed, limit=10, temperature=0.7, seed=4)
+    record_pair(killed, limit=10, temperature=0.7, seed=4)
     assert contents(killed) == contents(complete)
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
-    quick(tmp_path / "one", limit=2)
+    record_pair(tmp_path / "one", limit=2)
     with pytest.raises(
         ConfigError, match=r"temperature: got 0\.5; expected 0\.0, as at the start of the run"
     ):
-        quick(tmp_path / "one", limit=2, temperature=0.5)
+        record_pair(tmp_path / "one", limit=2, temperature=0.5)
     with pytest.raises(
         ConfigError, match=r"(prompts|batches): got .*; expected .*, as at the start of the run"
     ):
-        quick(tmp_path / "one", limit=4)
+        record_pair(tmp_path / "one", limit=4)
     (tmp_path / "one" / "record.json").unlink()
     with pytest.raises(ConfigError, match=r"got shards but no record\.json"):
-        quick(tmp_path / "one", limit=2)
+        record_pair(tmp_path / "one", limit=2)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_recording(tmp_path / "two")
 
 
 def test_a_damaged_recording_names_the_file(tmp_path: Path) -> None:
-    quick(tmp_path, limit=4)
+    record_pair(tmp_path, limit=4)
     shard = tmp_path / "shard-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-5])
     with pytest.raises(
@@ -210,7 +210,7 @@ def test_a_damaged_recording_names_the_file(tmp_path: Path) -> None:
     ):
         read_recording(tmp_path)
     shard.unlink()
-    assert len(quick(tmp_path, limit=4)) > 0
+    assert len(record_pair(tmp_path, limit=4)) > 0
     (tmp_path / "record.json").write_text("{}")
     with pytest.raises(ConfigError, match="Record again"):
         read_recording(tmp_path)
@@ -233,13 +233,13 @@ def test_recordings_that_cannot_be_made(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ConfigError, CapacityError), match=message):
-        quick(tmp_path / "out", **options)
+        record_pair(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
 def test_every_and_skip_every_share_the_prompts_out(tmp_path: Path) -> None:
-    every = quick(tmp_path / "every", limit=0, every=4, max_new_tokens=2)
-    rest = quick(tmp_path / "rest", limit=0, skip_every=4, max_new_tokens=2)
+    every = record_pair(tmp_path / "every", limit=0, every=4, max_new_tokens=2)
+    rest = record_pair(tmp_path / "rest", limit=0, skip_every=4, max_new_tokens=2)
     count = len(demo.PROMPTS.read_text().splitlines())
     assert len(every.names) + len(rest.names) == count
     assert not set(every.names) & set(rest.names)
@@ -276,7 +276,7 @@ def demo_context() -> int:
 
 
 def test_the_shards_hold_no_more_than_tensors(tmp_path: Path) -> None:
-    quick(tmp_path)
+    record_pair(tmp_path)
     assert set(load_file(tmp_path / "shard-00000.safetensors")) == {
         "hidden",
         "log_probs",

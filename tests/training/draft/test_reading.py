@@ -41,7 +41,7 @@ from paceline.training.draft.start import load_start, shaped_as_start
 from paceline.training.draft.train import DraftTrainer
 from paceline.training.target_states import read_states
 from paceline.training.text_chunks import TextChunk
-from tests.support.models import redrawn
+from tests.support.models import with_new_weights
 from tests.support.shared import COUNT, Pair, reference
 
 CONFIG = DraftTraining(
@@ -248,7 +248,7 @@ def test_without_states_a_draft_returns_other_logits(pair: Pair, folder: Path) -
 
 def test_another_target_is_refused(pair: Pair, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"reads the hidden states of .*expected that target"):
-        LLM(redrawn(pair.target), "draft_model", folder)
+        LLM(with_new_weights(pair.target), "draft_model", folder)
 
 
 def test_a_draft_serves_copies_of_its_target(pair: Pair, folder: Path) -> None:

@@ -22,7 +22,7 @@ from paceline.training.draft_head.settings import DraftHeadTraining
 from paceline.training.draft_head.train import DraftHeadReport, DraftHeadTrainer
 from paceline.training.text_chunks import TextChunk
 from tests.support.cli import call
-from tests.support.models import make, redrawn
+from tests.support.models import make, with_new_weights
 from tests.support.shared import COUNT, Pair
 
 SETTINGS = DraftHeadTraining(neurons=32, kept=64, epochs=3, batch=32, lr=3e-3)
@@ -156,7 +156,7 @@ def test_damage_is_noticed(damage: str, file: Path) -> None:
 
 def test_it_belongs_to_one_model(pair: Pair, file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its embedding is too different"):
-        find_draft_head(CachedLM(redrawn(pair.target)), file)
+        find_draft_head(CachedLM(with_new_weights(pair.target)), file)
     with pytest.raises(ConfigError, match="cannot be read"):
         LLM(pair.target, f"auto:draft_head={tmp_path / 'none'}")
 
