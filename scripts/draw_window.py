@@ -10,7 +10,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from paceline.core.tree import DraftTree, TreeBuilder, node_depths
+from paceline.core.tree import DraftTree, node_depths
+from paceline.core.tree_builder import TreeBuilder
 from paceline.drafters.lookahead.window import LookaheadWindow
 
 WIDTH, NGRAM, GUESSES = 5, 4, 2

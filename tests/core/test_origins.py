@@ -17,7 +17,8 @@ from paceline.core.drafter import Outcome, TopTokens
 from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.tree import EMPTY_TREE, TreeBuilder
+from paceline.core.tree import EMPTY_TREE
+from paceline.core.tree_builder import TreeBuilder
 from paceline.drafters import create
 from paceline.drafters.shared.array_trees import ArrayTrees
 from paceline.drafters.shared.draft_sources import DRAFT_HEAD, DRAFT_MODEL, RETRIEVAL

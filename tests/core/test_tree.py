@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import DraftTree
-from paceline.core.tree import EMPTY_TREE, TreeBuilder, node_depths, tree_shape
+from paceline.core.tree import EMPTY_TREE, node_depths, tree_shape
+from paceline.core.tree_builder import TreeBuilder
 
 
 @st.composite

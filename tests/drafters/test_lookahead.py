@@ -13,7 +13,8 @@ import pytest
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
 from paceline.core.request import Request
-from paceline.core.tree import TreeBuilder, node_depths, tree_shape
+from paceline.core.tree import node_depths, tree_shape
+from paceline.core.tree_builder import TreeBuilder
 from paceline.drafters import create
 from paceline.drafters.lookahead.drafter import WINDOW_LEFT_OUT, Lookahead
 from paceline.drafters.lookahead.window import LookaheadWindow

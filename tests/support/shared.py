@@ -19,7 +19,7 @@ import torch
 from paceline import LLM, Drafter, DraftTree, Outcome, ScriptedDrafter, datastore
 from paceline.core.delegating_drafter import DelegatingDrafter
 from paceline.core.request import Request
-from paceline.core.tree import TreeBuilder
+from paceline.core.tree_builder import TreeBuilder
 from paceline.drafters import REGISTRY, available, contract, entry
 from paceline.drafters.contract_settings import BUDGETS
 from paceline.drafters.specdec_pp.card import INPUTS, new_card

@@ -30,7 +30,8 @@ from dataclasses import dataclass, field
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.origin import Origin
 from paceline.core.request import Request
-from paceline.core.tree import EMPTY_TREE, DraftTree, TreeBuilder
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.tree_builder import TreeBuilder
 from paceline.drafters.lookahead.options import LookaheadOptions
 from paceline.drafters.lookahead.settings import EXTENDED_GUESSES
 from paceline.drafters.lookahead.window import LookaheadWindow

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from paceline.core.origin import Origin
-from paceline.core.tree import EMPTY_TREE, DraftTree, TreeBuilder
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.tree_builder import TreeBuilder
 from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, PhraseAcceptance
 from paceline.drafters.shared.ngram_pool import Ngram
 from paceline.drafters.shared.trees import likeliest_first
