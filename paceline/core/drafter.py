@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TopTokens:
     """The target's k most likely tokens after the root and every node in a tree.
 
@@ -56,7 +56,7 @@ class TopTokens:
         return TopTokens(self.token_ids[:, :count], self.probs[:, :count])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """Result of verifying one draft tree.
 

@@ -47,7 +47,7 @@ class TopLogits(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeLogits:
     """The logits for several requests, without padding.
 

@@ -11,17 +11,14 @@ drafter:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.core.tree import DraftTree, IntArray
+from paceline.core.flat_trees import FlatTrees, Floats
+from paceline.core.tree import IntArray
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 from paceline.util.compiled import compiled, kernel
-
-Floats = NDArray[np.float64]
 
 
 class AcceptanceCalibration(NamedTuple):
@@ -44,23 +41,6 @@ class AcceptanceCalibration(NamedTuple):
     memory: float
 
 
-class FlatTrees(NamedTuple):
-    """A step's draft trees, concatenated.
-
-    Attributes:
-        parents: Parent of each node within its tree, [nodes]; -1 is the root.
-        token_ids: Token ids, [nodes].
-        confidence: The drafter's estimate of the probability that the node is accepted, given that
-            its parent is, [nodes].
-        starts: Index of each tree's first node, followed by the total number of nodes, [1 + trees].
-    """
-
-    parents: IntArray
-    token_ids: IntArray
-    confidence: Floats
-    starts: IntArray
-
-
 def new_calibration(settings: DraftBudgetSettings = DEFAULTS) -> AcceptanceCalibration:
     """Return an empty calibration."""
     num_buckets = len(settings.bucket_edges) + 1
@@ -72,31 +52,6 @@ def new_calibration(settings: DraftBudgetSettings = DEFAULTS) -> AcceptanceCalib
         hits,
         float(settings.prior_trials),
         float(settings.calibration_memory),
-    )
-
-
-def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> FlatTrees:
-    """Convert trees into the arrays used by the calibration.
-
-    Args:
-        trees: Draft trees.
-        unknown: Confidence assigned to nodes in trees without confidences; None if all trees have
-            confidences.
-    """
-    parents: list[int] = []
-    token_ids: list[int] = []
-    confidence: list[float] = []
-    starts = [0]
-    for tree in trees:
-        parents += tree.parents
-        token_ids += tree.token_ids
-        confidence += tree.confidence or ([] if unknown is None else [unknown] * len(tree))
-        starts.append(len(parents))
-    return FlatTrees(
-        np.array(parents, dtype=np.int64),
-        np.array(token_ids, dtype=np.int64),
-        np.array(confidence, dtype=np.float64),
-        np.array(starts, dtype=np.int64),
     )
 
 

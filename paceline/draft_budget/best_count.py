@@ -9,18 +9,50 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.core.flat_trees import Floats
 from paceline.core.tree import IntArray
-from paceline.draft_budget.acceptance_calibration import Floats
+from paceline.util.compiled import compiled
 
 
-def best_count(tokens: Floats, seconds: Floats) -> int:
+def best_count(gains: Floats, seconds: Floats, min_count: int = 0) -> int:
     """Return the number of nodes that yields the most tokens per second.
 
     Args:
-        tokens: Expected number of tokens from a step with 0, 1, 2, ... nodes.
+        gains: Expected number of tokens from a step without nodes, then the gain of each node.
         seconds: Duration of a step with 0, 1, 2, ... nodes.
+        min_count: Smallest number to consider; default 0.
     """
-    return int((tokens / seconds).argmax())
+    if len(gains) != len(seconds):
+        raise ValueError(f"got {len(gains) - 1} nodes and {len(seconds) - 1} durations")
+    return int(_best_count(gains, seconds, min_count))
+
+
+@compiled
+def _best_count(gains: Floats, seconds: Floats, min_count: int) -> int:
+    best, best_rate, tokens = min_count, -np.inf, 0.0
+    for count in range(len(gains)):
+        tokens += gains[count]
+        rate = tokens / seconds[count]
+        if count >= min_count and rate > best_rate:
+            best, best_rate = count, rate
+    return best
+
+
+@compiled
+def step_seconds(by_curve: Floats, plain_s: float, factor: float, margin: float) -> Floats:
+    """Return the duration of a step with 0, 1, ... units.
+
+    Args:
+        by_curve: Duration of the step with 0, 1, ... units by the cost curve, in seconds.
+        plain_s: Duration of a plain decoding step, in seconds.
+        factor: Correction factor for steps with drafts (`CostCorrection.factor`).
+        margin: Factor by which drafts must exceed their cost (`DraftBudgetSettings.gain_margin`).
+    """
+    result = np.empty(len(by_curve))
+    for units in range(len(by_curve)):
+        seconds = plain_s + min(1.0, factor) * (by_curve[units] - by_curve[0])
+        result[units] = seconds * (margin * max(1.0, factor)) if units else seconds
+    return result
 
 
 def tree_of_nodes(starts: IntArray) -> IntArray:

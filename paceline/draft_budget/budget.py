@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paceline.core.drafter import Outcome
-from paceline.draft_budget.acceptance_calibration import Floats
+from paceline.core.flat_trees import Floats
+from paceline.draft_budget.best_count import step_seconds
 from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.draft_budget.cost_correction import CostCorrection
 from paceline.draft_budget.cost_curve import CostCurve
@@ -130,10 +131,8 @@ class DraftBudget:
         # with a plain decoding step. Plain steps may take longer than on the curve, because each
         # request reads a different text. In that case, drafts add relatively little time, but still
         # some.
-        seconds = self._seconds(num_requests, 1, 0)[0] + min(1.0, correction.factor) * (
-            by_curve - by_curve[0]
-        )
-        seconds[1:] *= self._settings.gain_margin * max(1.0, correction.factor)
+        plain_s = float(self._seconds(num_requests, 1, 0)[0])
+        seconds = step_seconds(by_curve, plain_s, correction.factor, self._settings.gain_margin)
         num_units = selector.cut(seconds)
         if self.decisions.maxlen:
             self.decisions.append(decide_step(selector, cut, seconds, num_units))
@@ -142,8 +141,7 @@ class DraftBudget:
         decodes = rows == num_requests
         self._expected = (num_units > 0, float(by_curve[num_units])) if decodes else None
         if decodes:
-            plain_s = float(seconds[0]) * correction.plain
-            _charge_drafting(cut, selector, seconds / seconds[0], plain_s)
+            _charge_drafting(cut, selector, seconds, correction.plain)
         return cut
 
     def _expect(self, drafts: Sequence[Drafts], num_requests: int, rows: int) -> None:
@@ -237,7 +235,7 @@ class DraftBudget:
 
 
 def _charge_drafting(
-    cut: Sequence[BudgetedDrafts], selector: NodeSelector, costs: Floats, plain_s: float
+    cut: Sequence[BudgetedDrafts], selector: NodeSelector, seconds: Floats, correction: float
 ) -> None:
     """Add the time that draft models took to the cost of their drafts.
 
@@ -246,12 +244,12 @@ def _charge_drafting(
     Args:
         cut: Drafts of the step, after the cut.
         selector: Selector that cut the trees.
-        costs: Duration of the step with 0, 1, ... units of nodes (`node_selection`), in multiples
-            of a step without trees.
-        plain_s: Duration of a step without trees, in seconds.
+        seconds: Duration of the step with 0, 1, ... units of nodes (`node_selection`), in seconds.
+        correction: Correction factor for steps without trees (`CostCorrection.plain`).
     """
     for drafts in cut:
         model_s, state = drafts.proposed.draft_seconds, drafts.state
         if model_s and state.drafter.needs_draft_model and state.stats is not None:
-            cost = drafts.cost or float(costs[selector.units(drafts)])
-            drafts.cost = cost + model_s / plain_s
+            plain_s = float(seconds[0])
+            cost = drafts.cost or float(seconds[selector.units(drafts)]) / plain_s
+            drafts.cost = cost + model_s / (plain_s * correction)

@@ -8,9 +8,10 @@ from itertools import accumulate, chain
 import numpy as np
 
 from paceline.core.drafter import Outcome
+from paceline.core.flat_trees import FlatTrees, flatten_trees
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.draft_budget.acceptance_calibration import FlatTrees, count, flatten_trees
+from paceline.draft_budget.acceptance_calibration import count
 from paceline.draft_budget.drafts import DrafterState, Drafts
 
 
@@ -34,15 +35,11 @@ class BudgetedDrafts:
         self.proposed = proposed
         self.trees: Sequence[DraftTree] = proposed.trees
         self.cost = 0.0
-        can_be_cut = (
-            proposed.state.stats is not None
-            and any(tree.token_ids for tree in proposed.trees)
-            and all(
-                tree.probs is None and (tree.confidence is not None or not tree.token_ids)
-                for tree in proposed.trees
-            )
-        )
-        self.flat: FlatTrees | None = flatten_trees(proposed.trees) if can_be_cut else None
+        self.flat: FlatTrees | None = None
+        if proposed.state.stats is not None:
+            self.flat = proposed.flat
+            if self.flat is None and _can_be_cut(proposed.trees):
+                self.flat = flatten_trees(proposed.trees)
 
     @property
     def state(self) -> DrafterState:
@@ -59,6 +56,17 @@ class BudgetedDrafts:
     def ready(self) -> Sequence[Request]:
         """Return the requests to which the trees belong."""
         return self.proposed.ready
+
+    def cut_to(self, num_nodes: Sequence[int]) -> None:
+        """Cut the trees to their first nodes.
+
+        Args:
+            num_nodes: Maximum number of nodes of each tree.
+        """
+        self.trees = [
+            tree if len(tree.token_ids) <= count else tree.first(count)
+            for tree, count in zip(self.proposed.trees, num_nodes, strict=True)
+        ]
 
     @property
     def width(self) -> int:
@@ -87,6 +95,12 @@ class BudgetedDrafts:
             without = all_tokens - sum(map(len, emitted)) + len(outcomes)
             num_drafted = sum(bool(tree.token_ids) for tree in self.trees)
             stats.gate.note(1 + _drafted_gain(outcomes) / without, self.cost, num_drafted)
+
+
+def _can_be_cut(trees: Sequence[DraftTree]) -> bool:
+    return any(tree.token_ids for tree in trees) and all(
+        tree.probs is None and (tree.confidence is not None or not tree.token_ids) for tree in trees
+    )
 
 
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:

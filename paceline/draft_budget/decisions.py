@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.draft_budget.acceptance_calibration import Floats, path_probabilities
+from paceline.core.flat_trees import Floats
+from paceline.draft_budget.acceptance_calibration import path_probabilities
 from paceline.draft_budget.budgeted_drafts import BudgetedDrafts
 from paceline.draft_budget.node_selection import NodeSelector
 

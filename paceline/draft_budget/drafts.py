@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.drafter import Drafter
@@ -11,6 +11,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 
 if TYPE_CHECKING:
+    from paceline.core.flat_trees import FlatTrees
     from paceline.draft_budget.drafter_stats import DrafterStats
     from paceline.draft_head.guessing import DraftHead
 
@@ -48,7 +49,9 @@ class DrafterBatch:
 
     def with_head(self, draft_head: DraftHead | None, num_tokens: int) -> DrafterBatch:
         """Return the batch with a draft head that drafts `num_tokens` tokens per request."""
-        return replace(self, draft_head=draft_head, num_head_tokens=num_tokens)
+        return DrafterBatch(
+            self.drafter_state, self.requests, self.max_nodes, draft_head, num_tokens
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -60,12 +63,14 @@ class Drafts:
         ready: Requests whose newest token the step processes; the others are in prefill.
         trees: Draft tree for each ready request.
         draft_seconds: Seconds spent in the drafter's own model.
+        flat: The trees as arrays; None if they were not needed, or if the budget cannot cut them.
     """
 
     batch: DrafterBatch
     ready: Sequence[Request]
     trees: Sequence[DraftTree]
     draft_seconds: float = 0.0
+    flat: FlatTrees | None = None
 
     @property
     def state(self) -> DrafterState:

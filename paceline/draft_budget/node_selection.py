@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.core.flat_trees import FlatTrees, Floats
 from paceline.core.tree import IntArray
 from paceline.draft_budget.acceptance_calibration import (
     AcceptanceCalibration,
-    FlatTrees,
-    Floats,
     add_path_probabilities,
     path_probabilities,
 )
@@ -108,7 +107,7 @@ class PaddedSelector(NodeSelector):
             if drafts.flat is not None and drafts.state.stats is not None:
                 calibration = drafts.state.stats.acceptance_calibration
                 add_path_probabilities(calibration, drafts.flat, gains)
-        self._tokens: Floats = gains.cumsum()
+        self._gains: Floats = gains
 
     def units(self, drafts: BudgetedDrafts) -> int:
         """Return the number of nodes in the largest tree."""
@@ -121,16 +120,16 @@ class PaddedSelector(NodeSelector):
         return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
 
     def _best_units(self, seconds: Floats) -> int:
-        return best_count(self._tokens, seconds)
+        return best_count(self._gains, seconds)
 
     def cut(self, seconds: Floats) -> int:
         """Cut the trees to one number of nodes, at least that of any tree kept whole."""
-        floor = width = self.num_free_units
+        width = self.num_free_units
         if len(self._whole) < len(self._drafts):
-            width = floor + best_count(self._tokens[floor:], seconds[floor:])
+            width = best_count(self._gains, seconds, width)
         for drafts in self._drafts:
             if drafts.flat is not None:
-                drafts.trees = [tree.first(width) for tree in drafts.trees]
+                drafts.cut_to([width] * len(drafts.trees))
         return width
 
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
@@ -144,7 +143,11 @@ class RaggedSelector(NodeSelector):
         super().__init__(all_drafts)
         self._whole_units = sum(map(self.units, self._whole))
         self._num_cut_trees = 0
-        gains, keys, trees = [np.empty(0)], [np.empty(0)], [np.empty(0, dtype=np.int64)]
+        gains, keys, trees = (
+            [np.full(1, float(self._num_trees))],
+            [np.empty(0)],
+            [np.empty(0, dtype=np.int64)],
+        )
         self._first_nodes: dict[int, int] = {}  # by id of the drafts
         num_nodes = 0
         for drafts in all_drafts:
@@ -160,7 +163,7 @@ class RaggedSelector(NodeSelector):
                 num_nodes += len(bounds)
         self._order = np.argsort(-np.concatenate(keys), kind="stable")
         self._trees: IntArray = np.concatenate(trees)
-        self._tokens: Floats = np.cumsum([self._num_trees, *np.concatenate(gains)[self._order]])
+        self._gains: Floats = np.concatenate(gains)[np.append(0, 1 + self._order)]
         self.rows_per_unit, self.num_units = 1, self._whole_units + len(self._order)
 
     def units(self, drafts: BudgetedDrafts) -> int:
@@ -176,15 +179,15 @@ class RaggedSelector(NodeSelector):
         return self._whole_units + ranks[first : first + len(drafts.flat.parents)]
 
     def _best_units(self, seconds: Floats) -> int:
-        return best_count(self._tokens, seconds[: len(self._tokens)])
+        return best_count(self._gains, seconds[: len(self._gains)])
 
     def cut(self, seconds: Floats) -> int:
         """Keep the most likely nodes of the batch; they come first in every tree."""
-        count = best_count(self._tokens, seconds[self._whole_units :])
+        count = best_count(self._gains, seconds[self._whole_units :])
         lengths = iter(nodes_per_tree(self._trees, self._order[:count], self._num_cut_trees))
         for drafts in self._drafts:
             if drafts.flat is not None:
-                drafts.trees = [tree.first(next(lengths)) for tree in drafts.trees]
+                drafts.cut_to([next(lengths) for _ in drafts.trees])
         return self._whole_units + count
 
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceline.core.flat_trees import FlatTrees, Floats, flatten_trees
 from paceline.core.tree import DraftTree, IntArray
-from paceline.draft_budget.acceptance_calibration import FlatTrees, Floats, flatten_trees
 from paceline.draft_budget.best_count import best_count, nodes_per_tree, tree_of_nodes
 from paceline.draft_budget.settings import STEP_COST_DEFAULTS, StepCostSettings
 
@@ -137,6 +137,5 @@ def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[in
     """
     num_requests = len(starts) - 1
     order = np.argsort(-gains, kind="stable")
-    tokens = num_requests + np.concatenate(([0.0], np.cumsum(gains[order])))
-    chosen = order[: best_count(tokens, seconds)]
+    chosen = order[: best_count(np.concatenate(([num_requests], gains[order])), seconds)]
     return nodes_per_tree(tree_of_nodes(starts), chosen, num_requests)

@@ -63,34 +63,22 @@ def distribute_outcomes(
         top_k, head_drafts = each.top_k, repeat(None)
         if each.batch.draft_head is not None:
             head_drafts, taken = next(predicted), taken + waited / len(trees)
-        completed = [
-            _completed(outcome, top_k, logprobs[rows[outcome.request]], head_draft)
-            for outcome, head_draft in zip(own_outcomes, head_drafts, strict=False)
-        ]
-        results.append(BatchResult(each.batch, completed, taken))
+        for outcome, head_draft in zip(own_outcomes, head_drafts, strict=False):
+            _complete(outcome, top_k, logprobs[rows[outcome.request]], head_draft)
+        results.append(BatchResult(each.batch, own_outcomes, taken))
     return results
 
 
-def _completed(
+def _complete(
     outcome: Outcome,
     top_k: int,
     logprobs: list[dict[int, float]] | None,
     head_draft: DraftTree | None,
-) -> Outcome:
-    """Return an outcome, extended by the values that its drafter and request need."""
+) -> None:
+    """Add to an outcome the values that its drafter and request need."""
     top = outcome.target_top
     if top is not None and top.token_ids.shape[1] != top_k:
-        top = top.first(top_k) if top_k else None
-    elif logprobs is None and head_draft is None:
-        return outcome
-    return Outcome(
-        outcome.request,
-        outcome.tree,
-        outcome.accepted,
-        outcome.new_token_ids,
-        outcome.target_argmax,
-        top,
-        outcome.logprobs if logprobs is None else logprobs,
-        head_draft,
-        outcome.unclean,
-    )
+        outcome.target_top = top.first(top_k) if top_k else None
+    if logprobs is not None:
+        outcome.logprobs = logprobs
+    outcome.head_draft = head_draft

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import islice
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from paceline.engine.grouping import StepGroup, select_prompts
@@ -131,7 +130,7 @@ class Scheduler:
         if prompts:
             return StepGroup(select_prompts(prompts, chunk, max_rows, self._model.packs), chunk)
         self._model.slots.gather([handle.request for handle in decoding])
-        return StepGroup(sorted(decoding, key=attrgetter("request.slot")), chunk)
+        return StepGroup(sorted(decoding, key=_slot), chunk)
 
     def record_step(self, tokens: int, seconds: float) -> None:
         """Record how long the step of the most recently chosen group took.
@@ -145,3 +144,7 @@ class Scheduler:
                 self._chunking.note_prompts(tokens, seconds)
             else:
                 self._chunking.note_decode(seconds)
+
+
+def _slot(handle: RequestHandle) -> int:
+    return handle.request.slot

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import is_
 from typing import TYPE_CHECKING
 
 from paceline.core.drafter import Drafter, Outcome, check_tokens, copied_tokens
@@ -135,11 +136,12 @@ def _propose(model: Target, batch: DrafterBatch, chunk: int) -> Drafts | BatchRe
         tokens = copied_tokens(drafter, ready)
         trees = drafter.propose(ready, max_nodes)
         check_tokens(drafter, ready, tokens)
-        check_trees(drafter, ready, max_nodes, trees, model.vocab_size)
-        trees = list(map(model.limit_tree, trees, ready))
+        flat = check_trees(drafter, ready, max_nodes, trees, model.vocab_size)
+        limited = list(map(model.limit_tree, trees, ready))
+        flat = flat if all(map(is_, limited, trees)) else None
     except Exception as error:
         return BatchResult(batch, [], drafter.forward_seconds - before, error)
-    return Drafts(batch, ready, trees, drafter.forward_seconds - before)
+    return Drafts(batch, ready, limited, drafter.forward_seconds - before, flat)
 
 
 def _in_slot_order(drafts: Sequence[Drafts]) -> list[Request]:

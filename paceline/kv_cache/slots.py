@@ -127,7 +127,10 @@ class Slots:
 
     def gather(self, requests: Sequence[Request]) -> None:
         """Move the requests of one step to the first slots, with as few moves as possible."""
-        holes = iter(sorted(set(range(len(requests))) - {request.slot for request in requests}))
+        taken = {request.slot for request in requests}
+        if max(taken, default=0) < len(requests):
+            return
+        holes = iter(sorted(set(range(len(requests))) - taken))
         for request in requests:
             if request.slot >= len(requests):
                 self._move(request, next(holes))

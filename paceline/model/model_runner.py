@@ -111,7 +111,11 @@ class ModelRunner:
             self.column_picks.append(self.picks[-1])
             return self.picks[-1](output)
         mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
-        self.picks.append(lambda states: states[:, -keep:].flatten(0, 1))
+        self.picks.append(
+            (lambda states: states.flatten(0, 1))
+            if keep == columns
+            else (lambda states: states[:, -keep:].flatten(0, 1))
+        )
         self.column_picks.append(self.picks[-1])
         self._set_attention(layout, mask is not None)
         return self._call(

@@ -60,7 +60,7 @@ class PaddedBatch(NamedTuple):
         """True if no mask is needed: one token per row, after prefixes of equal length."""
         if self.token_ids.shape[1] > 1:
             return False
-        return len(self.cached) == 1 or bool((self.cached == self.cached[0]).all())
+        return len(set(self.cached.tolist())) == 1
 
     @property
     def causal(self) -> int:
@@ -70,7 +70,7 @@ class PaddedBatch(NamedTuple):
         layers have full attention.
         """
         front = self.token_ids.shape[1] - self.width
-        return front if self.in_order and not self.cached.any() else 0
+        return front if self.in_order and not any(self.cached.tolist()) else 0
 
     def visible_mask(self, positions_seen: int, reach: Reach = UNLIMITED) -> BoolArray:
         """Return the cache positions that each column sees.

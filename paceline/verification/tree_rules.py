@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
-from operator import lt
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
 from paceline.core.drafter import Drafter
-from paceline.core.origin import Origin
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import DrafterError
 
-_INTEGERS = {int}
-_ORIGINS = set(Origin) - {Origin.TARGET}
+if TYPE_CHECKING:
+    from paceline.core.flat_trees import FlatTrees
+
+    Check = Callable[[Sequence[DraftTree], Sequence[int], int], FlatTrees | None]
 
 
 def check_trees(
@@ -22,7 +23,7 @@ def check_trees(
     max_nodes: list[int],
     trees: list[DraftTree],
     vocab: int,
-) -> None:
+) -> FlatTrees | None:
     """Check proposed trees against the vocabulary and rules 1 and 2 (`core.drafter`).
 
     Args:
@@ -31,118 +32,33 @@ def check_trees(
         max_nodes: Maximum number of nodes for each request.
         trees: Proposed trees.
         vocab: Vocabulary size of the target.
+    Returns:
+        The trees as arrays; None if all are empty, or if some have no confidences, sampled nodes
+        or probes.
     Raises:
         DrafterError: A tree breaks a rule. The message names the drafter, the request and the
             rule.
     """
-    if not isinstance(trees, list | tuple) or not all(
-        isinstance(tree, DraftTree) for tree in trees
-    ):
-        raise DrafterError(
-            f"drafter {drafter.name!r} proposed {_short(trees)}; expected a list of DraftTrees,"
-            " one per request."
-        )
-    if len(trees) != len(requests):
-        raise DrafterError(
-            f"drafter {drafter.name!r} proposed {len(trees)} trees for {len(requests)} requests;"
-            " expected one per request."
-        )
-    for request, tree, limit in zip(requests, trees, max_nodes, strict=True):
-        broken = (
-            None if tree is EMPTY_TREE else _broken_type(tree) or _broken_rule(tree, limit, vocab)
-        )
-        if broken:
-            raise DrafterError(
-                f"drafter {drafter.name!r} {broken.format(request=f'request {request.id}')}"
-            )
+    if type(trees) is list and len(trees) == len(requests):
+        if all(tree is EMPTY_TREE for tree in trees):
+            return None
+        if (flat := _compiled_check()(trees, max_nodes, vocab)) is not None:
+            return flat
+    from paceline.verification.broken_trees import broken_list, broken_tree
 
-
-def _broken_type(tree: DraftTree) -> str | None:
-    for name, values in (("token_ids", tree.token_ids), ("parents", tree.parents)):
-        if not isinstance(values, list | tuple) or not _INTEGERS.issuperset(map(type, values)):
-            return (
-                f"gave {{request}} {name} {_short(values)}; expected a list of Python integers."
-                " Call tolist() on arrays."
-            )
-    for name, optional in (
-        ("probs", tree.probs),
-        ("confidence", tree.confidence),
-        ("origins", tree.origins),
-    ):
-        if optional is not None and not isinstance(optional, list | tuple):
-            return f"gave {{request}} {name} {_short(optional)}; expected a list, or None."
-    if tree.origins is not None and not all(map(_ORIGINS.__contains__, tree.origins)):
-        return (
-            f"gave {{request}} origins {_short(tree.origins)}; each is one of Origin but for"
-            " TARGET."
-        )
+    broken = broken_list(trees, len(requests))
+    for request, tree, limit in zip(requests, () if broken else trees, max_nodes, strict=False):
+        if (problem := broken_tree(tree, limit, vocab)) is not None:
+            broken = problem.format(request=f"request {request.id}")
+            break
+    if broken is not None:
+        raise DrafterError(f"drafter {drafter.name!r} {broken}")
     return None
 
 
-def _short(value: object) -> str:
-    """Return a value as short text without braces, for error messages.
+@cache
+def _compiled_check() -> Check:
+    # Imported late: numba takes long to import, and plain decoding does not need it.
+    from paceline.verification.plain_trees import check_plain_trees
 
-    Braces are removed because `str.format` would treat them as fields.
-    """
-    return f"{str(value)[:40]!r} ({type(value).__name__})".replace("{", "(").replace("}", ")")
-
-
-def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
-    tokens, parents = tree.token_ids, tree.parents
-    count = len(tokens)
-    if not count and not parents:
-        return None
-    if len(parents) != count:
-        return (
-            f"gave {{request}} {count} token_ids and {len(parents)} parents; both have one entry"
-            " per node."
-        )
-    if count > max_nodes:
-        return (
-            f"proposed {count} nodes for {{request}}; max_nodes was {max_nodes}. Propose fewer, or"
-            " reduce its options."
-        )
-    if not all(map(lt, parents, range(count))) or min(parents) < -1:
-        return f"gave {{request}} parents {parents}; each must be -1 (the root) or an earlier node."
-    low, high = min(tokens), max(tokens)
-    if low < 0 or high >= vocab:
-        return f"proposed a token outside 0..{vocab - 1} for {{request}}: {low}..{high}."
-    if not 0 <= tree.probes <= count:
-        return (
-            f"gave {{request}} {count} nodes of which {tree.probes} are probes; expected 0 to"
-            f" {count}."
-        )
-    edges = zip(parents, tokens, strict=True)
-    if len(set(islice(edges, tree.num_candidates))) != tree.num_candidates:
-        return "gave {request} two siblings with the same token; siblings must differ."
-    for name, values in (
-        ("probs", tree.probs),
-        ("confidence", tree.confidence),
-        ("origins", tree.origins),
-    ):
-        if values is not None and len(values) != count:
-            return (
-                f"gave {{request}} {len(values)} {name} for {count} nodes; one per node, or None."
-            )
-    if tree.probs is not None:
-        return _broken_draw_rule(tree, tree.probs, vocab)
-    return None
-
-
-def _broken_draw_rule(tree: DraftTree, probs: Sequence[object], vocab: int) -> str | None:
-    deterministic: set[int] = set()
-    for node, parent in enumerate(tree.parents):
-        dist = probs[node]
-        if dist is None:
-            deterministic.add(parent)
-        elif parent in deterministic:
-            return (
-                "gave {request} a sampled node after a deterministic sibling; put sampled nodes"
-                " first."
-            )
-        elif tuple(getattr(dist, "shape", ())) != (vocab,):
-            return (
-                f"gave {{request}} probs of shape {tuple(getattr(dist, 'shape', ()))},"
-                f" {_short(dist)}; each is a tensor [{vocab}]."
-            )
-    return None
+    return check_plain_trees

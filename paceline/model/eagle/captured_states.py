@@ -52,9 +52,10 @@ class CapturedStates:
             pending: Rows and columns of the pending tokens (`ModelRunner.pending`).
         """
         count = len(logits.flat)
-        rows = [_picked(head_picks, self.head)[:count]]
-        rows += [_picked(column_picks, layer)[:count] for layer in self.below]
-        states = torch.stack(rows, dim=1) if len(rows) > 1 else rows[0][:, None]
+        states = _picked(head_picks, self.head)[:count, None]
+        if self.below:
+            rows = [states[:, 0], *(_picked(column_picks, layer)[:count] for layer in self.below)]
+            states = torch.stack(rows, dim=1)
         before = [
             torch.stack([level[row, first:last] for level in levels], dim=1)
             for spans, *levels in zip(pending, self.last, *self.below, strict=bool(self.last))
