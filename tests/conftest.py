@@ -1,6 +1,4 @@
-"""Shared fixtures. Everything runs on the CPU, offline, on one thread, with a cache of the
-suite's own.
-"""
+"""Shared fixtures. Tests run on the CPU, offline, on one thread, with a separate cache."""
 
 from __future__ import annotations
 
@@ -33,12 +31,10 @@ isolate()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up the libraries, except in a process that only hands tests to others: it starts them
-    seconds sooner without.
-    """
+    """Set up the libraries, except in an xdist controller, which then starts seconds sooner."""
     if getattr(config.option, "numprocesses", None):
         return
-    gc.disable()  # until all tests are collected: imports leave hardly any garbage
+    gc.disable()  # until collection ends, since imports leave hardly any garbage
     import torch
     import transformers
     from hypothesis import settings
@@ -50,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("steady")
 
 
-# Begun first, so that no process is left alone with one of them in the end.
+# These run first, so that no process ends the session alone with a long file.
 _LONGEST = (
     "real",
     "test_lossless.py",
@@ -77,26 +73,26 @@ _LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, in their order."""
+    """Run the longest files first, in the order of `_LONGEST`."""
     items.sort(
         key=lambda item: next(
-            (place for place, name in enumerate(_LONGEST) if name in item.path.parts), len(_LONGEST)
+            (index for index, name in enumerate(_LONGEST) if name in item.path.parts), len(_LONGEST)
         )
     )
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the imported libraries from garbage collection, and start it again."""
+    """Exempt the imported libraries from garbage collection, and enable it again."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Exempt the objects that outlive a file from garbage collection.
+    """Exempt objects that outlive a test file from garbage collection.
 
-    Commands collect garbage before they time something. Each collection would visit all modules,
-    models and answers that earlier files loaded.
+    Some commands collect garbage before they measure time. Without the exemption, each collection
+    would visit all modules, models and results that earlier files loaded.
     """
     yield
     if nextitem is None or nextitem.path != item.path:
@@ -115,8 +111,9 @@ def _load(name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def pair() -> Pair:
-    """A Llama with random weights (vocabulary 256, 2 layers), and the same with noise: most of
-    its guesses are right.
+    """Return a tiny random Llama as the target and a noisy copy of it as the draft model.
+
+    The vocabulary has 256 tokens. The target accepts most tokens of the draft model.
     """
     from tests.support.shared import COUNT, Pair, reference
 
@@ -134,7 +131,7 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """For models with a vocabulary of 256: whatever they say is readable."""
+    """Return a tokenizer for a vocabulary of 256, with which any output is readable."""
     from tests.support.models import piece_tokenizer
 
     return piece_tokenizer()
@@ -142,7 +139,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def converted_smollm2(pytestconfig: pytest.Config) -> None:
-    """Store what is converted from SmolLM2's file in pytest's cache, which outlives the session."""
+    """Store the converted SmolLM2 in pytest's cache, which outlives the session."""
     from paceline.model import gguf, gguf_header
     from paceline.util import cache
 
@@ -155,7 +152,7 @@ def converted_smollm2(pytestconfig: pytest.Config) -> None:
 
 @pytest.fixture
 def measured_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Costs are measured, as for a user, and kept in a new cache; its folder."""
+    """Measure costs as for a user, in a new cache; return its folder."""
     monkeypatch.delenv("PACELINE_COST_CURVE")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -163,7 +160,7 @@ def measured_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C as in a foreground process; a shell has those in the background ignore it."""
+    """Let Ctrl-C interrupt, as in a foreground process."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

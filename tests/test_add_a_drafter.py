@@ -1,4 +1,6 @@
-"""Follow docs/development/add-a-drafter.md in an empty folder, under our lint and types."""
+"""Follow docs/development/add-a-drafter.md in an empty folder, with the project's lint and
+types.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ COMMANDS = [
 
 
 def run(words: list[str], folder: Path, *path: Path) -> str:
-    """Run a command of the page in its folder; `path` is where installed packages are."""
+    """Run a command of the page in its folder; `path` lists folders of installed packages."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])),
@@ -41,11 +43,11 @@ def run(words: list[str], folder: Path, *path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the page."""
-    place = tmp_path_factory.mktemp("bigram")
+    """Write the files of the page; return their folder."""
+    root = tmp_path_factory.mktemp("bigram")
     for name, text in FILES.items():
-        (place / name).write_text(text, encoding="utf-8")
-    return place
+        (root / name).write_text(text, encoding="utf-8")
+    return root
 
 
 def test_the_page_lists_its_files() -> None:
@@ -55,7 +57,7 @@ def test_the_page_lists_its_files() -> None:
     assert all(f"  {name} " in PAGE for name in FILES if name != "use.py")
 
 
-def test_its_files_pass_our_lint_and_types(folder: Path) -> None:
+def test_files_pass_lint_and_type_checks(folder: Path) -> None:
     config = str(ROOT / "pyproject.toml")
     sources = [str(folder / name) for name in FILES if name.endswith(".py")]
     for words in (
@@ -67,8 +69,8 @@ def test_its_files_pass_our_lint_and_types(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_commands_run(folder: Path, tmp_path: Path) -> None:
-    """In order; `pip install` goes to a folder of its own, and nothing is downloaded."""
+def test_commands_of_the_page_run(folder: Path, tmp_path: Path) -> None:
+    """Run the commands in order; `pip install` uses a temporary folder and downloads nothing."""
     for command in COMMANDS:
         words = shlex.split(command)
         if words[:2] == ["pip", "install"]:

@@ -1,6 +1,4 @@
-"""Texts of answers: of streams and completions, cut anywhere, behind a prompt, with stop
-strings, with and without drafts.
-"""
+"""Test the text of completions and streams: at every length, with prompts and stop strings."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ TOKENIZERS: dict[str, Any] = {**LOCAL, **FALLBACK}
 TEXT = "the cat sat 你好世😀\nonce more, the cat sat 你好世😀\nend"
 
 
-class Dictate:
-    """Has the model say given tokens."""
+class ForcedTokens:
+    """Logits processor that forces given tokens."""
 
     def __init__(self, ids: list[int], start: int) -> None:
         self.ids, self.start = ids, start
@@ -36,7 +34,7 @@ class Dictate:
 
 @cache
 def engine(name: str, drafter: str = "prompt_lookup") -> LLM:
-    """A model with random weights for a tokenizer."""
+    """Return an engine with random weights for a tokenizer."""
     torch.manual_seed(0)
     size = {
         "hidden_size": 32,
@@ -49,9 +47,13 @@ def engine(name: str, drafter: str = "prompt_lookup") -> LLM:
     return LLM(LlamaForCausalLM(config).eval(), drafter, tokenizer=TOKENIZERS[name])
 
 
-def dictated(prompt: list[int], ids: list[int], **options: Any) -> SamplingParams:
+def forced_params(prompt: list[int], ids: list[int], **options: Any) -> SamplingParams:
     return SamplingParams(
-        **{"max_new_tokens": len(ids), "logits_processors": [Dictate(ids, len(prompt))], **options}
+        **{
+            "max_new_tokens": len(ids),
+            "logits_processors": [ForcedTokens(ids, len(prompt))],
+            **options,
+        }
     )
 
 
@@ -61,15 +63,15 @@ def ids_of(name: str, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_every_cut(name: str) -> None:
-    """Chunks joined are the completion's text, and this is what the whole text has behind the
-    prompt's.
-    """
+def test_chunks_add_up_to_the_text_at_every_length(name: str) -> None:
+    """Check that chunks add up to the completion, which continues the text of the prompt."""
     llm, tokenizer, ids = engine(name), TOKENIZERS[name], ids_of(name, TEXT)
     prompt, answer = ids_of(name, TEXT + " ") + ids[:2], ids[2:] if "clean" not in name else ids[3:]
     accepted = 0
     for size in range(1, len(answer) + 1):
-        chunks = list(llm.stream(prompt, dictated(prompt, answer, max_new_tokens=size, logprobs=2)))
+        chunks = list(
+            llm.stream(prompt, forced_params(prompt, answer, max_new_tokens=size, logprobs=2))
+        )
         done = chunks[-1].completion
         assert done is not None
         assert "".join(chunk.text for chunk in chunks) == done.text
@@ -79,7 +81,7 @@ def test_every_cut(name: str) -> None:
         accepted += done.stats.accepted_tokens
         if size % 5 == 0:
             assert (
-                llm.generate([prompt], dictated(prompt, answer, max_new_tokens=size))[0].text
+                llm.generate([prompt], forced_params(prompt, answer, max_new_tokens=size))[0].text
                 == done.text
             )
             assert done.logprobs is not None
@@ -87,25 +89,23 @@ def test_every_cut(name: str) -> None:
                 AnswerSpelling(tokenizer, prompt), done.token_ids, done.logprobs, 2
             ).content
             assert b"".join(bytes(one.bytes) for one in chat).decode(errors="replace") == done.text
-            told = completion_logprobs(
+            listed = completion_logprobs(
                 AnswerSpelling(tokenizer, prompt), done.token_ids, done.logprobs, 0
             )
-            assert "".join(told.tokens) == done.text
-            assert told.text_offset == [len("".join(told.tokens[:place])) for place in range(size)]
+            assert "".join(listed.tokens) == done.text
+            assert listed.text_offset == [len("".join(listed.tokens[:at])) for at in range(size)]
     assert accepted > len(answer)
 
 
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup"])
 @pytest.mark.parametrize("stop", ["\n", "。", "世", "好世", "</s>", "at</s>", "t<", "over"])
 @pytest.mark.parametrize("name", ["bytes", "llama", "gemma", "unigram"])
-def test_stop_strings_end_where_those_of_transformers_do(
-    name: str, stop: str, drafter: str
-) -> None:
-    """Behind byte tokens, and where they name a special token; in accepted runs of drafts, too."""
+def test_stop_strings_stop_where_transformers_does(name: str, stop: str, drafter: str) -> None:
+    """Check stop strings after byte tokens, in special tokens and within accepted drafts."""
     text = "the cat sat 你好世界\nonce 你好。more" if stop != "</s>" else "the cat"
     ids = [*ids_of(name, text), 2, *ids_of(name, "你好 over")]
     prompt = ids_of(name, text + "x")
-    processors = LogitsProcessorList([Dictate(ids, len(prompt))])
+    processors = LogitsProcessorList([ForcedTokens(ids, len(prompt))])
     options: dict[str, Any] = {
         "do_sample": False,
         "max_new_tokens": len(ids),
@@ -123,7 +123,7 @@ def test_stop_strings_end_where_those_of_transformers_do(
         generate(llm.model.model, torch.tensor([prompt]), drafter=drafter, **options)[0].tolist()
         == expected
     )
-    chunks = list(llm.stream(prompt, dictated(prompt, ids, stop=stop, ignore_eos=True)))
+    chunks = list(llm.stream(prompt, forced_params(prompt, ids, stop=stop, ignore_eos=True)))
     done = chunks[-1].completion
     assert done is not None
     assert prompt + done.token_ids == expected
@@ -137,7 +137,7 @@ def test_stop_strings_end_where_those_of_transformers_do(
     )
 
 
-def test_answers_of_one_prompt_have_stop_strings_of_their_own() -> None:
+def test_stop_strings_apply_to_each_of_several_answers() -> None:
     llm, ids = engine("llama"), ids_of("llama", "the cat")
     params = SamplingParams(
         40, temperature=1.0, seed=3, n=4, stop=("a", "e", "<0x"), ignore_eos=True
@@ -155,8 +155,8 @@ def test_answers_of_one_prompt_have_stop_strings_of_their_own() -> None:
         assert not any(stop in answer.text for stop in params.stop)
 
 
-class Short:
-    """A tokenizer that has fewer tokens than its model, and raises at others."""
+class ShortTokenizer:
+    """Tokenizer with fewer tokens than its model; it raises for the others."""
 
     def __call__(self, text: str) -> dict[str, list[int]]:
         return {"input_ids": [ord(char) - 97 for char in text]}
@@ -167,11 +167,11 @@ class Short:
         return "".join(chr(97 + token) for token in token_ids)
 
 
-def test_an_error_of_the_tokenizer_ends_one_request() -> None:
-    llm = LLM(engine("llama").model.model, "none", tokenizer=Short())
+def test_a_tokenizer_error_ends_only_its_request() -> None:
+    llm = LLM(engine("llama").model.model, "none", tokenizer=ShortTokenizer())
     one, other = (
-        dictated([5, 6], [7, 8, 30, 9], stop="x"),
-        dictated([5, 6], [7, 8, 9, 9, 9, 9], stop="i"),
+        forced_params([5, 6], [7, 8, 30, 9], stop="x"),
+        forced_params([5, 6], [7, 8, 9, 9, 9, 9], stop="i"),
     )
     done: list[str] = []
     with ThreadPoolExecutor(1) as threads:
@@ -183,10 +183,10 @@ def test_an_error_of_the_tokenizer_ends_one_request() -> None:
 
 
 def test_a_prompt_that_ends_within_a_character() -> None:
-    """The answer that finishes the character has all of it."""
+    """Check that text which completes a character of the prompt contains the whole character."""
     for name in ("bytes", "llama"):
         ids = ids_of(name, "a😀b")
         prompt, answer = ids[:-2], ids[-2:]
-        assert engine(name).generate([prompt], dictated(prompt, answer))[0].text == "😀b"
-        (done,) = engine(name).generate([prompt[:-1]], dictated(prompt[:-1], ids[-3:-2]))
+        assert engine(name).generate([prompt], forced_params(prompt, answer))[0].text == "😀b"
+        (done,) = engine(name).generate([prompt[:-1]], forced_params(prompt[:-1], ids[-3:-2]))
         assert done.text == ""

@@ -1,6 +1,4 @@
-"""Clumsy arguments: what is meant clearly is taken, all else is refused in one sentence before
-any work.
-"""
+"""Test unusual arguments: clear ones are accepted, others are refused before any work."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ FOUR = SamplingParams(4)
 @pytest.mark.parametrize(
     "prompt", [b"abc", bytearray(b"abc"), memoryview(b"abc"), np.array([1.0, 2.0]), [np.True_]]
 )
-def test_prompts_that_are_no_ids(pair: Pair, prompt: Any) -> None:
+def test_prompts_that_are_not_token_ids_are_refused(pair: Pair, prompt: Any) -> None:
     llm = LLM(pair.target, "none")
     with pytest.raises(
         ConfigError, match=r"prompt 0: got .*; expected a text or a list of integer token ids"
@@ -41,7 +39,7 @@ def test_prompts_that_are_no_ids(pair: Pair, prompt: Any) -> None:
         llm.generate(prompt, FOUR)
 
 
-def test_arrays_are_taken_as_tensors_are(pair: Pair) -> None:
+def test_arrays_and_tensors_are_accepted_as_prompts(pair: Pair) -> None:
     llm = LLM(pair.target, "none")
     expected = llm.generate([GOOD], FOUR)[0].token_ids
     arrays: list[Any] = [
@@ -59,7 +57,7 @@ def test_arrays_are_taken_as_tensors_are(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"max_new_tokens": 3}, 3, "greedy", [3], [{}]])
-def test_params_that_are_none(pair: Pair, params: Any) -> None:
+def test_params_of_other_types_are_refused(pair: Pair, params: Any) -> None:
     llm = LLM(pair.target, "none")
     with pytest.raises(ConfigError, match=r"params: got .*; expected SamplingParams"):
         llm.generate([GOOD], params)
@@ -67,7 +65,7 @@ def test_params_that_are_none(pair: Pair, params: Any) -> None:
         llm.stream(GOOD, params)
 
 
-def test_stop_may_be_none() -> None:
+def test_stop_accepts_none_and_refuses_other_types() -> None:
     assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
     for value in (3, b"ab", {"a": 1}, [None], ["\ud800"]):
         with pytest.raises(ConfigError, match=r"stop: got .*; expected non-empty strings, or None"):
@@ -88,12 +86,16 @@ def test_stop_may_be_none() -> None:
         ({"tokenizer": 3}, "tokenizer: got a int; expected a directory, a hub id or a tokenizer"),
     ],
 )
-def test_engine_options_of_other_types(pair: Pair, options: dict[str, Any], words: str) -> None:
+def test_engine_options_of_other_types_are_refused(
+    pair: Pair, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(pair.target, **{"drafter": "none", **options})
 
 
-def test_templates_that_refuse(pair: Pair, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_template_errors_are_reported(
+    pair: Pair, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = LLM(pair.target, "none", tokenizer=tokenizer)
     for template in (
         "{{ raise_exception('roles must alternate') }}",
@@ -107,13 +109,13 @@ def test_templates_that_refuse(pair: Pair, tokenizer: Any, monkeypatch: pytest.M
             llm.chat([{"role": "user", "content": "hello"}], FOUR)
 
 
-def test_text_that_has_no_encoding(pair: Pair, tokenizer: Any) -> None:
+def test_half_surrogate_pairs_are_refused(pair: Pair, tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match=r"prompt 0: got 'a.*ud800b', with half a surrogate pair"):
         LLM(pair.target, "none", tokenizer=tokenizer).generate("a\ud800b", FOUR)
 
 
-def test_the_coldest_draws_are_greedy(pair: Pair) -> None:
-    """Also where float32 has no number for the temperature, or for what is divided by it."""
+def test_tiny_temperatures_are_greedy(pair: Pair) -> None:
+    """Also where float32 cannot represent the temperature or the scaled logits."""
     llm = pair.engine("prompt_lookup")
     for temperature in (1e-5, 1e-20, 1e-38, 1e-45, 5e-324):
         for truncated in ({}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}):
@@ -133,7 +135,7 @@ def test_the_coldest_draws_are_greedy(pair: Pair) -> None:
             ) or temperature > 1
 
 
-def test_values_in_quotes() -> None:
+def test_drafter_specs_may_quote_values() -> None:
     spec = """sssd:datastore="/my, own/store",fusion=paper,calibration='a "b",c'"""
     assert parse_spec(spec) == (
         "sssd",
@@ -165,13 +167,13 @@ def test_values_in_quotes() -> None:
         Path("missing"),
     ],
 )
-def test_what_is_no_hub_id_is_missing(name: str | Path) -> None:
+def test_missing_paths_are_not_taken_for_hub_ids(name: str | Path) -> None:
     for load in (load_model, partial(load_tokenizer, model="demo")):
         with pytest.raises(ConfigError, match=r"there is no such (folder|file)\. Check the path"):
             load(name)
 
 
-def test_a_damaged_tokenizer_is_told_as_one(tmp_path: Path, pair: Pair) -> None:
+def test_a_damaged_tokenizer_is_reported(tmp_path: Path, pair: Pair) -> None:
     folder = tmp_path / "model"
     shutil.copytree(DATA / "tiny_target", folder)
     (folder / "tokenizer.json").write_text("{garbage")
@@ -187,7 +189,7 @@ def test_a_damaged_tokenizer_is_told_as_one(tmp_path: Path, pair: Pair) -> None:
 
 
 class Faulty(Drafter):
-    """Proposes what it is told to."""
+    """Drafter that proposes what a function returns."""
 
     name = "faulty"
 
@@ -256,7 +258,7 @@ def test_faulty_drafters_are_named(pair: Pair, fault: str) -> None:
     assert llm.model.open_sequences == 0
 
 
-def test_a_drafter_that_changes_tokens_when_it_is_told_is_named(pair: Pair) -> None:
+def test_a_drafter_that_changes_tokens_in_observe_is_named(pair: Pair) -> None:
     class Late(Faulty):
         def observe(self, outcomes: Any) -> None:
             outcomes[0].request.token_ids[0] ^= 1

@@ -1,6 +1,4 @@
-"""Coroutines: the same answers, in one batch, with an event loop that goes on; and the progress
-of a call.
-"""
+"""Test coroutines: they share a batch, never block the event loop, and report progress."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ async def streamed(llm: LLM, prompt: list[int], params: SamplingParams = PARAMS)
 
 
 def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sequences of every forward from now on."""
+    """Return a list that receives the number of requests of every forward pass."""
     rows: list[int] = []
     forward = llm.model.forward_nodes
 
@@ -49,9 +47,7 @@ def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_answers_and_streams_share_a_batch(
     pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream gets a chunk of each step, whoever else is waiting; threads may call at the same
-    time.
-    """
+    """Each step gives a stream one chunk, whatever else is waiting; threads may call too."""
     rows = count_steps(llm, monkeypatch)
 
     async def run() -> tuple[list[Any], list[list[Chunk]]]:
@@ -76,8 +72,10 @@ def test_answers_and_streams_share_a_batch(
     assert llm.model.open_sequences == 0
 
 
-def test_the_event_loop_goes_on(pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each forward waits until the loop has had another turn."""
+def test_the_event_loop_is_never_blocked(
+    pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each forward pass waits until the event loop has run once more."""
     forward, ticked, in_time = llm.model.forward_nodes, threading.Event(), list[bool]()
 
     def slow(*args: Any) -> NodeLogits:
@@ -98,7 +96,7 @@ def test_the_event_loop_goes_on(pair: Pair, llm: LLM, monkeypatch: pytest.Monkey
     assert all(in_time)
 
 
-def test_cancelled_and_closed_calls_leave_nothing(pair: Pair, llm: LLM) -> None:
+def test_cancelled_and_closed_calls_free_their_requests(pair: Pair, llm: LLM) -> None:
     async def run() -> list[int]:
         other = asyncio.ensure_future(llm.agenerate(pair.prompts[:1], PARAMS))
         task = asyncio.ensure_future(llm.agenerate(pair.prompts, PARAMS))
@@ -116,25 +114,26 @@ def test_cancelled_and_closed_calls_leave_nothing(pair: Pair, llm: LLM) -> None:
 
 @pytest.fixture
 def building(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Drafters that requests name are made slowly: an event when the first is begun, and one
-    that they wait for.
+    """Slow down building drafters for requests.
+
+    Returns an event that is set when the first build begins, and one for which all builds wait.
     """
-    make, begun, goes_on = llm._engine._drafters._make, threading.Event(), threading.Event()
+    make, begun, may_finish = llm._engine._drafters._make, threading.Event(), threading.Event()
 
     def slow(spec: str) -> Any:
         begun.set()
-        goes_on.wait(20)
+        may_finish.wait(20)
         return make(spec)
 
     monkeypatch.setattr(llm._engine._drafters, "_make", slow)
-    return begun, goes_on
+    return begun, may_finish
 
 
-def test_nobody_waits_for_a_drafter_of_others(
+def test_requests_do_not_wait_for_drafters_of_others(
     pair: Pair, llm: LLM, building: tuple[threading.Event, threading.Event]
 ) -> None:
-    """However many callers wait for theirs: more than a loop has threads for."""
-    begun, goes_on = building
+    """Check this with more waiting callers than an event loop has threads."""
+    begun, may_finish = building
 
     async def run() -> None:
         waiting = [
@@ -151,7 +150,7 @@ def test_nobody_waits_for_a_drafter_of_others(
         assert not any(one.done() for one in waiting)
         for one in waiting[2:]:
             one.cancel()
-        goes_on.set()
+        may_finish.set()
         assert [(await one)[0].token_ids for one in waiting[:2]] == [pair.answers[1]] * 2
         await asyncio.gather(*waiting, return_exceptions=True)
         with pytest.raises(ConfigError, match="speculation"):
@@ -165,21 +164,21 @@ def test_nobody_waits_for_a_drafter_of_others(
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_a_drafter_is_built_for_nobody_where_the_caller_has_gone(
+def test_cancelling_while_a_drafter_is_built_frees_the_request(
     pair: Pair, llm: LLM, building: tuple[threading.Event, threading.Event]
 ) -> None:
-    begun, goes_on = building
+    begun, may_finish = building
 
     async def run() -> None:
         gone = asyncio.ensure_future(
             llm.agenerate(pair.prompts[:2], SamplingParams(COUNT, speculation="pia:max_nodes=2"))
         )
         while not begun.is_set():
-            await asyncio.sleep(0.01)  # the loop goes on
+            await asyncio.sleep(0.01)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
-        goes_on.set()
+        may_finish.set()
         while llm.load.aborted < 2:
             await asyncio.sleep(0.01)
         assert (await llm.agenerate([pair.prompts[0]], PARAMS))[0].token_ids == pair.answers[0]
@@ -188,7 +187,7 @@ def test_a_drafter_is_built_for_nobody_where_the_caller_has_gone(
     assert llm.load.running == llm.load.waiting == llm.model.open_sequences == 0
 
 
-def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:
+def test_errors_reach_only_their_caller(pair: Pair, llm: LLM) -> None:
     def breaks(ids: Tensor, scores: Tensor) -> Tensor:
         return scores if ids.shape[1] < len(pair.prompts[1]) + 3 else scores - torch.inf
 
@@ -209,8 +208,8 @@ def test_errors_reach_their_own_caller(pair: Pair, llm: LLM) -> None:
     assert llm.model.open_sequences == 0
 
 
-def test_only_those_wake_up_who_have_news(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many wait for a place in the batch."""
+def test_only_callers_with_news_wake_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check this with many requests waiting for a slot."""
     llm, waits, wait = pair.engine("prompt_lookup", max_batch=2), [], AsyncEngine._wait_for_news
 
     async def counted(self: AsyncEngine, handles: Any) -> None:
@@ -230,7 +229,7 @@ def test_only_those_wake_up_who_have_news(pair: Pair, monkeypatch: pytest.Monkey
     assert len(waits) <= sum(map(len, streams)) + len(streams)
 
 
-def test_a_step_that_cannot_be_made_is_told_to_all(
+def test_a_failed_step_raises_for_all_callers(
     pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> Any:
@@ -240,18 +239,18 @@ def test_a_step_that_cannot_be_made_is_told_to_all(
         with monkeypatch.context() as patched:
             patched.setattr(llm._engine, "step", broken)
             calls = [llm.agenerate([prompt], PARAMS) for prompt in pair.prompts[:2]]
-            told = await asyncio.gather(
+            errors = await asyncio.gather(
                 *calls, streamed(llm, pair.prompts[2]), return_exceptions=True
             )
         assert (await llm.agenerate([pair.prompts[0]], PARAMS))[0].token_ids == pair.answers[0]
-        return told
+        return errors
 
     assert [str(error)[:11] for error in asyncio.run(run())] == ["got no step"] * 3
     assert llm.model.open_sequences == 0
 
 
-def test_progress(pair: Pair, llm: LLM) -> None:
-    """After every step; it grows, and ends with everything."""
+def test_progress_is_reported_after_every_step(pair: Pair, llm: LLM) -> None:
+    """Check that progress is reported after every step, never decreases and ends complete."""
     seen: list[CallProgress] = []
     params = [SamplingParams(5, 1.0, n=2), *[PARAMS] * 7]
     outs = llm.generate(pair.prompts[:8], params, progress=seen.append)

@@ -1,6 +1,4 @@
-"""The same bits whatever else is in the forward: logits over trees, chunks and batches, and
-answers under every drafter.
-"""
+"""Test batch invariance: logits and outputs do not depend on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ from tests.support.shared import SAME_SEED, Pair
 from tests.support.tree_models import TREES, VOCAB
 
 pytestmark = pytest.mark.processor
-# refused by name
-EXPERTS = {
+EXPERTS = {  # models with experts are refused by name
     "mixtral",
     "qwen3_moe",
     "olmoe",
@@ -34,15 +31,16 @@ EXPERTS = {
     "gpt_oss",
     "llama4",
 }
-OWN_ATTENTION = {"gptj", "falcon"}  # do not use transformers' attention functions
+OWN_ATTENTION = {"gptj", "falcon"}  # these do not use transformers' attention functions
 ALL = [name for name in TREES if name not in EXPERTS | OWN_ATTENTION]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 BRANCHES = [-1, 0, -1, 2, 2, 1]
 
 
-class RowsMatter(nn.Linear):
-    """A product that rounds its partial sums up to 2 rows, as some kernel does somewhere on
-    every machine.
+class RowDependentLinear(nn.Linear):
+    """Linear layer that rounds its partial sums for up to two rows.
+
+    Some kernel does so on every machine.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -71,10 +69,8 @@ def lm_of(model: Any, found: Invariance, chunk: int, **changes: Any) -> CachedLM
     return CachedLM(model, **{**found.model_options(chunk), **changes})
 
 
-class Alone:
-    """Texts fed token by token, with nothing else in the forward; what two of them have in
-    common is fed once.
-    """
+class SingleRequest:
+    """Feed texts token by token, alone in the batch; feed common prefixes only once."""
 
     def __init__(self, lm: CachedLM) -> None:
         self._lm, self._seq = lm, Request([1], SamplingParams())
@@ -82,14 +78,10 @@ class Alone:
         lm.open(self._seq)
 
     def logits(self, text: list[int]) -> Tensor:
-        """[vocab] after the text."""
+        """Return the logits [vocab] after a text."""
         fed = self._seq.token_ids[: len(self._logits)]
         common = next(
-            (
-                place
-                for place, (one, other) in enumerate(zip(fed, text, strict=False))
-                if one != other
-            ),
+            (at for at, (one, other) in enumerate(zip(fed, text, strict=False)) if one != other),
             len(fed),
         )
         common = min(common, len(text))
@@ -101,11 +93,12 @@ class Alone:
         return self._logits[-1]
 
 
-def together(
+def batched_logits(
     model: Any, found: Invariance, texts: list[list[int]], chunk: int, **changes: Any
 ) -> list[tuple[list[int], Tensor]]:
-    """Logits of texts in one batch: prompts in chunks, then a random tree on each; each with the
-    text they belong to.
+    """Return texts with their logits from one batch.
+
+    Prompts are prefilled in chunks, and each step verifies a random tree per request.
     """
     lm, chance = lm_of(model, found, chunk, **changes), random.Random(chunk)
     requests = [Request(text, SamplingParams()) for text in texts]
@@ -128,7 +121,7 @@ def together(
                 ([*request.token_ids, *path], logits[row, node].clone())
                 for node, path in enumerate(paths)
             ]
-        # not the first nodes: they are moved in the cache
+        # Accept nodes other than the first ones, so that they move in the cache.
         kept = [[2, 4] if len(tree) else [] for tree in trees]
         lm.commit(kept)
         for request, tree, path in zip(requests, trees, kept, strict=True):
@@ -137,13 +130,13 @@ def together(
 
 
 def differing(model: Any, found: Invariance, **changes: Any) -> tuple[int, int]:
-    """How many logits rows differ from those of the same text alone, of how many."""
+    """Return how many rows of logits differ from those of the same text alone, and the total."""
     chance = random.Random(1)
     texts = [[chance.randrange(3, VOCAB) for _ in range(length)] for length in (9, 17, 4)]
-    reference, unequal, count = Alone(lm_of(model, found, 1, **changes)), 0, 0
+    reference, unequal, count = SingleRequest(lm_of(model, found, 1, **changes)), 0, 0
     for some, chunk in ((texts, 5), (texts[:1], 512)):
         for text, logits in sorted(
-            together(model, found, some, chunk, **changes), key=lambda one: one[0]
+            batched_logits(model, found, some, chunk, **changes), key=lambda one: one[0]
         ):
             unequal += not torch.equal(bits(reference.logits(text)), bits(logits))
             count += 1
@@ -151,7 +144,7 @@ def differing(model: Any, found: Invariance, **changes: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_logits_depend_on_the_text_alone(name: str) -> None:
+def test_logits_depend_only_on_the_text(name: str) -> None:
     model = tiny(name, torch.bfloat16)
     unequal, count = differing(model, resolve_batch_invariance(model, True))
     assert count > 40
@@ -159,27 +152,29 @@ def test_logits_depend_on_the_text_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_logits_in_every_dtype_and_with_products_that_change(dtype: torch.dtype) -> None:
-    model = tiny("llama", dtype, RowsMatter)
+def test_row_dependent_products_are_padded_in_every_dtype(dtype: torch.dtype) -> None:
+    model = tiny("llama", dtype, RowDependentLinear)
     found = resolve_batch_invariance(model, True)
     assert found.min_rows >= 3
     assert differing(model, found)[0] == 0
-    assert differing(model, found, min_rows=1)[0] > 0, "one row, not padded, must be seen"
+    assert differing(model, found, min_rows=1)[0] > 0, (
+        "the test must detect one row without padding"
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
-def test_without_attention_by_position_they_differ(name: str) -> None:
+def test_logits_differ_without_attention_by_position(name: str) -> None:
     model = tiny(name, torch.bfloat16)
     assert differing(model, resolve_batch_invariance(model, True), batch_invariant=False)[0] > 0
 
 
 @pytest.mark.parametrize("name", sorted(EXPERTS | OWN_ATTENTION))
-def test_what_cannot_be_is_off_and_says_why(name: str) -> None:
+def test_unsupported_models_turn_batch_invariance_off(name: str) -> None:
     assert not resolve_batch_invariance(tiny(name, torch.bfloat16), "auto").on
 
 
 def half(pair: Pair) -> Pair:
-    """The pair in bfloat16."""
+    """Return the pair in bfloat16."""
     target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in (pair.target, pair.draft))
     return Pair(target, draft, pair.prompts, pair.answers)
 
@@ -191,7 +186,7 @@ def bf16(pair: Pair) -> Pair:
 
 @pytest.fixture(scope="module")
 def plain(bf16: Pair) -> dict[SamplingParams, list[list[int]]]:
-    """Answers of plain decoding to each prompt alone."""
+    """Return the outputs of plain decoding for each prompt alone."""
     llm = LLM(bf16.target, "none", max_batch=1, batch_invariant=True)
     return {
         params: [llm.generate([prompt], params)[0].token_ids for prompt in bf16.prompts]
@@ -207,21 +202,21 @@ PARAMS = [
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("spec", SAME_SEED)
-def test_answers_are_those_of_plain_decoding_alone(
+def test_outputs_equal_plain_decoding_of_single_prompts(
     bf16: Pair, plain: dict[SamplingParams, list[list[int]]], spec: str, batch: int
 ) -> None:
     llm = bf16.engine(spec, max_batch=batch, batch_invariant=True)
     for params in PARAMS:
         outs = llm.generate(bf16.prompts, params)
-        unequal = [place for place, out in enumerate(outs) if out.token_ids != plain[params][place]]
+        unequal = [row for row, out in enumerate(outs) if out.token_ids != plain[params][row]]
         assert unequal == []
         assert all(out.stats.batch_invariant for out in outs)
 
 
-def test_without_it_answers_differ(
+def test_outputs_differ_without_batch_invariance(
     bf16: Pair, plain: dict[SamplingParams, list[list[int]]]
 ) -> None:
-    """By SDPA and unpadded: otherwise the equalities above would say nothing."""
+    """With SDPA and without padding outputs differ, so the equalities above mean something."""
     outs = [
         out.token_ids
         for spec in ("prompt_lookup", "lookahead", "draft_model")

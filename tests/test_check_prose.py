@@ -1,4 +1,4 @@
-"""The check of the prose finds what the style rules ban in pages and in help texts."""
+"""Test that the prose check finds banned style in pages and help texts."""
 
 from __future__ import annotations
 

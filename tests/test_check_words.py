@@ -1,4 +1,4 @@
-"""The check of the wording finds what the style rules ban."""
+"""Test that the wording check finds banned style in Python files."""
 
 from __future__ import annotations
 

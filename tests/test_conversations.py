@@ -1,6 +1,4 @@
-"""Messages of conversations: what `LLM.chat`, the server and files of prompts take, and what
-they refuse.
-"""
+"""Test which messages `LLM.chat`, the server and prompt files accept or refuse."""
 
 from __future__ import annotations
 
@@ -96,24 +94,24 @@ def text(llm: LLM, messages: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize(("messages", "field"), REFUSED, ids=ascii)
-def test_what_is_no_message_is_refused(llm: LLM, server: Served, messages: Any, field: str) -> None:
-    """The error names field and index, in the library as in the server."""
-    with pytest.raises(ConfigError) as told:
+def test_invalid_messages_are_refused(llm: LLM, server: Served, messages: Any, field: str) -> None:
+    """The error names the field and the index, both in the library and in the server."""
+    with pytest.raises(ConfigError) as caught:
         llm.chat(messages, GREEDY)
-    assert str(told.value).startswith(f"{field}: got ")
-    assert "\n" not in str(told.value)
+    assert str(caught.value).startswith(f"{field}: got ")
+    assert "\n" not in str(caught.value)
     if "b'" not in ascii(messages):  # JSON has no bytes
         found = server.post("/v1/chat/completions", {"messages": messages})
         error = found.json()["error"]
         assert (found.status_code, error["param"], error["message"]) == (
             400,
             "messages",
-            str(told.value),
+            str(caught.value),
         )
 
 
 @pytest.mark.parametrize("template", [AS_STRINGS, AS_PARTS, AS_BOTH])
-def test_templates_get_texts_as_they_read_them(
+def test_templates_get_strings_or_parts_as_they_need(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr(llm.tokenizer, "chat_template", template)
@@ -131,7 +129,7 @@ def test_templates_get_texts_as_they_read_them(
 def test_tool_calls_and_other_fields_reach_the_template(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they are; null ones are left out, and null content is an empty text."""
+    """Fields are passed on unchanged; null fields are left out, and null content is empty."""
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.name if m.name is defined }}|{{ m.content }}|"
         "{{ m.tool_calls | tojson if m.tool_calls }}{{ m.tool_call_id }}{% endfor %}"
@@ -154,20 +152,20 @@ def test_tool_calls_and_other_fields_reach_the_template(
 def test_null_content_is_an_empty_text(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
-    """To templates that add it to other strings, and to those that print it."""
+    """Check templates that concatenate the content and templates that print it."""
     monkeypatch.setattr(llm.tokenizer, "chat_template", template)
     assert text(llm, [USER, SEVERAL[2]]) == text(llm, [USER, {**SEVERAL[2], "content": ""}])
     assert "None" not in text(llm, [USER, SEVERAL[2]])
 
 
-def test_the_server_takes_the_same_messages(llm: LLM, server: Served) -> None:
+def test_the_server_accepts_the_same_messages(llm: LLM, server: Served) -> None:
     for messages in (SEVERAL, [{**USER, "content": PARTS}], BEGUN):
         body = {"messages": messages, "max_tokens": 8, "temperature": 0}
         found = server.post("/v1/chat/completions", body).json()
         assert found["choices"][0]["message"]["content"] == llm.chat(messages, GREEDY).text
 
 
-def test_the_schema_of_the_server_says_the_same() -> None:
+def test_the_server_schema_describes_the_messages() -> None:
     schema = ChatRequest.model_json_schema()
     message, part = schema["$defs"]["Message"], schema["$defs"]["TextPart"]
     assert schema["properties"]["messages"]["items"] == {"$ref": "#/$defs/Message"}
@@ -175,12 +173,12 @@ def test_the_schema_of_the_server_says_the_same() -> None:
     assert part["properties"]["type"]["const"] == "text"
 
 
-def test_files_of_prompts_and_records_of_stores(llm: LLM, tmp_path: Path) -> None:
+def test_prompt_files_and_stores_accept_messages(llm: LLM, tmp_path: Path) -> None:
     path = tmp_path / "talks.jsonl"
     path.write_text(
         "\n".join(json.dumps({"messages": one}) for one in (SEVERAL, [{**USER, "content": PARTS}]))
     )
-    assert [asked.text for asked in read_prompts(path)] == ["5", "Name a colour."]
+    assert [prompt.text for prompt in read_prompts(path)] == ["5", "Name a colour."]
     assert text(llm, read_prompts(path)[1].prompt) == text(llm, [USER])
     stored = [llm.tokenizer.decode(document) for document in documents([str(path)], llm.tokenizer)]
     assert "Name a colour." in stored[0]
@@ -196,7 +194,7 @@ def test_files_of_prompts_and_records_of_stores(llm: LLM, tmp_path: Path) -> Non
 
 
 def test_the_final_message_is_continued(llm: LLM, server: Served) -> None:
-    """The prompt ends with its text, without a new header, and the answer is what follows."""
+    """The prompt ends with the text of the message, without a new header."""
     ids = llm.chat_prompt(BEGUN, continue_final_message=True)
     assert ids == llm.chat_prompt(BEGUN, {"continue_final_message": True})
     assert llm.tokenizer.decode(ids).endswith(BEGUN[1]["content"])
@@ -214,7 +212,9 @@ def test_the_final_message_is_continued(llm: LLM, server: Served) -> None:
         assert found["choices"][0]["message"]["content"] == wanted.text
 
 
-def test_whether_an_answer_is_opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_generation_prompt_controls_the_assistant_header(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         llm.tokenizer,
         "chat_template",
@@ -277,7 +277,7 @@ def test_whether_an_answer_is_opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
         ),
     ],
 )
-def test_endings_that_do_not_fit(
+def test_conflicting_prompt_endings_are_refused(
     llm: LLM, messages: Any, options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):

@@ -1,4 +1,4 @@
-"""Hold README and docs to the code: snippets run, links resolve, generated parts are current."""
+"""Check README and docs against the code: snippets, links, and generated tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.state_heads import random_eagle3
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-# Snippets name a real model; the tests run them on the embedded one, offline.
+# Snippets name real models; the tests run them offline on the embedded one.
 HUB_IDS = {
     name: str(demo.TARGET)
     for name in (
@@ -32,9 +32,9 @@ HUB_IDS = {
         "meta-llama/Llama-3.1-8B-Instruct",
     )
 }
-MULTIMODAL = "llava-hf/llava-1.5-7b-hf"  # in the tests, a tiny model of the same class
-EAGLE3_HEAD = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"  # a random one takes its place
-GGUF_FILE = '"model.gguf"'  # a tiny one takes its place
+MULTIMODAL = "llava-hf/llava-1.5-7b-hf"  # tests use a tiny model of the same class
+EAGLE3_HEAD = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"  # tests use a random head
+GGUF_FILE = '"model.gguf"'  # tests use a tiny file
 SNIPPETS = [
     pytest.param(code, id=f"{page.relative_to(ROOT).with_suffix('')}-{number}")
     for page in PAGES
@@ -67,14 +67,14 @@ def test_snippet_runs(code: str, request: pytest.FixtureRequest, tmp_path: Path)
     exec(compile(code, "snippet", "exec"), {"__name__": "snippet"})
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     for page in PAGES:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
             assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-def test_every_drafter_can_be_chosen() -> None:
+def test_every_drafter_is_on_the_page_for_choosing() -> None:
     page = (ROOT / "docs" / "choose-a-drafter.md").read_text(encoding="utf-8")
     table = page.partition("## All drafters")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| \[?`(\w+)`", table, re.MULTILINE)) == set(REGISTRY)
@@ -103,14 +103,14 @@ def test_options_in_drafter_strings_exist() -> None:
                     assert used <= known, page.name
 
 
-def test_the_drawn_window_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drawing_of_the_window_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     drawing = importlib.import_module("draw_window").drawing()
     assert drawing in (ROOT / "docs" / "methods" / "lookahead.md").read_text(encoding="utf-8")
 
 
-def test_figures_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables and plots are as scripts/update_benchmarks.py writes them."""
+def test_tables_and_plots_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that tables and plots are as scripts/update_benchmarks.py writes them."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     for page, text in importlib.import_module("update_benchmarks").pages():
         assert page.read_text(encoding="utf-8") == text, (
@@ -118,7 +118,7 @@ def test_figures_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> No
         )
 
 
-def test_every_result_is_shown_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_result_is_shown_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     shown = importlib.import_module("update_benchmarks").shown_results()
     results = list((ROOT / "docs" / "results").iterdir())
@@ -130,13 +130,13 @@ def test_every_result_is_shown_and_short(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not {"calls", "cells"} & json.loads(result.read_text(encoding="utf-8")).keys()
 
 
-def test_architectures_taken_on_trust_are_exact_in_the_survey() -> None:
+def test_verified_architectures_are_exact_in_the_survey() -> None:
     survey = json.loads((ROOT / "docs" / "results" / "model-survey.json").read_text())
     outcomes = {row["model_type"]: row["outcome"] for row in survey["rows"]}
     assert {outcomes[name] for name in VERIFIED} <= {"trees", "chains"}
 
 
-def test_glossary_words_are_there() -> None:
+def test_the_glossary_has_the_main_terms() -> None:
     glossary = (ROOT / "docs" / "concepts" / "glossary.md").read_text()
     assert all(
         f"| {word} |" in glossary
@@ -178,7 +178,7 @@ def test_reference_lists_every_error() -> None:
     assert all(f"`{name}`" in page for name in names)
 
 
-def test_links_within_the_command_reference_lead_somewhere() -> None:
+def test_anchors_of_the_command_reference_exist() -> None:
     page = (ROOT / "docs" / "reference" / "command-line.md").read_text("utf-8")
     headings = re.findall(r"^### (.*)$", page, re.MULTILINE)
     anchors = {heading.replace(" ", "-") for heading in headings}

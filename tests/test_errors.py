@@ -1,4 +1,4 @@
-"""Bad input is refused before any work, with what came, what is expected and what to do."""
+"""Test that bad input is refused before any work, with what was got and what is expected."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.models import make
 from tests.support.shared import Pair
 
 
-def test_the_tree_of_errors() -> None:
-    """One base to catch; a bad argument is also a ValueError."""
+def test_the_hierarchy_of_errors() -> None:
+    """All errors have one base class, and a ConfigError is also a ValueError."""
     for kind in (ConfigError, UnsupportedModelError, CapacityError, DatastoreError, DrafterError):
         assert issubclass(kind, PacelineError)
     assert issubclass(ConfigError, ValueError)
@@ -61,15 +61,14 @@ def test_the_tree_of_errors() -> None:
         ("draft_model", "needs a draft model.*Pass draft_model="),
     ],
 )
-def test_drafter_specs(pair: Pair, spec: str, words: str) -> None:
+def test_bad_drafter_specs_are_refused(pair: Pair, spec: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(pair.target, drafter=spec)
     with pytest.raises(ConfigError, match=words):
         create(spec)
 
 
-def test_typed_options() -> None:
-    """Keywords are held to the types of the options, too."""
+def test_keyword_options_are_checked_for_their_types() -> None:
     assert create("prompt_lookup", max_draft_tokens=4).name == "prompt_lookup"
     for value in (True, "x", 2.5, None):
         with pytest.raises(ConfigError, match="expected int"):
@@ -78,7 +77,7 @@ def test_typed_options() -> None:
         create("prompt_lookup:max_draft_tokens=4", max_draft_tokens=4)
 
 
-def test_specs_are_forgiving_about_spaces_only() -> None:
+def test_specs_may_contain_spaces() -> None:
     assert parse_spec("draft_model: length = 4 , verification=follow,") == (
         "draft_model",
         {"length": "4", "verification": "follow"},
@@ -113,12 +112,12 @@ def test_vocabularies_must_agree(pair: Pair) -> None:
         ({"stop": (3,)}, "non-empty strings"),
     ],
 )
-def test_sampling_params(options: dict[str, Any], words: str) -> None:
+def test_bad_sampling_params_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         SamplingParams(**options)
 
 
-def test_one_stop_string_is_a_tuple_of_one() -> None:
+def test_stop_strings_become_a_tuple() -> None:
     assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
 
@@ -131,7 +130,7 @@ def test_one_stop_string_is_a_tuple_of_one() -> None:
         ({"max_length": 1}, "max_length: got 1"),
     ],
 )
-def test_engine_options(pair: Pair, options: dict[str, Any], words: str) -> None:
+def test_bad_engine_options_are_refused(pair: Pair, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(pair.target, **options)
 
@@ -153,12 +152,14 @@ def test_engine_options(pair: Pair, options: dict[str, Any], words: str) -> None
         ),
     ],
 )
-def test_models_that_cannot_be_loaded(model: Any, options: dict[str, Any], words: str) -> None:
+def test_models_that_cannot_be_loaded_are_refused(
+    model: Any, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM(model, **options)
 
 
-def test_models_in_a_wrapper_are_refused_with_the_way_out(pair: Pair) -> None:
+def test_wrapped_models_are_refused_with_advice(pair: Pair) -> None:
     class PeftModel:
         def __init__(self, *known: str) -> None:
             vars(self).update(dict.fromkeys(known))
@@ -177,7 +178,7 @@ def test_models_in_a_wrapper_are_refused_with_the_way_out(pair: Pair) -> None:
             LLM(pair.target, "draft_model", draft_model=PeftModel(*known))
 
 
-def test_a_directory_without_a_tokenizer_answers_token_ids(pair: Pair) -> None:
+def test_a_model_without_a_tokenizer_takes_token_ids(pair: Pair) -> None:
     llm = LLM(
         DATA / "tiny_target",
         dtype="float32",
@@ -235,8 +236,8 @@ def test_one_bad_prompt_is_refused_before_any_work(
     assert llm.model.open_sequences == 0
 
 
-def test_what_is_close_to_bad_is_fine(pair: Pair) -> None:
-    """Prompts that just fit, tuples, tensors, no prompts at all."""
+def test_valid_edge_cases_are_accepted(pair: Pair) -> None:
+    """Check prompts that barely fit, tuples, tensors and an empty list."""
     llm = LLM(pair.target, "none", max_length=64)
     (out,) = llm.generate([[1] * 63])
     assert (len(out.token_ids), out.finish_reason) == (1, "length")
@@ -246,7 +247,7 @@ def test_what_is_close_to_bad_is_fine(pair: Pair) -> None:
     assert llm.generate([]) == []
 
 
-def test_params_come_one_for_all_or_one_each(pair: Pair) -> None:
+def test_the_number_of_params_must_match_the_prompts(pair: Pair) -> None:
     llm = LLM(pair.target, "none")
     with pytest.raises(
         ConfigError, match="got 2 SamplingParams for 3 prompts; expected one for all, or one each"
@@ -267,7 +268,7 @@ def test_text_needs_a_tokenizer(pair: Pair, tokenizer: Any) -> None:
     )
 
 
-def test_an_attention_without_masks_is_refused(pair: Pair) -> None:
+def test_attention_without_masks_is_refused(pair: Pair) -> None:
     model = make("flexible")
     model.set_attn_implementation("flex_attention")
     with pytest.raises(

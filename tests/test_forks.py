@@ -1,6 +1,4 @@
-"""Children that are forked once a model is loaded: they answer as their parent does, or say why
-they cannot.
-"""
+"""Test children forked after a model is loaded: they work, or report why they cannot."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ async def streamed(llm: LLM, prompt: list[int]) -> list[int]:
 
 
 def all_ways(llm: LLM, prompt: list[int]) -> list[list[int]]:
-    """The answer by every kind of call."""
+    """Return the output of every kind of call."""
 
     async def together() -> list[list[int]]:
         one, other = await asyncio.gather(llm.agenerate([prompt], SHORT), streamed(llm, prompt))
@@ -59,16 +57,16 @@ def all_ways(llm: LLM, prompt: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_child_answers_by_every_call(pair: Pair, drafter: str) -> None:
+def test_a_child_can_make_every_kind_of_call(pair: Pair, drafter: str) -> None:
     llm, prompt = pair.engine(drafter), pair.prompts[0]
     want = repr([pair.answers[0][:12]] * 5)
     assert repr(all_ways(llm, prompt)) == want
     assert in_child(lambda: repr(all_ways(llm, prompt))) == want
-    assert in_child(lambda: in_child(lambda: repr(all_ways(llm, prompt)))) == want  # of a child
+    assert in_child(lambda: in_child(lambda: repr(all_ways(llm, prompt)))) == want  # a grandchild
     assert repr(all_ways(llm, prompt)) == want
 
 
-def test_a_child_makes_drafters_that_requests_name(pair: Pair) -> None:
+def test_a_child_builds_drafters_for_requests(pair: Pair) -> None:
     llm, params = pair.engine("none"), SamplingParams(12, speculation="prompt_lookup")
     asyncio.run(llm.agenerate([pair.prompts[0]], SamplingParams(12, speculation="lookahead")))
     found = in_child(
@@ -77,7 +75,7 @@ def test_a_child_makes_drafters_that_requests_name(pair: Pair) -> None:
     assert found == repr(pair.answers[0][:12])
 
 
-def test_an_app_that_was_used_before_the_fork(pair: Pair, tokenizer: Any) -> None:
+def test_an_app_used_before_a_fork_works_in_the_child(pair: Pair, tokenizer: Any) -> None:
     app = create_app(LLM(pair.target, "prompt_lookup", tokenizer=tokenizer))
 
     def ask() -> str:
@@ -104,7 +102,7 @@ def test_an_app_that_was_used_before_the_fork(pair: Pair, tokenizer: Any) -> Non
     assert in_child(ask) == want
 
 
-def test_a_strategy_in_a_child(pair: Pair) -> None:
+def test_a_strategy_works_in_a_child(pair: Pair) -> None:
     strategy, ids = Strategy("prompt_lookup"), torch.tensor([pair.prompts[0]])
 
     def ask() -> str:
@@ -117,8 +115,8 @@ def test_a_strategy_in_a_child(pair: Pair) -> None:
 
 
 @contextmanager
-def inside_a_step(llm: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Another thread is in the middle of a forward."""
+def paused_step(llm: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hold another thread in the middle of a forward pass."""
     inside, leave, forward = threading.Event(), threading.Event(), llm.model.forward_nodes
 
     def held(*args: Any) -> NodeLogits:
@@ -138,7 +136,7 @@ def inside_a_step(llm: LLM, prompt: list[int], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("call", ["generate", "agenerate", "stream", "app"])
-def test_a_fork_in_the_middle_of_a_step_is_refused_in_the_child(
+def test_a_child_forked_during_a_step_is_refused(
     pair: Pair, tokenizer: Any, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = LLM(pair.target, "none", tokenizer=tokenizer)
@@ -148,7 +146,7 @@ def test_a_fork_in_the_middle_of_a_step_is_refused_in_the_child(
         "stream": lambda: list(llm.stream(pair.prompts[0], SHORT)),
         "app": lambda: _posted(llm, pair.prompts[0]),
     }
-    with inside_a_step(llm, pair.prompts[1], monkeypatch):
+    with paused_step(llm, pair.prompts[1], monkeypatch):
         found = in_child(lambda: repr(calls[call]()))
     assert "forked while another thread used this model" in found
     assert "load the model in the child" in found
@@ -167,7 +165,7 @@ def _posted(llm: LLM, prompt: list[int]) -> str:
     return asyncio.run(post())
 
 
-def test_requests_that_were_open_at_the_fork_are_the_parents(pair: Pair) -> None:
+def test_only_the_parent_continues_requests_open_at_the_fork(pair: Pair) -> None:
     llm = pair.engine("prompt_lookup", max_batch=2)
     streams = [llm.stream(prompt, SHORT) for prompt in pair.prompts[:3]]
     begun = [next(stream) for stream in streams[:2]]
@@ -190,7 +188,7 @@ def test_requests_that_were_open_at_the_fork_are_the_parents(pair: Pair) -> None
         ] == answer[:12]
 
 
-def test_a_live_store_in_a_child_leaves_the_parents_outputs_to_it(tmp_path: Path) -> None:
+def test_a_child_does_not_write_the_parents_live_outputs(tmp_path: Path) -> None:
     build(tmp_path / "store", [[1, 2, 3, 4]], vocab_size=16)
     with datastore.open(tmp_path / "store") as store:
         store.append([5, 6, 7, 8])
@@ -203,12 +201,10 @@ def test_a_live_store_in_a_child_leaves_the_parents_outputs_to_it(tmp_path: Path
         assert in_child(write) == "closed"
         store.flush()
         store.refresh()
-        assert (
-            sum(shard.info.tokens for shard in store.snapshot.shards) == 12
-        )  # those of the child, once
+        assert sum(shard.info.tokens for shard in store.snapshot.shards) == 12
 
 
-def test_pools_and_locks_are_made_anew() -> None:
+def test_thread_pools_and_locks_work_after_a_fork() -> None:
     pool, lock = threads.Threads(1, "test"), threads.ForkableLock()
     assert pool.submit(len, "abc").result() == 3
     with lock:
@@ -243,8 +239,8 @@ assert ask() == in_child(ask) == ask()
 
 
 @pytest.mark.parametrize("code", [OPENMP, pytest.param(BY_NAME, marks=pytest.mark.slow)])
-def test_a_child_of_a_process_with_two_threads(code: str) -> None:
-    """OpenMP's threads do not survive a fork either."""
+def test_a_child_of_a_multithreaded_process_works(code: str) -> None:
+    """The threads of OpenMP do not survive a fork."""
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     subprocess.run(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""`scripts/gpu_day.py` runs on a CPU with tiny sizes, goes on where it stopped, and says so."""
+"""Run `scripts/gpu_day.py` on a CPU with tiny sizes, and resume it after faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script's command, with few drafters."""
+    """Return the script's command with few drafters."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     module = importlib.import_module("gpu_parts.command")
     sizes = dataclasses.replace(
@@ -37,7 +37,7 @@ def rows(folder: Path, part: str) -> dict[str, Any]:
     return found
 
 
-def test_all_measuring_parts_run_and_have_values(
+def test_all_measuring_parts_yield_values(
     command: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -60,7 +60,7 @@ def test_all_measuring_parts_run_and_have_values(
 
 
 def check_tables(command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The results in one file fill the tables of the GPU page."""
+    """Check that the results in one file fill the tables of the GPU page."""
     result = folder / "results" / "gpu-tested.json"
     assert command.main(["--out", str(folder), "--summary", str(result)]) == 0
     monkeypatch.setattr(importlib.import_module("benchmark_data"), "RESULTS", result.parent)
@@ -101,13 +101,10 @@ def test_after_the_time_limit_nothing_starts(command: Any, tmp_path: Path) -> No
     assert not (tmp_path / "attention.json").exists()
 
 
-def test_a_failed_measurement_is_recorded_and_the_part_goes_on(
-    command: Any, tmp_path: Path
-) -> None:
+def test_a_failed_measurement_does_not_end_its_part(command: Any, tmp_path: Path) -> None:
     module = importlib.import_module("gpu_parts.run")
 
     def cases(run: Any) -> Any:
-        """Fail once."""
         yield module.Case("wrong", lambda: 1 / 0)
         yield module.Case("right", lambda: {"value": 1.0})
 
@@ -120,7 +117,9 @@ def test_a_failed_measurement_is_recorded_and_the_part_goes_on(
     assert found["right"] == {"value": 1.0}
 
 
-def test_packages_to_carry_are_listed(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packages_to_bring_along_are_listed(
+    command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(["--list-carry"]) == 0
     text = capsys.readouterr().out
     assert "pip download" in text

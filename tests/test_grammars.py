@@ -1,6 +1,4 @@
-"""Answers under a grammar: valid, and the same under every drafter; what cannot be compiled is
-refused at once.
-"""
+"""Test grammars: outputs are valid and equal under every drafter; bad grammars are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ LONGEST = 90
 
 
 def check(answer: str) -> None:
-    """It is valid under the schema."""
+    """Check that a text is valid under the schema."""
     value = json.loads(answer)
     assert list(value) == ["name", "kind", "size", "flags"]
     assert re.fullmatch("[a-z]{1,8}", value["name"])
@@ -87,14 +85,14 @@ def params(llm: LLM, **options: Any) -> SamplingParams:
 
 
 def mixed(llm: LLM, temperature: float) -> list[SamplingParams]:
-    """Parameters with the grammar, and for one request without."""
+    """Return parameters with the grammar, and without for one request."""
     constrained = params(llm, temperature=temperature, seed=5)
     return [constrained, constrained, SamplingParams(24, temperature, seed=5), constrained]
 
 
 @pytest.fixture(scope="module")
 def plain_answers(plain: LLM) -> dict[float, list[Completion]]:
-    """Answers without drafts, by temperature."""
+    """Return outputs without drafts, by temperature."""
     return {
         temperature: plain.generate(PROMPTS, mixed(plain, temperature))
         for temperature in (0.0, 1.0)
@@ -108,44 +106,44 @@ def same(mine: Sequence[Completion], plain: Sequence[Completion]) -> None:
 
 
 @pytest.mark.parametrize("spec", GUESSES)
-def test_answers_are_valid_and_those_without_drafts(
+def test_outputs_are_valid_and_equal_those_without_drafts(
     spec: str, plain: LLM, plain_answers: dict[float, list[Completion]]
 ) -> None:
-    """In batches with requests that have no grammar; greedy and by seed."""
+    """Check batches that include a request without a grammar, greedy and sampled."""
     llm = engine(spec, max_batch=3)
     for temperature in (0.0, 1.0):
         outs = llm.generate(PROMPTS, mixed(plain, temperature))
         same(outs, plain_answers[temperature])
-        for place in (0, 1, 3):
-            check(outs[place].text)
-            assert outs[place].finish_reason == "stop"
+        for row in (0, 1, 3):
+            check(outs[row].text)
+            assert outs[row].finish_reason == "stop"
         if spec == "prompt_lookup":
             assert sum(out.stats.accepted_tokens for out in outs) > 5
 
 
-def test_without_the_grammar_they_are_not_valid(plain: LLM) -> None:
-    """Otherwise the tests above would say little."""
+def test_outputs_without_a_grammar_are_invalid(plain: LLM) -> None:
+    """Without the grammar outputs are invalid, so the tests above mean something."""
     for out in plain.generate(PROMPTS, SamplingParams(LONGEST)):
         with pytest.raises(ValueError):  # noqa: PT011 - json's own error, or a wrong value
             check(out.text)
 
 
-def test_draws_of_a_draft_model_keep_to_it(plain: LLM) -> None:
+def test_sampled_drafts_of_a_draft_model_follow_the_grammar(plain: LLM) -> None:
     llm = LLM("demo", "draft_model:max_draft_tokens=4", "demo", dtype="float32")
     for seed in range(3):
         for out in llm.generate(PROMPTS, params(llm, temperature=0.9, seed=seed)):
             check(out.text)
 
 
-def test_several_answers_have_a_matcher_each(plain: LLM) -> None:
+def test_several_answers_of_a_prompt_are_all_valid(plain: LLM) -> None:
     (out,) = plain.generate(PROMPTS[:1], params(plain, temperature=1.2, n=3, seed=2))
     assert len({answer.text for answer in out.outputs}) > 1
     for answer in out.outputs:
         check(answer.text)
 
 
-def test_with_other_ends(plain: LLM) -> None:
-    """Cut in the middle, ended by a stop string, kept from ending."""
+def test_grammars_combine_with_other_stopping_rules(plain: LLM) -> None:
+    """Check the length limit, a stop string and `min_tokens`."""
     (whole,) = plain.generate(PROMPTS[:1], params(plain))
     (cut,) = plain.generate(PROMPTS[:1], params(plain, max_new_tokens=9))
     assert (cut.token_ids, cut.finish_reason) == (whole.token_ids[:9], "length")
@@ -165,10 +163,8 @@ def test_with_other_ends(plain: LLM) -> None:
     assert same_text.token_ids == whole.token_ids
 
 
-def test_every_end_of_sequence_token_may_end_it(plain: LLM) -> None:
-    """And nothing else may, where the grammar is complete; scores beyond the tokenizer are no
-    tokens.
-    """
+def test_any_eos_token_may_end_a_complete_text(plain: LLM) -> None:
+    """No other token may end a complete text, and scores beyond the vocabulary are ignored."""
     vocab = len(plain.tokenizer)
     ids = plain.tokenizer("ab")["input_ids"]
     for ends, extra in ((plain.eos_token_ids, 0), ([1, 7], 77), ([7, 1, vocab + 3], 5)):
@@ -195,14 +191,13 @@ def test_every_end_of_sequence_token_may_end_it(plain: LLM) -> None:
         assert (left == plain.eos_token_ids) == bool(more)
 
 
-def test_a_head_narrower_than_the_tokenizer(plain: LLM) -> None:
+def test_logits_may_be_narrower_than_the_tokenizer(plain: LLM) -> None:
     assert grammars.json_object(plain.tokenizer)(
         torch.tensor([[3]]), torch.zeros(1, 4001)
     ).shape == (1, 4001)
 
 
-def test_an_answer_that_gave_back_its_place_goes_on_in_its_grammar(plain: LLM) -> None:
-    """Put back to wait in mid-answer, and fed again: the grammar stands where it stood."""
+def test_a_request_resumes_its_grammar_after_preemption(plain: LLM) -> None:
     numbers = {
         "type": "array",
         "items": {"type": "integer", "minimum": 0, "maximum": 9},
@@ -210,21 +205,21 @@ def test_an_answer_that_gave_back_its_place_goes_on_in_its_grammar(plain: LLM) -
         "maxItems": 70,
     }
     grammar = grammars.json_schema(plain.tokenizer, numbers, plain.eos_token_ids)
-    asked = [
+    requested = [
         SamplingParams(260, temperature, seed=5, logits_processors=[grammar])
         for temperature in (1.0, 0.9)
     ]
-    room = 2 * 184 * plain.model.position_bytes / (1 << 30)
+    cache_gib = 2 * 184 * plain.model.position_bytes / (1 << 30)
     llm = LLM(
-        "demo", "auto:max_nodes=12,budget=false", dtype="float32", max_batch=2, cache_gib=room
+        "demo", "auto:max_nodes=12,budget=false", dtype="float32", max_batch=2, cache_gib=cache_gib
     )
-    outs = llm.generate(PROMPTS[2:], asked)
-    same(outs, plain.generate(PROMPTS[2:], asked))
+    outs = llm.generate(PROMPTS[2:], requested)
+    same(outs, plain.generate(PROMPTS[2:], requested))
     assert [len(json.loads(out.text)) for out in outs] == [70] * 2
     assert llm.load.preemptions > 0
 
 
-def test_kinds_of_grammars(plain: LLM) -> None:
+def test_all_kinds_of_grammars(plain: LLM) -> None:
     tokenizer = plain.tokenizer
     made = {
         r"-?[0-9]{1,3}": grammars.regex(tokenizer, r"-?[0-9]{1,3}"),
@@ -245,7 +240,7 @@ def test_kinds_of_grammars(plain: LLM) -> None:
     for schema in (
         {"type": "object"},
         '{"type": "object"}',
-    ):  # whitespace without end is not allowed
+    ):  # endless whitespace is not allowed
         grammar, ids = grammars.json_schema(tokenizer, schema), torch.tensor([[3, *blank]])
         grammar(ids[:, :1], torch.zeros(1, 4096))
         with pytest.raises(ConfigError, match="got an answer it cannot follow"):
@@ -291,15 +286,15 @@ def test_kinds_of_grammars(plain: LLM) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused_at_once(call: Any, words: str, plain: LLM) -> None:
+def test_bad_grammars_are_refused_at_once(call: Any, words: str, plain: LLM) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         call(plain.tokenizer)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
 
 
-def test_what_it_may_not_be_asked(plain: LLM) -> None:
-    """Several rows, and ids of another answer: silence would be a wrong answer."""
+def test_a_grammar_refuses_ids_of_another_sequence(plain: LLM) -> None:
+    """Check several rows, and ids that do not continue the previous ones."""
     grammar = grammars.json_object(plain.tokenizer)
     with pytest.raises(ConfigError, match=r"got ids of shape \(2, 1\)"):
         grammar(torch.tensor([[3], [4]]), torch.zeros(2, 4096))
@@ -311,8 +306,10 @@ def test_what_it_may_not_be_asked(plain: LLM) -> None:
     assert copied(torch.tensor([[3]]), torch.zeros(1, 4096)).shape == (1, 4096)
 
 
-def test_tokenizers_are_compiled_once_and_forgotten() -> None:
-    """By threads, too; grammars are kept, but not all."""
+def test_tokenizers_are_compiled_once_and_released() -> None:
+    """Several threads share one compiled tokenizer, and the number of cached grammars is
+    limited.
+    """
     tokenizer = AutoTokenizer.from_pretrained(demo.TARGET)
     made: list[Any] = []
     threads = [
@@ -338,13 +335,13 @@ def test_tokenizers_are_compiled_once_and_forgotten() -> None:
 
 
 @pytest.mark.parametrize("strategy", [None, "prompt_lookup"])
-def test_in_transformers_own_generate(plain: LLM, strategy: str | None) -> None:
-    """One prompt, a copy per call; several are refused rather than answered wrongly."""
+def test_grammars_work_in_generate_of_transformers(plain: LLM, strategy: str | None) -> None:
+    """Each call takes a copy for one prompt; several prompts are refused."""
     model, tokenizer = plain.model.model, plain.tokenizer
     grammar = grammars.json_schema(tokenizer, SCHEMA, plain.eos_token_ids)
     options = {} if strategy is None else {"custom_generate": Strategy(strategy)}
-    for place in (0, 2):
-        ids = tokenizer(PROMPTS[place], return_tensors="pt")["input_ids"]
+    for index in (0, 2):
+        ids = tokenizer(PROMPTS[index], return_tensors="pt")["input_ids"]
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -369,15 +366,16 @@ def test_in_transformers_own_generate(plain: LLM, strategy: str | None) -> None:
         )
 
 
-class Foolish:
-    """Chooses a token that the grammar in front of it forbids."""
+class ForbiddenToken:
+    """Logits processor that selects a token which the grammar forbids."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         return torch.where(torch.arange(scores.shape[-1]) == 9, 1e9, -torch.inf)[None]
 
 
-def test_a_forbidden_token_ends_the_request(plain: LLM) -> None:
-    """Not the grammar."""
+def test_selecting_a_forbidden_token_ends_the_request(plain: LLM) -> None:
     grammar = grammars.json_object(plain.tokenizer)
     with pytest.raises(ConfigError, match="got an answer it cannot follow"):
-        plain.generate(PROMPTS[:1], SamplingParams(8, logits_processors=[grammar, Foolish()]))
+        plain.generate(
+            PROMPTS[:1], SamplingParams(8, logits_processors=[grammar, ForbiddenToken()])
+        )

@@ -1,4 +1,4 @@
-"""The suite has a cache of its own: that of the user is neither read nor written."""
+"""Test that the suite has a separate cache and does not touch the user's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.util import cache
 from tests.support.hermetic import isolate
 
 ROOT = Path(__file__).parents[1]
-# A plugin that notes whatever is opened, listed or made in the folders that would be the user's.
+# Plugin that logs whatever is opened, listed or made in folders that stand for the user's.
 WATCH = """
 import os, sys
 EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove")
@@ -34,7 +34,7 @@ TEST = (
 )
 
 
-def test_the_cache_in_use_is_a_temporary_one() -> None:
+def test_the_cache_is_temporary() -> None:
     assert cache.root().parent == Path(tempfile.gettempdir())
     assert cache.root().name.startswith("paceline-tests-")
 

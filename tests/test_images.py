@@ -1,4 +1,4 @@
-"""Prompts with images: answers equal those of `model.generate`, alone and in batches."""
+"""Prompts with images: outputs equal those of `model.generate`, alone and in batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prompt(kind: str, seed: int, text: str = "hello hello what") -> MultimodalPr
 
 
 def vision_forwards(kind: str) -> tuple[list[int], Any]:
-    """Counts the forward passes of the vision tower; remove the hook afterwards."""
+    """Count the forward passes of the vision tower; the caller removes the hook."""
     counts: list[int] = []
     tower = next(
         module
@@ -50,7 +50,7 @@ def vision_forwards(kind: str) -> tuple[list[int], Any]:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_answers_equal_generate(kind: str) -> None:
-    """Two prompts with images, with text prompts between them, in one batch."""
+    """Put two prompts with images and two text prompts in one batch."""
     prompts: list[Any] = [prompt(kind, 0), TEXT, prompt(kind, 1), TEXT + "!"]
     answers = llm_of(kind).generate(prompts, SamplingParams(20))
     references = [
@@ -64,8 +64,8 @@ def test_answers_equal_generate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_the_drop_in_equals_generate(kind: str) -> None:
-    """A padded batch of two prompts with images, and its logits and cache."""
+def test_strategy_equals_generate(kind: str) -> None:
+    """Compare a padded batch of two prompts with images, its logits and its cache."""
     processor, model = multimodal.processor(kind), multimodal.model(kind)
     processor.tokenizer.padding_side = "left"
     texts = [f"hello {mark_of(kind)} what?", f"hi {mark_of(kind)} and more text with this"]
@@ -86,13 +86,13 @@ def test_the_drop_in_equals_generate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "qwen3_5"])
-def test_trees_with_wrong_branches_and_placeholders_cost_time_only(kind: str) -> None:
+def test_wrong_branches_and_placeholders_do_not_change_outputs(kind: str) -> None:
     entry = prompt(kind, 0)
     reference = expected(kind, entry.text, list(entry.images), 20)
     placeholder = multimodal.IDS[multimodal.IMAGE]
 
     def propose(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """The answer on a side branch, among placeholders."""
+        """Put the correct tokens on a side branch, among placeholders."""
         trees = []
         for request in requests:
             rest = reference[len(request.output_ids) :][:3]
@@ -178,7 +178,7 @@ def test_an_abandoned_stream_frees_its_slot() -> None:
     assert (llm.load.running, llm.model.open_sequences) == (0, 0)
 
 
-def test_offsets_stay_out_of_the_model() -> None:
+def test_position_offsets_do_not_remain_in_the_model() -> None:
     """The position offset of one prompt must not reach another call."""
     model = multimodal.model("qwen2_5_vl")
     model.model.rope_deltas = None
@@ -211,7 +211,7 @@ LLAVA = llm_of("llava")
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """Sources of images that cannot be used."""
+    """Return images that cannot be used, by name."""
     (folder / "text.png").write_text("no image")
     image(0).save(folder / "whole.png")
     data = (folder / "whole.png").read_bytes()
@@ -249,7 +249,7 @@ def files(folder: Path) -> dict[str, Any]:
         ("huge", "at most 64,000,000"),
     ],
 )
-def test_what_is_no_image_is_refused(tmp_path: Path, source: str, words: str) -> None:
+def test_unusable_images_are_refused(tmp_path: Path, source: str, words: str) -> None:
     given = files(tmp_path)[source]
     with pytest.raises(ConfigError, match=words) as error:
         LLAVA.generate([MultimodalPrompt("<image> what", [given])])
@@ -269,7 +269,9 @@ def test_what_is_no_image_is_refused(tmp_path: Path, source: str, words: str) ->
         (MultimodalPrompt("<image>", "a.png"), "got a str; expected a list"),
     ],
 )
-def test_prompts_that_do_not_fit_are_refused(entry: MultimodalPrompt, words: str) -> None:
+def test_mismatched_images_and_placeholders_are_refused(
+    entry: MultimodalPrompt, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         LLAVA.generate([TEXT, entry])
     assert str(error.value).startswith("prompt 1")
@@ -285,7 +287,7 @@ def test_text_models_refuse_images() -> None:
         llm.chat([message])
 
 
-def test_other_limits() -> None:
+def test_prompt_logprobs_and_long_prompts_are_refused() -> None:
     with pytest.raises(ConfigError, match="prompt_logprobs: got 1 for prompt 0"):
         LLAVA.generate([prompt("llava", 0)], SamplingParams(2, prompt_logprobs=1))
     with pytest.raises(ConfigError, match="no processor"):
@@ -301,8 +303,8 @@ def test_other_limits() -> None:
         short.generate([prompt("llava", 0)])
 
 
-def test_tensors_that_the_model_rejects_end_only_their_request() -> None:
-    """Two images whose tensors were lost: other requests go on."""
+def test_rejected_tensors_end_only_their_request() -> None:
+    """One request has two images without their tensors; the other request succeeds."""
     encoded = llm_of("llava")._media.encode_prompt(prompt("llava", 0), "prompt")
     assert isinstance(encoded, EncodedPrompt)
     broken = {"pixel_values": torch.zeros(3, 3, 28, 28)}
@@ -349,9 +351,9 @@ def test_the_server_takes_data_urls_only() -> None:
         message = server.post("/v1/messages", body(block)).json()
         part = {"type": "input_image", "image_url": url}
         fields = {"max_output_tokens": 6, "temperature": 0}
-        asked = {"type": "input_text", "text": text["text"]}
+        question = {"type": "input_text", "text": text["text"]}
         response = server.post(
-            "/v1/responses", {**fields, "input": [{"role": "user", "content": [part, asked]}]}
+            "/v1/responses", {**fields, "input": [{"role": "user", "content": [part, question]}]}
         ).json()
         unusable = [
             server.post("/v1/messages", body({"type": "image", "source": bad}))
@@ -380,15 +382,15 @@ def test_the_server_takes_data_urls_only() -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", pytest.param("lfm2_vl", marks=pytest.mark.slow)])
-def test_bits_with_images_depend_on_the_prompt_alone(kind: str) -> None:
-    """Batch invariance surveys the language model; drafts and neighbours change no bit."""
+def test_batch_invariance_holds_with_images(kind: str) -> None:
+    """Drafts and other requests in the batch change no bit of the output."""
     model = copy.deepcopy(multimodal.model(kind)).to(torch.bfloat16)
-    alone, beside = (
+    alone, batched = (
         LLM(model, spec, processor=multimodal.processor(kind), batch_invariant=True)
         for spec in ("none", "prompt_lookup")
     )
     params = SamplingParams(16, logprobs=3)
     entry = prompt(kind, 0)
     (first,) = alone.generate([entry], params)
-    last = beside.generate([prompt(kind, 1), TEXT, entry], params)[-1]
+    last = batched.generate([prompt(kind, 1), TEXT, entry], params)[-1]
     assert (first.token_ids, first.logprobs) == (last.token_ids, last.logprobs)

@@ -1,6 +1,4 @@
-"""What needs no torch imports none (who may import whom is held by import-linter), and the
-public names are there.
-"""
+"""Test that light modules import no torch, and that the public names exist."""
 
 from __future__ import annotations
 
@@ -27,8 +25,9 @@ LIGHT = [
 
 
 def test_light_modules_need_no_torch() -> None:
-    """One after the other, so that the first that needs it is named. A drafter's module is
-    imported when it is chosen.
+    """Modules are imported one by one, so that the failing one is named.
+
+    The module of a drafter is imported when it is selected.
     """
     code = f"""
 import importlib, sys
@@ -72,7 +71,7 @@ def test_imports_pause_the_garbage_collector() -> None:
         gc.enable()
 
 
-def test_objects_that_the_caller_exempted_from_collection_stay_exempt(
+def test_objects_exempt_from_collection_stay_exempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gc.freeze()

@@ -1,5 +1,7 @@
-"""Every drafter gives the target's own words: equal to `model.generate`, and to plain decoding
-for the same seed.
+"""Test that every drafter is lossless.
+
+Greedy outputs equal those of `model.generate`, and sampled outputs those of plain decoding with
+the same seed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tests.support.shared import (
 
 
 def with_batches(small: int, large: int) -> list[Any]:
-    """Every spec with both batch sizes; variants with the small one are slow."""
+    """Return every spec with both batch sizes; variants are slow with the small one."""
     return [
         pytest.param(
             spec, batch, marks=pytest.mark.slow if spec in VARIANTS and batch == small else ()
@@ -42,8 +44,9 @@ def with_batches(small: int, large: int) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "batch"), with_batches(1, 3))
 def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
-    """More prompts than places, all ending at different times. Eight at a time are below, with
-    end tokens.
+    """Run more prompts than slots, with different lengths.
+
+    Tests below run eight requests at a time, with end tokens.
     """
     llm = pair.engine(name, max_batch=batch)
     rng = random.Random(batch)
@@ -61,7 +64,7 @@ def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
         assert len(stats.query_tokens) == stats.target_forwards
         assert stats.new_tokens <= stats.target_forwards + stats.accepted_tokens
         assert stats.accepted_tokens <= stats.drafted_tokens
-    # Otherwise equality would prove nothing. With a budget, few drafts are verified.
+    # Equality proves little unless drafts are accepted. With a budget, few drafts are verified.
     if name != "none" and "budget=true" not in name:
         assert sum(out.stats.accepted_tokens for out in outs) > sum(lengths) // 9
         assert sum(out.stats.drafted_tokens - out.stats.accepted_tokens for out in outs) > 0
@@ -69,7 +72,7 @@ def test_greedy_equals_generate(pair: Pair, name: str, batch: int) -> None:
 
 @pytest.mark.parametrize("name", MOST_SPECS)
 def test_greedy_with_a_repetition_penalty_equals_generate(pair: Pair, name: str) -> None:
-    """The penalty holds on the true prefix of every node."""
+    """The penalty applies to the correct prefix of every node."""
     expected = [
         reference(pair.target, prompt, 20, repetition_penalty=1.4) for prompt in pair.prompts
     ]
@@ -81,7 +84,7 @@ def test_greedy_with_a_repetition_penalty_equals_generate(pair: Pair, name: str)
 
 @pytest.mark.parametrize("name", MOST_SPECS)
 def test_several_end_tokens(pair: Pair, name: str) -> None:
-    """The answer ends at the first of them, also in the middle of an accepted run."""
+    """Outputs end at the first end token, even within accepted drafts."""
     ends = [pair.answers[1][6], pair.answers[5][9]]
     expected = [reference(pair.target, prompt, COUNT, eos_token_id=ends) for prompt in pair.prompts]
     assert sum(len(answer) < COUNT for answer in expected) >= 3
@@ -98,8 +101,9 @@ def test_several_end_tokens(pair: Pair, name: str) -> None:
 
 @pytest.mark.parametrize("name", MOST_SPECS)
 def test_stop_strings(pair: Pair, tokenizer: Any, name: str) -> None:
-    """Tokens as `generate` gives them, text cut before the string; the strings cross borders of
-    tokens.
+    """Tokens equal those of `generate`, and the text ends before the stop string.
+
+    The stop strings start or end within tokens.
     """
     texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in pair.answers]
     stop = (texts[1][7:10], texts[6][11:14], texts[10][9:12])
@@ -118,10 +122,8 @@ def test_stop_strings(pair: Pair, tokenizer: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
-def test_never_a_token_too_many(pair: Pair, name: str) -> None:
-    """Limits of 1 to 12 tokens cut accepted runs everywhere; the same limits through the context
-    length.
-    """
+def test_length_limits_are_exact(pair: Pair, name: str) -> None:
+    """Check limits of 1 to 12 tokens, set by max_new_tokens or by the context length."""
     llm = pair.engine(name)
     limits = range(1, 13)
     outs = llm.generate(pair.prompts, [SamplingParams(max_new_tokens=limit) for limit in limits])
@@ -138,7 +140,7 @@ def test_never_a_token_too_many(pair: Pair, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
-def test_prompts_in_chunks(pair: Pair, name: str) -> None:
+def test_chunked_prefill_is_lossless(pair: Pair, name: str) -> None:
     llm = pair.engine(name, max_batch=3)
     llm.model.prefill_chunk = 4
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=12))
@@ -148,8 +150,8 @@ def test_prompts_in_chunks(pair: Pair, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
-def test_slots_change_hands(pair: Pair, name: str) -> None:
-    """One engine, many calls: what a call leaves behind must not reach the next."""
+def test_reused_slots_keep_nothing(pair: Pair, name: str) -> None:
+    """One engine serves many calls, and no call may affect the next."""
     llm = pair.engine(name, max_batch=4)
     fresh = pair.engine(name, max_batch=4)
     kinds = [
@@ -176,14 +178,14 @@ MIXED += [SamplingParams(18, 1.0, seed=seed, **rest) for seed, rest in enumerate
 MIXED += [SamplingParams(18), SamplingParams(11, 1.3, seed=-5)]
 
 
-# The drafters sampled alone by default: one of chains and one of trees.
+# By default, two drafters are sampled alone: one drafts chains and the other trees.
 ALONE = ("draft_model:verification=follow", "auto")
 IN_BATCHES = [spec for spec in SAME_SEED if spec not in VARIANTS]
 
 
 @pytest.fixture(scope="module")
 def sampled(pair: Pair) -> list[list[int]]:
-    """Plain decoding, one request at a time, each with its own parameters."""
+    """Return outputs of plain decoding, one request at a time, each with other parameters."""
     llm = LLM(pair.target, "none", max_batch=1)
     return [out.token_ids for out in llm.generate(pair.prompts, MIXED)]
 
@@ -200,17 +202,17 @@ def sampled(pair: Pair) -> list[list[int]]:
         for batch in (1, 5)
     ],
 )
-def test_a_seed_gives_the_same_text(
+def test_sampled_outputs_equal_plain_decoding(
     pair: Pair, sampled: list[list[int]], spec: str, batch: int
 ) -> None:
-    """Under every drafter of guesses, in any batch, in any order, beside any neighbours."""
+    """Check every drafter of guesses with several batch sizes, orders and neighbours."""
     llm = pair.engine(spec, max_batch=batch)
     order = random.Random(batch).sample(range(len(pair.prompts)), len(pair.prompts))
     outs = llm.generate([pair.prompts[i] for i in order], [MIXED[i] for i in order])
     assert [out.token_ids for out in outs] == [sampled[i] for i in order]
 
 
-def test_seeds_matter(pair: Pair) -> None:
+def test_seeds_give_different_outputs(pair: Pair) -> None:
     llm = LLM(pair.target, "none")
     texts = {
         tuple(llm.generate([pair.prompts[1]], SamplingParams(8, 1.0, seed=seed))[0].token_ids)
@@ -222,8 +224,9 @@ def test_seeds_matter(pair: Pair) -> None:
 @pytest.mark.parametrize("spec", ["draft_model", "draft_model:verification=follow"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_model_with_a_shorter_context(pair: Pair, spec: str, temperature: float) -> None:
-    """Beyond its context the draft model falls silent; some prompts start there, some cross
-    over.
+    """The draft model stops drafting at the end of its context.
+
+    Some prompts start beyond it, and others cross it.
     """
     llm = LLM(pair.target, drafter=spec, draft_model=short_draft())
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
@@ -240,12 +243,12 @@ def test_a_draft_model_with_a_shorter_context(pair: Pair, spec: str, temperature
 
 @functools.cache
 def short_draft() -> Any:
-    """GPT-2 with learned positions, 28 of them: one more would be an index error."""
+    """Return a GPT-2 with 28 learned positions; one more would be an index error."""
     return make("gpt2_short")
 
 
-class Overheard(DraftModel):
-    """Notes what it proposes after which tokens."""
+class RecordingDraftModel(DraftModel):
+    """Draft model that records its proposals and the tokens before them."""
 
     notes: list[tuple[list[int], list[int]]]
 
@@ -258,9 +261,9 @@ class Overheard(DraftModel):
         return trees
 
 
-def test_drafts_are_the_draft_models_own_words(pair: Pair) -> None:
-    """Also after rejections: nothing of a rejected draft is left in the draft model's cache."""
-    drafter = Overheard(DraftModelOptions(max_draft_tokens=4), CachedLM(pair.draft))
+def test_drafts_equal_greedy_decoding_of_the_draft_model(pair: Pair) -> None:
+    """Rejected drafts must leave nothing in the draft model's cache."""
+    drafter = RecordingDraftModel(DraftModelOptions(max_draft_tokens=4), CachedLM(pair.draft))
     drafter.notes = []
     outs = LLM(pair.target, drafter=drafter, max_batch=4).generate(
         pair.prompts, SamplingParams(max_new_tokens=20)
@@ -276,11 +279,10 @@ STREAMED = [SamplingParams(20), SamplingParams(20, 1.0, seed=3, stop=("e.", "a",
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
-def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str) -> None:
-    """Two engines with the same history: what a drafter keeps between requests is the same in both.
+def test_a_stream_adds_up_to_the_completion(pair: Pair, tokenizer: Any, name: str) -> None:
+    """Compare two engines with the same history, since drafters learn from earlier requests.
 
-    How much is accepted is compared only without a budget: a budget feeds what the clock says is
-    cheap.
+    Acceptance is compared only without a budget, which depends on measured time.
     """
     whole, streamed = (pair.engine(name, tokenizer=tokenizer) for _ in range(2))
     for prompt, params in zip(pair.prompts[5:9], STREAMED * 2, strict=True):
@@ -306,12 +308,12 @@ def test_a_stream_joined_is_the_completion(pair: Pair, tokenizer: Any, name: str
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
-def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, tokenizer: Any, name: str) -> None:
-    """Stop strings that begin in one step and end in another, and ones that only begin."""
+def test_a_stream_contains_no_part_of_a_stop_string(pair: Pair, tokenizer: Any, name: str) -> None:
+    """Check stop strings across steps, and strings of which only the beginning occurs."""
     llm = pair.engine(name, tokenizer=tokenizer)
-    for place, row in enumerate((1, 5, 6, 7)):
+    for index, row in enumerate((1, 5, 6, 7)):
         text = tokenizer.decode(pair.answers[row], skip_special_tokens=True)
-        for start in range(4 + place % 2, 12, 2):
+        for start in range(4 + index % 2, 12, 2):
             params = SamplingParams(
                 COUNT, stop=(text[start : start + 5], text[start + 2 : start + 4] + "é")
             )
@@ -320,7 +322,7 @@ def test_a_stream_shows_nothing_of_a_stop_string(pair: Pair, tokenizer: Any, nam
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
-def test_a_stream_closed_early_leaves_nothing(pair: Pair, name: str) -> None:
+def test_a_stream_closed_early_frees_its_request(pair: Pair, name: str) -> None:
     llm = pair.engine(name)
     before = Request([1], SamplingParams()).id
     stream = llm.stream(pair.prompts[1], SamplingParams(max_new_tokens=COUNT))
@@ -336,7 +338,7 @@ def test_a_stream_closed_early_leaves_nothing(pair: Pair, name: str) -> None:
 
 
 class Breaking(ScriptedTree):
-    """Fails once, at the third call of one method."""
+    """Drafter that fails once, at the third call of one method."""
 
     def __init__(self, where: str, answers: dict[tuple[int, ...], list[int]]) -> None:
         super().__init__(answers, vocab=256)
@@ -378,7 +380,7 @@ def test_a_drafter_that_fails_leaves_the_engine_usable(pair: Pair, where: str) -
     assert drafter.side_branches > 0
 
 
-def test_the_base_class_asks_for_propose(pair: Pair) -> None:
+def test_the_base_class_requires_propose(pair: Pair) -> None:
     llm = LLM(pair.target, drafter=Drafter())
     with pytest.raises(NotImplementedError):
         llm.generate(pair.prompts[:1])

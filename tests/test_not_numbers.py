@@ -1,6 +1,4 @@
-"""Models whose logits are not numbers: one error for the request that needs them, and nothing
-else changes.
-"""
+"""Test logits that are not numbers: only the request that needs them fails."""
 
 from __future__ import annotations
 
@@ -39,8 +37,10 @@ EMPTY = [NAN, INF, -INF]
 
 
 def broken(model: Any, token: int | None = None, value: float = NAN) -> Any:
-    """A copy whose logits are `value`: all of them, or those after a text with `token` in it, as
-    its keys and values are.
+    """Return a copy of a model with broken logits.
+
+    Without `token`, all logits are `value`. With it, those after a text that contains the token
+    are, and so are its keys and values.
     """
     model = copy.deepcopy(model)
     with torch.no_grad():
@@ -54,7 +54,7 @@ def broken(model: Any, token: int | None = None, value: float = NAN) -> Any:
 
 
 def unused(pair: Pair) -> int:
-    """A token that no prompt and no answer has."""
+    """Return a token that occurs in no prompt and no output."""
     used = {token for text in (*pair.prompts, *pair.answers) for token in text}
     return next(token for token in range(1, 256) if token not in used)
 
@@ -81,7 +81,7 @@ def test_every_request_ends_with_one_error(pair: Pair, spec: str) -> None:
 
 @pytest.mark.parametrize("value", EMPTY)
 @pytest.mark.parametrize("params", KINDS)
-def test_logits_that_are_infinite(pair: Pair, value: float, params: SamplingParams) -> None:
+def test_infinite_logits_raise(pair: Pair, value: float, params: SamplingParams) -> None:
     with pytest.raises(LogitsError, match="not numbers"):
         engine(pair, broken(pair.target, value=value)).generate([pair.prompts[0]], params)
 
@@ -90,7 +90,7 @@ def test_logits_that_are_infinite(pair: Pair, value: float, params: SamplingPara
     ("dtype", "advice"),
     [(torch.float16, "overflows beyond 65504"), (torch.bfloat16, "dtype='float32'")],
 )
-def test_the_advice_is_about_the_dtype(pair: Pair, dtype: torch.dtype, advice: str) -> None:
+def test_the_error_gives_advice_on_the_dtype(pair: Pair, dtype: torch.dtype, advice: str) -> None:
     llm = LLM(broken(pair.target).to(dtype), "none")
     with pytest.raises(LogitsError, match=advice):
         llm.generate([pair.prompts[0]], SHORT)
@@ -98,7 +98,7 @@ def test_the_advice_is_about_the_dtype(pair: Pair, dtype: torch.dtype, advice: s
 
 @pytest.mark.parametrize("params", KINDS[:5])
 def test_single_tokens_may_be_impossible(pair: Pair, params: SamplingParams) -> None:
-    """A vocabulary is padded with -inf."""
+    """A vocabulary may be padded with -inf."""
     model = copy.deepcopy(pair.target)
     padding = torch.zeros(256)
     padding[[token for token in range(256) if token % 3 == 0]] = -INF
@@ -115,12 +115,10 @@ def test_single_tokens_may_be_impossible(pair: Pair, params: SamplingParams) -> 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("spec", ["none", "prompt_lookup", "auto", "token_recycling"])
-def test_others_in_the_batch_are_unharmed(
+def test_other_requests_in_the_batch_are_unaffected(
     pair: Pair, spec: str, invariant: bool, implementation: str
 ) -> None:
-    """Also those that get the slot of one that failed: what attention masks, it multiplies by 0,
-    and NaN stays NaN.
-    """
+    """A reused slot must not contain NaN: masked attention multiplies by 0, which keeps NaN."""
     bad = unused(pair)
     model = broken(pair.target, bad)
     model.set_attn_implementation(implementation)
@@ -135,26 +133,26 @@ def test_others_in_the_batch_are_unharmed(
     ]
     answers: dict[int, Any] = {}
 
-    def ask(place: int) -> None:
+    def ask(index: int) -> None:
         try:
-            answers[place] = llm.generate([prompts[place]], SHORT)[0].token_ids
+            answers[index] = llm.generate([prompts[index]], SHORT)[0].token_ids
         except LogitsError as error:
-            answers[place] = str(error)
+            answers[index] = str(error)
 
     for _ in range(2):
-        threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(prompts))]
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(prompts))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        found = [answers[place] for place in (1, 2, 3, 4, 6, 7)]
+        found = [answers[index] for index in (1, 2, 3, 4, 6, 7)]
         assert found == [answer[:COUNT] for answer in pair.answers[:6]]
         assert "not numbers" in answers[0]
         assert "not numbers" in answers[5]
 
 
 @pytest.mark.parametrize("params", [SHORT, SAMPLED])
-def test_branches_that_are_not_taken_do_not_matter(pair: Pair, params: SamplingParams) -> None:
+def test_rejected_branches_do_not_matter(pair: Pair, params: SamplingParams) -> None:
     bad = unused(pair)
     model = broken(pair.target, bad)
     want = LLM(pair.target, "none").generate(pair.prompts[:3], params)
@@ -165,7 +163,7 @@ def test_branches_that_are_not_taken_do_not_matter(pair: Pair, params: SamplingP
     ]
 
 
-def test_a_prefill_that_was_cancelled_leaves_nothing_behind(pair: Pair) -> None:
+def test_a_cancelled_prefill_leaves_no_broken_keys(pair: Pair) -> None:
     bad = unused(pair)
     llm = LLM(broken(pair.target, bad), "none", max_batch=1, keep_prefixes=2)
     llm.model.prefill_chunk = 4
@@ -186,7 +184,7 @@ OPTIONS = (SHORT, SAMPLED, SamplingParams(COUNT, repetition_penalty=1.3))
 
 @pytest.fixture(scope="module")
 def plain_answers(pair: Pair) -> list[list[list[int]]]:
-    """Tokens of plain decoding under each of `OPTIONS`."""
+    """Return the outputs of plain decoding for each of `OPTIONS`."""
     llm = LLM(pair.target, "none")
     return [[out.token_ids for out in llm.generate(pair.prompts[:2], params)] for params in OPTIONS]
 
@@ -209,7 +207,7 @@ WITH_DRAFTS = ("draft_model", "specdec_pp", "ouroboros", "auto")
         for index in range(len(OPTIONS))
     ],
 )
-def test_a_bad_draft_model_costs_time_only(
+def test_a_broken_draft_model_does_not_change_outputs(
     pair: Pair,
     plain_answers: list[list[list[int]]],
     bad_drafts: list[Any],
@@ -225,8 +223,10 @@ def test_a_bad_draft_model_costs_time_only(
             assert [one.token_ids for one in found] == plain_answers[index]
 
 
-def test_a_rejected_draw_of_a_bad_draft_leaves_the_law_as_it_is(pair: Pair) -> None:
-    """Probabilities that are NaN are never accepted, and take nothing from the target's."""
+def test_broken_draft_probabilities_keep_the_distribution(pair: Pair) -> None:
+    """Probabilities that are NaN are never accepted, and do not change the residual
+    distribution.
+    """
     probs = torch.full((256,), NAN)
 
     class Draws(ScriptedDrafter):
@@ -247,7 +247,7 @@ def test_a_rejected_draw_of_a_bad_draft_leaves_the_law_as_it_is(pair: Pair) -> N
     assert abs(counts[0] - counts[1]).max() < 60
 
 
-def test_a_processor_is_named(pair: Pair) -> None:
+def test_the_error_names_the_logits_processor(pair: Pair) -> None:
     def spoil(ids: Any, scores: Any) -> Any:
         return scores * NAN
 
@@ -259,7 +259,7 @@ def test_a_processor_is_named(pair: Pair) -> None:
             LLM(pair.target, "auto").generate([pair.prompts[0]], own)
 
 
-def test_a_processor_may_repair_logits(pair: Pair) -> None:
+def test_a_logits_processor_may_repair_logits(pair: Pair) -> None:
     bad = unused(pair)
     model = broken(pair.target, bad)
     repaired = SamplingParams(COUNT, logits_processors=[InfNanRemoveLogitsProcessor()])
@@ -270,7 +270,7 @@ def test_a_processor_may_repair_logits(pair: Pair) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_the_strategy_says_it_too(pair: Pair, batch: int, sampled: bool) -> None:
+def test_the_strategy_raises_for_broken_logits(pair: Pair, batch: int, sampled: bool) -> None:
     ids, model = torch.tensor([pair.prompts[0]] * batch), broken(pair.target)
     options = {
         "custom_generate": Strategy("prompt_lookup"),
@@ -290,16 +290,16 @@ def test_the_strategy_says_it_too(pair: Pair, batch: int, sampled: bool) -> None
         )
 
 
-def test_the_server_tells_one_client(pair: Pair, tokenizer: Any) -> None:
+def test_the_server_reports_the_error_to_one_client(pair: Pair, tokenizer: Any) -> None:
     bad = unused(pair)
     llm = LLM(broken(pair.target, bad), "auto", tokenizer=tokenizer, max_batch=4)
     with served(llm) as server:
         answers: dict[int, httpx2.Response] = {}
 
-        def ask(place: int, prompt: list[int]) -> None:
-            answers[place] = server.post(
+        def ask(index: int, prompt: list[int]) -> None:
+            answers[index] = server.post(
                 "/v1/completions",
-                {"prompt": prompt, "max_tokens": 6, "temperature": 0, "stream": place == 2},
+                {"prompt": prompt, "max_tokens": 6, "temperature": 0, "stream": index == 2},
                 headers={"authorization": f"Bearer {KEY}"},
             )
 
@@ -314,7 +314,7 @@ def test_the_server_tells_one_client(pair: Pair, tokenizer: Any) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert [answers[place].status_code for place in (0, 1, 3)] == [200, 500, 200]
+        assert [answers[index].status_code for index in (0, 1, 3)] == [200, 500, 200]
         assert "not numbers" in answers[1].json()["error"]["message"]
         assert answers[2].text.count("not numbers") == 1
         assert server.open_work() == 0

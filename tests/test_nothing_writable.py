@@ -1,5 +1,6 @@
-"""Where neither the installation nor the home can be written: everything works, from memory, and
-one line says so.
+"""Test that everything works from memory where no folder can be written.
+
+One log line reports it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ FUNCTION = (
 
 
 @pytest.fixture(autouse=True)
-def nothing_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """As in a process that has written nothing yet."""
+def fresh_state(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Reset the state to that of a process that has written nothing."""
     monkeypatch.setattr(cache, "_noted", False)
     monkeypatch.setattr(result_cache, "_unwritten", {})
     monkeypatch.setattr(CodeCache, "_writable", True)
@@ -40,7 +41,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
 
 @pytest.fixture
 def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache whose folder cannot be made, by root either: it would be inside a file."""
+    """Return a cache folder that nobody can make, not even root: it is inside a file."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
     return tmp_path / "file" / "cache"
@@ -48,7 +49,7 @@ def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A module with a compiled function, whose `__pycache__` is a file."""
+    """Write a module with a compiled function and a file in the way of its `__pycache__`."""
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "doubling.py").write_text(FUNCTION)
@@ -63,7 +64,7 @@ def imported() -> Any:
     return importlib.import_module("doubling")
 
 
-def test_compiled_code_stays_in_memory_and_one_line_says_so(
+def test_compiled_code_stays_in_memory_with_one_log_line(
     module: Path, unwritable: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
@@ -73,7 +74,7 @@ def test_compiled_code_stays_in_memory_and_one_line_says_so(
     assert "\n" not in line
 
 
-def test_compiled_code_is_kept_in_the_cache_where_the_installation_cannot_be_written(
+def test_compiled_code_of_a_read_only_installation_is_cached(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
@@ -86,10 +87,10 @@ def test_compiled_code_is_kept_in_the_cache_where_the_installation_cannot_be_wri
     assert not caplog.records
 
 
-def test_numbas_own_folder_comes_first(
+def test_the_cache_folder_of_numba_comes_first(
     module: Path, unwritable: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """numba reads its variable when it is imported."""
+    """The variable is read when numba is imported, so this runs in a new process."""
     environment = {
         **os.environ,
         "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
@@ -103,7 +104,7 @@ def test_numbas_own_folder_comes_first(
     assert [*(tmp_path / "numba").rglob("doubling.twice*.nbc")]
 
 
-def test_what_lies_beside_a_read_only_module_is_used(
+def test_compiled_code_next_to_a_read_only_module_is_used(
     module: Path,
     unwritable: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -122,7 +123,7 @@ def test_what_lies_beside_a_read_only_module_is_used(
     assert not caplog.records
 
 
-def test_a_disk_that_is_full_later(
+def test_a_cache_that_becomes_unwritable_is_reported(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
@@ -139,7 +140,7 @@ class ProbeResult:
     value: int
 
 
-def test_findings_stay_in_memory(unwritable: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_results_stay_in_memory(unwritable: Path, caplog: pytest.LogCaptureFixture) -> None:
     measured: list[int] = []
 
     def measure() -> ProbeResult:
@@ -147,17 +148,17 @@ def test_findings_stay_in_memory(unwritable: Path, caplog: pytest.LogCaptureFixt
         return ProbeResult(len(measured))
 
     for facts, value in (("a", 1), ("a", 1), ("b", 2), ("a", 1)):
-        place = result_cache.ResultKey("test-v1", facts, "test", "found.json")
+        key = result_cache.ResultKey("test-v1", facts, "test", "found.json")
         assert result_cache.load_or_compute(
-            place, measure, lambda kept: ProbeResult(**kept)
+            key, measure, lambda kept: ProbeResult(**kept)
         ) == ProbeResult(value)
-    result_cache.replace(place, ProbeResult(9))
-    assert result_cache.load(place, lambda kept: ProbeResult(**kept)) == ProbeResult(9)
+    result_cache.replace(key, ProbeResult(9))
+    assert result_cache.load(key, lambda kept: ProbeResult(**kept)) == ProbeResult(9)
     assert len(caplog.records) == 1
     assert "PACELINE_CACHE" in caplog.text
 
 
-def test_a_disk_that_fills_while_a_finding_is_written(
+def test_a_disk_that_fills_while_a_result_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
@@ -179,10 +180,10 @@ def test_a_disk_that_fills_while_a_finding_is_written(
     assert "No space left" in caplog.text
 
 
-def test_a_user_without_home(
+def test_a_user_without_a_home_folder(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As `docker run --user 12345` makes one."""
+    """`docker run --user 12345` creates such a user."""
     for name in ("PACELINE_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -192,9 +193,9 @@ def test_a_user_without_home(
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(cache.CacheError, match=r"user has no home.*Set PACELINE_CACHE"):
         cache.root()
-    place = result_cache.ResultKey("test-v1", "a", "test", "found.json")
+    key = result_cache.ResultKey("test-v1", "a", "test", "found.json")
     assert result_cache.load_or_compute(
-        place, lambda: ProbeResult(3), lambda kept: ProbeResult(**kept)
+        key, lambda: ProbeResult(3), lambda kept: ProbeResult(**kept)
     ) == ProbeResult(3)
     assert "user has no home" in caplog.text
 
@@ -205,7 +206,7 @@ def test_a_user_without_home(
     reason="becomes nobody",
 )
 @pytest.mark.parametrize("home", ["/nonexistent", None])
-def test_as_nobody(home: str | None) -> None:
+def test_a_user_without_rights_can_generate(home: str | None) -> None:
     code = (
         "from paceline import LLM, SamplingParams; print(len(LLM('demo').generate('def add',"
         " SamplingParams(4))[0].token_ids))"
@@ -234,10 +235,10 @@ def test_as_nobody(home: str | None) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a class that is gone", "no index"])
-def test_an_index_that_cannot_be_read_is_written_again(
+def test_an_unreadable_index_is_written_again(
     damage: str, module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version of the package may have left an index with classes that are renamed."""
+    """Another version of the package may have written an index with other class names."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     assert imported().twice(4) == 8
     (index,) = (tmp_path / "cache").rglob("*.nbi")

@@ -1,5 +1,6 @@
-"""What goes into the wheel, held against the tree; `make package` builds it, installs it and
-uses it outside the checkout.
+"""Check the contents of the wheel against the source tree.
+
+`make package` builds the wheel, installs it and uses it outside the checkout.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def data_files() -> set[Path]:
-    """Files below paceline/ that are no Python source, as git knows them; all of them where
-    there is no git.
-    """
+    """Return the data files in paceline/ that git tracks, or all of them without git."""
     listed = subprocess.run(
         ["git", "ls-files", "paceline"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.split()
@@ -41,7 +40,7 @@ def test_every_data_file_is_in_the_wheel() -> None:
     }
 
 
-def test_licences_of_the_embedded_data_go_with_it() -> None:
+def test_licences_of_embedded_data_are_in_the_wheel() -> None:
     patterns = PROJECT["project"]["license-files"]
     shipped = {path.name for pattern in patterns for path in ROOT.glob(pattern)}
     assert {"LICENSE", "GPTeacher.txt", "grade-school-math.txt", "Python.txt"} <= shipped
@@ -80,21 +79,19 @@ def test_lower_bounds_are_the_versions_tested() -> None:
         name: Version(version)
         for name, version in (line.split("==") for line in lines if "==" in line)
     }
-    asked = [*PROJECT["project"]["dependencies"]]
-    asked += [
+    required = [*PROJECT["project"]["dependencies"]]
+    required += [
         one
         for extra in ("test", "bench", "chat", "gguf", "grammar", "images", "llama-cpp", "serve")
         for one in extras[extra]
     ]
-    bounds = dict(one.split(">=") for one in asked if not one.startswith("paceline"))
-    pins.pop("huggingface_hub")  # the lowest that the lowest transformers takes
+    bounds = dict(one.split(">=") for one in required if not one.startswith("paceline"))
+    pins.pop("huggingface_hub")  # the lowest version that the lowest transformers supports
     assert {name: Version(lowest) for name, lowest in bounds.items()} == pins
 
 
-def test_extras_and_constraints() -> None:
-    """Every extra there is named; each constraint is one of a package that is asked for or comes
-    along.
-    """
+def test_every_requirement_of_the_extras_is_pinned() -> None:
+    """Check the names of the extras, and that each requirement is pinned."""
     extras = PROJECT["project"]["optional-dependencies"]
     assert {
         "bench",

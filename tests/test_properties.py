@@ -1,5 +1,5 @@
-"""Whatever comes in, a typed error or a right answer comes out: parameters and prompts at
-random, answers held to float64.
+"""Test random parameters and prompts: outputs are correct in float64, or a typed error is
+raised.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from paceline.sampling import sampler
 from tests.support.shared import Pair
 
 VOCAB, LONGEST = 256, 20
-CLOSE = 1e-3  # of a score: nearer than that, float32 may decide otherwise
+CLOSE = 1e-3  # scores that are closer may be ordered differently in float32
 
-# Each parameter: what is allowed, to its ends, and what is not.
+# Allowed values of each parameter, including its limits; `NONSENSE` has values of other types.
 FINE: dict[str, st.SearchStrategy[Any]] = {
     "max_new_tokens": st.integers(1, 4) | st.just(1 << 70),
     "temperature": st.just(0) | st.floats(0, 1e-3) | st.floats(0.3, 2),
@@ -108,7 +108,7 @@ def llm(pair: Pair, tokenizer: Any) -> LLM:
 
 @settings(max_examples=40, phases=[Phase.generate])
 @given(prompt=PROMPTS, values=st.fixed_dictionaries({}, optional=FINE))
-def test_what_is_allowed_gets_its_answer(llm: LLM, prompt: Any, values: dict[str, Any]) -> None:
+def test_valid_input_gives_correct_outputs(llm: LLM, prompt: Any, values: dict[str, Any]) -> None:
     _check(llm, prompt, SamplingParams(**values))
 
 
@@ -120,7 +120,7 @@ def test_what_is_allowed_gets_its_answer(llm: LLM, prompt: Any, values: dict[str
     ),
     params=st.none() | NONSENSE,
 )
-def test_anything_else_gets_a_typed_error(
+def test_other_input_raises_a_typed_error(
     llm: LLM, prompt: Any, values: dict[str, Any], params: Any
 ) -> None:
     error = ""
@@ -140,9 +140,7 @@ def test_anything_else_gets_a_typed_error(
 
 
 def _check(llm: LLM, prompt: Any, params: SamplingParams) -> None:
-    """Hold an answer against the definition of every parameter, by one plain forward over prompt
-    and answer.
-    """
+    """Check an output by the definition of every parameter, with one plain forward pass."""
     (out,) = llm.generate([prompt], params)
     ids = (
         llm.tokenizer(prompt)["input_ids"]
@@ -152,24 +150,24 @@ def _check(llm: LLM, prompt: Any, params: SamplingParams) -> None:
     tokens = [*ids, *out.token_ids]
     with torch.inference_mode():
         logits = llm.model.model(torch.tensor([tokens])).logits[0].double()
-    for place, token in enumerate(out.token_ids):
-        end = len(ids) + place
+    for index, token in enumerate(out.token_ids):
+        end = len(ids) + index
         adjusted = _adjusted(logits[end - 1], tokens[:end], len(ids), params, llm)
         allowed, certain = (_scores(adjusted, params, slack) for slack in (CLOSE, -CLOSE))
         if not params.greedy:
-            key = sampler.noise_key(params.seed, place, sampler.TARGET)
+            key = sampler.noise_key(params.seed, index, sampler.TARGET)
             noise = sampler.exponential_noise([key], VOCAB, logits.device)[0].double().log()
             allowed, certain = allowed - noise, certain - noise
         assert allowed[token] >= certain.max() - CLOSE * max(1.0, float(logits.abs().max()))
-        assert _ends(llm, out.token_ids[: place + 1], params) == (
-            place + 1 == len(out.token_ids) and out.finish_reason == "stop"
+        assert _ends(llm, out.token_ids[: index + 1], params) == (
+            index + 1 == len(out.token_ids) and out.finish_reason == "stop"
         )
         if params.logprobs is not None:
             assert out.logprobs is not None
-            assert out.logprobs[place][token] == pytest.approx(
+            assert out.logprobs[index][token] == pytest.approx(
                 float(logits[end - 1].log_softmax(-1)[token]), abs=CLOSE
             )
-            assert len(out.logprobs[place]) in (min(params.logprobs, VOCAB), params.logprobs + 1)
+            assert len(out.logprobs[index]) in (min(params.logprobs, VOCAB), params.logprobs + 1)
     if out.finish_reason == "length":
         assert len(out.token_ids) == min(params.max_new_tokens, LONGEST - len(ids))
 
@@ -177,7 +175,7 @@ def _check(llm: LLM, prompt: Any, params: SamplingParams) -> None:
 def _adjusted(
     logits: torch.Tensor, seen: list[int], prompt_length: int, params: SamplingParams, llm: LLM
 ) -> torch.Tensor:
-    """What depends on the tokens before, one token at a time."""
+    """Return scores adjusted for the previous tokens, computed one token at a time."""
     scores, answer = logits.clone(), seen[prompt_length:]
     for token, bias in (params.logit_bias or {}).items():
         scores[token] += bias
@@ -204,8 +202,9 @@ def _adjusted(
 
 
 def _scores(adjusted: torch.Tensor, params: SamplingParams, slack: float) -> torch.Tensor:
-    """Logarithms of the target distribution, but for a constant, with slack for the tokens at
-    the edge of a truncation.
+    """Return the logarithms of the target distribution up to a constant.
+
+    Tokens near the edge of a truncation are kept within `slack`.
     """
     if params.greedy:
         return adjusted

@@ -1,4 +1,4 @@
-"""Options of single requests: exact under every drafter, or refused."""
+"""Test options of single requests: exact under every drafter, or refused."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, Pair, ScriptedTre
 LENGTH = 24
 
 
-class Remembers(LogitsProcessor):  # type: ignore[misc]
-    """Forbids what it saw chosen two calls ago, and insists on being asked about every token
-    once, in order.
-    """
+class ForbidsRecentTokens(LogitsProcessor):  # type: ignore[misc]
+    """Processor that forbids the last two tokens and requires one call per token, in order."""
 
     def __init__(self) -> None:
         self.width: int | None = None
@@ -42,15 +40,13 @@ class Remembers(LogitsProcessor):  # type: ignore[misc]
 
 
 def favours_even(ids: Tensor, scores: Tensor) -> Tensor:
-    """A plain function, which depends on how long the text is."""
+    """A plain function as a processor, which depends on the length of the text."""
     even = torch.arange(scores.shape[-1]) % 2 == ids.shape[1] % 2
     return scores + 1.5 * even
 
 
 def requests(pair: Pair, temperature: float) -> list[SamplingParams]:
-    """Parameters for every prompt, each with several options at once; every fourth prompt has
-    none.
-    """
+    """Return parameters with several options for each prompt; every fourth has none."""
     common: dict[str, Any] = {"max_new_tokens": LENGTH, "temperature": temperature, "seed": 3}
     every = []
     for row, answer in enumerate(pair.answers):
@@ -64,7 +60,7 @@ def requests(pair: Pair, temperature: float) -> list[SamplingParams]:
                 "stop_token_ids": answer[4:12],
             },
             {
-                "logits_processors": [Remembers(), favours_even],
+                "logits_processors": [ForbidsRecentTokens(), favours_even],
                 "frequency_penalty": 0.3,
                 "logprobs": 0,
             },
@@ -97,9 +93,7 @@ def plain(pair: Pair) -> dict[float, list[Completion]]:
 def test_all_options_are_exact_under_every_drafter(
     pair: Pair, plain: dict[float, list[Completion]], spec: str
 ) -> None:
-    """Requests with different options in one batch; draws too, where the drafter keeps the text
-    of a seed.
-    """
+    """One batch has different options, sampled too where drafters keep the text of a seed."""
     llm, accepted = pair.engine(spec, max_batch=6), 0
     for temperature in (0.0, 0.9) if spec in SAME_SEED else (0.0,):
         outs = llm.generate(pair.prompts, requests(pair, temperature))
@@ -109,8 +103,8 @@ def test_all_options_are_exact_under_every_drafter(
     assert llm.model.open_sequences == 0
 
 
-def test_the_options_do_something(pair: Pair, plain: dict[float, list[Completion]]) -> None:
-    """Otherwise the equalities above would say little."""
+def test_the_options_change_outputs(pair: Pair, plain: dict[float, list[Completion]]) -> None:
+    """The options change outputs, so the equalities above mean something."""
     params = requests(pair, 0.0)
     for row, (out, one, answer) in enumerate(zip(plain[0.0], params, pair.answers, strict=True)):
         assert (out.token_ids == answer[: len(out.token_ids)]) == (row % 4 == 3)
@@ -128,8 +122,9 @@ def test_the_options_do_something(pair: Pair, plain: dict[float, list[Completion
 def test_options_hold_at_every_node_of_a_tree(
     pair: Pair, plain: dict[float, list[Completion]]
 ) -> None:
-    """A drafter that knows the answers and hides them among wrong siblings: whole paths are
-    accepted, on side branches too.
+    """The scripted drafter hides correct tokens among wrong siblings.
+
+    Whole paths are accepted, also on side branches.
     """
     params = requests(pair, 0.0)
     known = {
@@ -150,10 +145,10 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_prefix_without_the_nodes_path_is_found_out(
+def test_ignoring_the_path_of_a_node_is_detected(
     pair: Pair, plain: dict[float, list[Completion]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The equalities above fail where penalties, bad words or min_tokens forget the nodes above."""
+    """The tests above fail if penalties, bad words or min_tokens ignore the path of a node."""
     known = {
         tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)
     }
@@ -165,19 +160,19 @@ def test_a_prefix_without_the_nodes_path_is_found_out(
         )
 
 
-def test_a_processor_asked_about_every_node_is_found_out(pair: Pair) -> None:
-    asked = Remembers()
+def test_calling_a_processor_for_every_node_is_detected(pair: Pair) -> None:
+    processor = ForbidsRecentTokens()
     scores = torch.zeros(1, 256)
-    asked(torch.tensor([[1, 2]]), scores)
+    processor(torch.tensor([[1, 2]]), scores)
     with pytest.raises(AssertionError):
-        asked(torch.tensor([[1, 2]]), scores)
+        processor(torch.tensor([[1, 2]]), scores)
 
 
 @pytest.mark.parametrize(
     "spec", ["none", "prompt_lookup:budget=false", "draft_model:max_draft_tokens=3"]
 )
-def test_a_processor_that_changes_nothing_changes_nothing(pair: Pair, spec: str) -> None:
-    """Asked token by token, draws are those made for a whole tree at once."""
+def test_a_processor_without_effect_keeps_the_outputs(pair: Pair, spec: str) -> None:
+    """Sampling token by token, for the processor, equals sampling a whole tree at once."""
     llm = pair.engine(spec)
     for temperature in (0.0, 0.8):
         params = [
@@ -188,8 +183,7 @@ def test_a_processor_that_changes_nothing_changes_nothing(pair: Pair, spec: str)
         assert [out.token_ids for out in ours] == [out.token_ids for out in plain]
 
 
-def test_unasked_options_cost_nothing() -> None:
-    """The logits come back as they are."""
+def test_logits_without_options_are_not_copied() -> None:
     logits = torch.randn(1, 1, 12)
     assert (
         logit_adjustments.adjust_scores(logits, [Request([1], SamplingParams())], [EMPTY_TREE])
@@ -198,10 +192,8 @@ def test_unasked_options_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_draws_with_distributions(pair: Pair, greedy: bool) -> None:
-    """The draft model's own draws: forbidden tokens never come, ends are kept, processors are
-    asked in order.
-    """
+def test_options_hold_with_draft_probabilities(pair: Pair, greedy: bool) -> None:
+    """With draft probabilities, options hold as well, and processors are called in order."""
     llm = pair.engine("draft_model")
     params = [
         SamplingParams(
@@ -210,7 +202,7 @@ def test_draws_with_distributions(pair: Pair, greedy: bool) -> None:
             seed=seed,
             bad_words=[answer[:1], answer[1:3]],
             presence_penalty=0.3,
-            logits_processors=[Remembers()] if seed % 2 else (),
+            logits_processors=[ForbidsRecentTokens()] if seed % 2 else (),
             logprobs=1,
             stop_token_ids=answer[8:10],
             min_tokens=5,
@@ -225,8 +217,8 @@ def test_draws_with_distributions(pair: Pair, greedy: bool) -> None:
         assert not set(out.token_ids[:-1]) & set(answer[8:10])
 
 
-def test_several_answers(pair: Pair, tokenizer: Any) -> None:
-    """Those of seed, seed + 1, ..., in one call; prompts with one answer beside them."""
+def test_several_answers_per_prompt(pair: Pair, tokenizer: Any) -> None:
+    """Several outputs of one call equal those of seed, seed + 1, ..."""
     llm = pair.engine("prompt_lookup", tokenizer=tokenizer)
     params = [
         SamplingParams(9, temperature=1.0, seed=5, n=3),
@@ -250,7 +242,7 @@ def test_several_answers(pair: Pair, tokenizer: Any) -> None:
         llm.stream(pair.prompts[0], params[2])
 
 
-def test_words_are_forbidden_as_they_are_spelled(pair: Pair, tokenizer: Any) -> None:
+def test_bad_words_may_be_texts(pair: Pair, tokenizer: Any) -> None:
     llm = pair.engine("prompt_lookup", tokenizer=tokenizer)
     free = llm.generate(pair.prompts, SamplingParams(COUNT))
     word = tokenizer.decode(free[0].token_ids[3:5]).strip()
@@ -270,7 +262,7 @@ def test_words_are_forbidden_as_they_are_spelled(pair: Pair, tokenizer: Any) -> 
         LLM(pair.target, "none").generate([[1]], SamplingParams(bad_words=["no"]))
 
 
-def fails_at_the_third(ids: Tensor, scores: Tensor) -> Tensor:
+def fails_at_some_lengths(ids: Tensor, scores: Tensor) -> Tensor:
     if ids.shape[1] % 8 == 3:
         raise ValueError("no\nmore")
     return scores
@@ -280,8 +272,8 @@ def fails_at_the_third(ids: Tensor, scores: Tensor) -> Tensor:
     ("options", "words"),
     [
         (
-            {"logits_processors": [fails_at_the_third]},
-            r"got ValueError from 'fails_at_the_third' \[no more\]; expected scores",
+            {"logits_processors": [fails_at_some_lengths]},
+            r"got ValueError from 'fails_at_some_lengths' \[no more\]; expected scores",
         ),
         (
             {"logits_processors": [lambda ids, scores: scores[0]]},
@@ -300,10 +292,10 @@ def fails_at_the_third(ids: Tensor, scores: Tensor) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_request_that_cannot_go_on_ends_alone(
+def test_a_failing_request_ends_alone(
     pair: Pair, options: dict[str, Any], words: str, temperature: float
 ) -> None:
-    """Its neighbours in the batch have their answers."""
+    """Other requests in the batch still succeed."""
     engine = Engine(pair.target, create("prompt_lookup"))
     params = [SamplingParams(COUNT, temperature, **options), SamplingParams(COUNT)]
     requests = [Request(pair.prompts[row % 2], one) for row, one in enumerate([*params, params[0]])]
@@ -349,12 +341,12 @@ def test_a_request_that_cannot_go_on_ends_alone(
         ({"n": 0}, "n: got 0; expected an integer of at least 1"),
     ],
 )
-def test_values_out_of_range(options: dict[str, Any], words: str) -> None:
+def test_values_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         SamplingParams(**options)
 
 
-def test_forms_that_are_taken(pair: Pair) -> None:
+def test_accepted_forms_of_values(pair: Pair) -> None:
     clumsy: dict[str, Any] = {
         "stop_token_ids": torch.tensor([4, 5]),
         "bad_words": [np.array([1, 2]), (3,)],

@@ -1,4 +1,4 @@
-"""Options of single requests, against transformers and against their definitions."""
+"""Compare options of single requests with transformers and with their definitions."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from tests.support.shared import COUNT, Pair
 from tests.test_sampling_options import LENGTH
 
 
-class LongerThan(LogitsProcessor):  # type: ignore[misc]
-    """Any processor of transformers' kind, which reads the whole text."""
+class RecentTokensPenalty(LogitsProcessor):  # type: ignore[misc]
+    """Processor in the interface of transformers, which reads the whole text."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         return scores.index_add(1, ids[0, -4:], torch.full((1, min(4, ids.shape[1])), -2.5))
 
 
 @pytest.mark.parametrize("spec", ["none", "prompt_lookup:budget=false", "draft_model"])
-def test_equal_to_transformers(pair: Pair, spec: str) -> None:
-    """min_new_tokens, bad_words_ids, sequence_bias, a processor and a repetition penalty at
-    once; its scores are our logprobs.
-    """
+def test_options_equal_those_of_transformers(pair: Pair, spec: str) -> None:
+    """Combine five options with a repetition penalty, and compare logprobs with scores."""
     llm = pair.engine(spec)
     llm.eos_token_ids = [pair.answers[0][5], pair.answers[3][4]]
     for prompt, answer in zip(pair.prompts, pair.answers, strict=True):
@@ -42,7 +40,7 @@ def test_equal_to_transformers(pair: Pair, spec: str) -> None:
             bad_words_ids=words,
             sequence_bias=[[[token], value] for token, value in bias.items()],
             repetition_penalty=1.2,
-            logits_processor=LogitsProcessorList([LongerThan()]),
+            logits_processor=LogitsProcessorList([RecentTokensPenalty()]),
             output_logits=True,
             return_dict_in_generate=True,
             pad_token_id=0,
@@ -53,7 +51,7 @@ def test_equal_to_transformers(pair: Pair, spec: str) -> None:
             min_tokens=7,
             bad_words=words,
             logit_bias=bias,
-            logits_processors=[LongerThan()],
+            logits_processors=[RecentTokensPenalty()],
             logprobs=4,
         )
         (out,) = llm.generate([prompt], params)
@@ -71,7 +69,7 @@ def test_equal_to_transformers(pair: Pair, spec: str) -> None:
 
 
 def test_log_probabilities_are_the_scores_of_transformers(pair: Pair) -> None:
-    """Where no option changes them; and every chunk has those of its tokens."""
+    """Without options, log-probabilities are the scores, and each chunk has those of its tokens."""
     ids = torch.tensor(pair.prompts[:1])
     theirs = pair.target.generate(
         ids,
@@ -92,12 +90,12 @@ def test_log_probabilities_are_the_scores_of_transformers(pair: Pair) -> None:
     assert chunks[-1].completion.logprobs == joined
     for mine, token, scores in zip(joined, pair.answers[0], theirs.scores, strict=True):
         assert mine[token] == pytest.approx(float(scores[0].log_softmax(-1)[token]), abs=1e-4)
-        assert len(mine) == 2  # the greedy token is among the likeliest
+        assert len(mine) == 2  # the greedy token is one of the two most likely
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_penalties_by_their_definition(pair: Pair, temperature: float) -> None:
-    """presence and frequency are of the answer alone, not of the prompt."""
+def test_penalties_match_their_definition(pair: Pair, temperature: float) -> None:
+    """Presence and frequency penalties apply to the output only, not to the prompt."""
     request = Request(
         [1, 2, 3],
         SamplingParams(temperature=temperature, presence_penalty=0.5, frequency_penalty=-1.5),

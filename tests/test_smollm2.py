@@ -1,5 +1,6 @@
-"""The word "smollm2", which names a model out of a wheel; tests of the model itself are in
-`tests/real`.
+"""Test the name "smollm2", which stands for a model in a wheel.
+
+Tests of the model itself are in `tests/real`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def _absent(name: str) -> None:
     raise importlib.metadata.PackageNotFoundError(name)
 
 
-def test_without_the_wheel_the_word_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wheel_gives_installation_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "files", _absent)
     assert demo.find_smollm2() is None
     for call in (
@@ -32,7 +33,7 @@ def test_without_the_wheel_the_word_says_how_to_get_it(monkeypatch: pytest.Monke
             call()
 
 
-def test_the_words_name_models() -> None:
+def test_short_names_stand_for_models() -> None:
     assert demo.target_of("demo") == demo.TARGET
     assert demo.draft_of("demo") == demo.DRAFT
     assert demo.target_of("some/folder") == demo.draft_of("some/folder") == "some/folder"

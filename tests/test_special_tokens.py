@@ -1,6 +1,4 @@
-"""Special tokens in the text of answers: hidden, or written out with
-`skip_special_tokens=False`.
-"""
+"""Test special tokens in output texts: hidden, or shown by `skip_special_tokens=False`."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def server(llm: LLM) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def shown(llm: LLM) -> SamplingParams:
-    """An answer of 8 tokens, the fourth of which is special."""
+    """Return parameters for an output of 8 tokens, the fourth of which is special."""
     (special,) = llm.eos_token_ids[:1]
     length = len(llm.tokenizer(PROMPT)["input_ids"]) + 3
 
@@ -51,12 +49,12 @@ def name_of(llm: LLM) -> str:
 
 
 def streamed(llm: LLM, params: SamplingParams) -> list[str]:
-    """The text of the whole answer, as it is streamed, and of asyncio."""
+    """Return the text of an output from a stream and from asyncio."""
     (out,) = asyncio.run(llm.agenerate([PROMPT], params))
     return ["".join(chunk.text for chunk in llm.stream(PROMPT, params)), out.text]
 
 
-def test_they_are_written_or_hidden(llm: LLM, shown: SamplingParams) -> None:
+def test_special_tokens_are_shown_or_hidden(llm: LLM, shown: SamplingParams) -> None:
     (out,) = llm.generate(PROMPT, shown)
     assert out.text == llm.tokenizer.decode(out.token_ids, skip_special_tokens=False)
     assert out.text.count(name_of(llm)) == 1
@@ -70,8 +68,8 @@ def test_they_are_written_or_hidden(llm: LLM, shown: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_stop_strings_that_name_one(llm: LLM, shown: SamplingParams, skips: bool) -> None:
-    """The answer ends with it, and its text before it, whether it would be written or not."""
+def test_stop_strings_may_be_special_tokens(llm: LLM, shown: SamplingParams, skips: bool) -> None:
+    """The text ends before the special token, whether special tokens are shown or not."""
     params = replace(shown, stop=(name_of(llm),), skip_special_tokens=skips)
     (out,) = llm.generate(PROMPT, params)
     assert (len(out.token_ids), out.finish_reason) == (4, "stop")
@@ -79,8 +77,8 @@ def test_stop_strings_that_name_one(llm: LLM, shown: SamplingParams, skips: bool
     assert streamed(llm, params) == [out.text] * 2
 
 
-def test_a_stop_string_across_one(llm: LLM, shown: SamplingParams) -> None:
-    """It begins in the text before a special token and ends with it."""
+def test_a_stop_string_may_end_in_a_special_token(llm: LLM, shown: SamplingParams) -> None:
+    """The stop string begins before a special token and ends with it."""
     (whole,) = llm.generate(PROMPT, shown)
     before = llm.tokenizer.decode(whole.token_ids[:3])
     params = replace(shown, stop=(before[-1] + name_of(llm),))
@@ -89,8 +87,8 @@ def test_a_stop_string_across_one(llm: LLM, shown: SamplingParams) -> None:
     assert streamed(llm, params) == [out.text] * 2
 
 
-def test_the_token_that_ends_an_answer(llm: LLM, server: Served) -> None:
-    """It is part of the text as well, in the library and in all forms of the server."""
+def test_the_end_token_is_shown_or_hidden(llm: LLM, server: Served) -> None:
+    """The end token is part of the text, in the library and in all endpoints."""
     end = llm.eos_token_ids[0]
     (out,) = llm.generate(
         PROMPT, SamplingParams(8, logit_bias={end: 100}, skip_special_tokens=False)
@@ -112,10 +110,8 @@ def test_the_token_that_ends_an_answer(llm: LLM, server: Served) -> None:
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_echoed_prompts(llm: LLM, server: Served, skips: bool) -> None:
-    """A text is echoed as it was sent; token ids are written with their special tokens or
-    without.
-    """
+def test_echoed_prompts_show_or_hide_special_tokens(llm: LLM, server: Served, skips: bool) -> None:
+    """A text is echoed as it was sent; token ids are shown with or without special tokens."""
     text = f"{PROMPT}{name_of(llm)}x"
     ids = llm.tokenizer(text)["input_ids"]
     body: dict[str, Any] = {
@@ -130,12 +126,12 @@ def test_echoed_prompts(llm: LLM, server: Served, skips: bool) -> None:
         found = choice["logprobs"]
         assert "".join(found["tokens"]) == wanted
         assert found["text_offset"] == [
-            len("".join(found["tokens"][:place])) for place in range(len(ids))
+            len("".join(found["tokens"][:index])) for index in range(len(ids))
         ]
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_a_token_that_the_tokenizer_adds_is_no_part_of_an_echoed_text(skips: bool) -> None:
+def test_echoed_texts_have_no_added_special_tokens(skips: bool) -> None:
     tokenizer = llama_tokenizer()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
@@ -162,6 +158,6 @@ def test_a_token_that_the_tokenizer_adds_is_no_part_of_an_echoed_text(skips: boo
 
 
 @pytest.mark.parametrize("value", [None, 0, "no"])
-def test_it_is_a_truth_value(value: Any) -> None:
+def test_skip_special_tokens_must_be_a_boolean(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"skip_special_tokens: got .*; expected True or False"):
         SamplingParams(skip_special_tokens=value)

@@ -1,6 +1,4 @@
-"""Any number of threads, engines and callers of one model: every answer is the one it gets
-alone, the model stays as it was.
-"""
+"""Test threads and engines that share a model: outputs and the model stay unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ MIXED = (
 
 @pytest.fixture(autouse=True)
 def frequent_switches() -> Iterator[None]:
-    """Threads interrupt each other ten times as often."""
+    """Make threads switch ten times as often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(before / 10)
     yield
@@ -56,7 +54,7 @@ def theirs(model: Any, prompt: list[int], **options: Any) -> list[int]:
     return found
 
 
-def test_eight_threads_and_two_hundred_mixed_requests(pair: Pair) -> None:
+def test_two_hundred_requests_of_eight_threads(pair: Pair) -> None:
     cases = list(itertools.product(pair.prompts[:8], MIXED))
     plain = pair.engine("none")
     alone = [tokens(plain, *case) for case in cases]
@@ -77,9 +75,9 @@ def test_eight_threads_and_two_hundred_mixed_requests(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_everybody_uses_one_model_at_once(pair: Pair, implementation: str) -> None:
-    """LLMs, one of them batch-invariant, Strategys, transformers' own `generate` and plain
-    forwards.
+def test_all_kinds_of_callers_share_a_model(pair: Pair, implementation: str) -> None:
+    """Run several LLMs, one of them batch-invariant, with Strategies, `generate` and plain
+    calls.
     """
     model = make("llama", implementation)
     prompts = [[token % 97 for token in prompt] for prompt in pair.prompts[:3]]
@@ -103,16 +101,16 @@ def test_everybody_uses_one_model_at_once(pair: Pair, implementation: str) -> No
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(ask, range(2 * len(callers) * len(prompts))))
     for number, answer in enumerate(answers):
-        place = number // len(callers) % len(prompts)
+        index = number // len(callers) % len(prompts)
         if isinstance(answer, Tensor):
-            assert torch.equal(answer, logits[place])
+            assert torch.equal(answer, logits[index])
         else:
-            assert answer == expected[place], callers[number % len(callers)]
+            assert answer == expected[index], callers[number % len(callers)]
     assert model.config._attn_implementation == implementation
 
 
 @pytest.mark.parametrize("invariant", [False, True])
-def test_the_models_configuration_is_its_own_while_we_run(pair: Pair, invariant: bool) -> None:
+def test_the_configuration_stays_unchanged_during_steps(pair: Pair, invariant: bool) -> None:
     model = make("llama", "sdpa")
     seen: list[tuple[str, bool]] = []
     llm = LLM(model, "lookahead:budget=false", batch_invariant=invariant)
@@ -128,7 +126,7 @@ def test_the_models_configuration_is_its_own_while_we_run(pair: Pair, invariant:
     assert set(seen) == {("sdpa", False)}
 
 
-def test_calls_by_asyncio(pair: Pair) -> None:
+def test_calls_in_asyncio_threads(pair: Pair) -> None:
     llm = pair.engine("lookahead")
 
     async def all_at_once() -> list[Any]:
@@ -146,14 +144,14 @@ def test_engines_that_share_a_drafter_take_turns(pair: Pair) -> None:
     llms = [LLM(pair.target, drafter), LLM(pair.target, drafter)]
     with ThreadPoolExecutor(4) as threads:
         jobs = [
-            threads.submit(tokens, llms[place % 2], prompt)
-            for place, prompt in enumerate(pair.prompts[:6] * 2)
+            threads.submit(tokens, llms[index % 2], prompt)
+            for index, prompt in enumerate(pair.prompts[:6] * 2)
         ]
         assert [job.result() for job in jobs] == [answer[:12] for answer in pair.answers[:6]] * 2
 
 
-def test_hidden_states_are_read_of_our_own_forwards_only(pair: Pair) -> None:
-    """Another thread's forward while the head is watched is none of ours."""
+def test_hidden_states_of_other_threads_are_ignored(pair: Pair) -> None:
+    """Forward passes of another thread must not be recorded."""
     model, done = pair.target, threading.Event()
 
     def other() -> None:
@@ -173,8 +171,8 @@ def test_hidden_states_are_read_of_our_own_forwards_only(pair: Pair) -> None:
         thread.join()
 
 
-def test_what_is_replaced_in_the_model_is_followed(pair: Pair) -> None:
-    """Adapters put modules of their own in the place of a model's."""
+def test_replaced_modules_take_effect(pair: Pair) -> None:
+    """Adapters replace modules of a model with others."""
 
     class Wrapped(nn.Module):
         def __init__(self, base: nn.Module) -> None:
@@ -198,7 +196,7 @@ def test_what_is_replaced_in_the_model_is_followed(pair: Pair) -> None:
         assert tokens(llm, prompt) == theirs(model, prompt, custom_generate=strategy) == expected
 
 
-def test_a_view_shares_what_it_can_and_records_nothing_twice(pair: Pair) -> None:
+def test_a_view_shares_weights_and_has_its_own_configuration(pair: Pair) -> None:
     model = copy.deepcopy(pair.target)
     lm = CachedLM(model)
     view = lm._runner.view

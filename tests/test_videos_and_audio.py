@@ -1,4 +1,4 @@
-"""Prompts with videos and audio give the answers of `model.generate`."""
+"""Prompts with videos and audio: outputs equal those of `model.generate`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PARAMS = SamplingParams(12)
 TEXT = [70, 71, 72, 70, 71]
 
 
-class Videos:
-    """A processor of videos for Qwen-VL, whose own needs torchvision."""
+class VideoProcessor:
+    """Video processor for Qwen-VL; the original one needs torchvision."""
 
     video_token = VIDEO
     video_processor = object()
@@ -55,8 +55,8 @@ class Videos:
         )
 
 
-class Sounds:
-    """A processor of audio for a tiny Qwen2-Audio."""
+class AudioProcessor:
+    """Audio processor for a tiny Qwen2-Audio."""
 
     audio_token = IMAGE
     feature_extractor = object()
@@ -74,7 +74,7 @@ class Sounds:
 
 
 def answers(model: Any, processor: Any, prompts: list[MultimodalPrompt]) -> list[list[int]]:
-    """Answers of `generate`."""
+    """Return the outputs of `generate`."""
     found = []
     for prompt in prompts:
         media = {"videos": prompt.videos, "audio": prompt.audio}
@@ -85,8 +85,8 @@ def answers(model: Any, processor: Any, prompts: list[MultimodalPrompt]) -> list
     return found
 
 
-def test_videos() -> None:
-    model, processor = multimodal.model("qwen3_5"), Videos(splits_frames=True)
+def test_outputs_with_videos_equal_generate() -> None:
+    model, processor = multimodal.model("qwen3_5"), VideoProcessor(splits_frames=True)
     prompts = [
         MultimodalPrompt(f"{VIDEO} what", videos=[[image(seed), image(seed + 1)]])
         for seed in (0, 2)
@@ -104,7 +104,7 @@ TIMES = [None, 0.3, 1.7, 40.0]
 @pytest.mark.parametrize("seconds", TIMES)
 def test_times_of_videos_may_exceed_the_positions_of_the_text(seconds: float | None) -> None:
     """In Qwen2.5-VL, the text after a video continues from its height or width."""
-    model, processor = multimodal.model("qwen2_5_vl"), Videos(seconds=seconds)
+    model, processor = multimodal.model("qwen2_5_vl"), VideoProcessor(seconds=seconds)
     prompts = [
         MultimodalPrompt(f"hello {VIDEO} {'what ' * count}", videos=[[image(seed), image(1)]])
         for seed, count in ((0, 1), (2, 9))
@@ -134,7 +134,7 @@ def test_times_remain_exact_in_half_precision(monkeypatch: pytest.MonkeyPatch) -
         return number_positions(self, *args, **options)
 
     monkeypatch.setattr(kind, "get_rope_index", record)
-    llm = LLM(model, "none", processor=Videos(seconds=0.3), batch_invariant=False)
+    llm = LLM(model, "none", processor=VideoProcessor(seconds=0.3), batch_invariant=False)
     llm.generate([MultimodalPrompt(f"{VIDEO} what", videos=[[image(0)] * 3])], SamplingParams(1))
     assert times
     assert all(each == torch.tensor([0.3]).tolist() for each in times)
@@ -155,8 +155,8 @@ def sound_model() -> Any:
     return Qwen2AudioForConditionalGeneration(config).eval()
 
 
-def test_audio() -> None:
-    model, processor = sound_model(), Sounds()
+def test_outputs_with_audio_equal_generate() -> None:
+    model, processor = sound_model(), AudioProcessor()
     rng = np.random.default_rng(0)
     prompts = [MultimodalPrompt(f"{IMAGE} what", audio=[rng.normal(size=128)]) for _ in range(2)]
     expected = answers(model, processor, prompts)
@@ -165,8 +165,8 @@ def test_audio() -> None:
     assert [outs[0].token_ids, outs[2].token_ids] == expected
 
 
-def test_content_that_the_processor_does_not_take_is_refused() -> None:
-    llm = LLM(multimodal.model("qwen2_5_vl"), processor=Videos(), batch_invariant=False)
+def test_unsupported_content_is_refused() -> None:
+    llm = LLM(multimodal.model("qwen2_5_vl"), processor=VideoProcessor(), batch_invariant=False)
     with pytest.raises(ConfigError, match="1 audio clip for Qwen2_5"):
         llm.generate([MultimodalPrompt("what", audio=[[0.5] * 128])], PARAMS)
 

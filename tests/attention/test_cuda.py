@@ -131,7 +131,7 @@ def test_chunks_of_a_prompt_have_the_bits_of_the_whole(dtype: torch.dtype, dim: 
 
 @pytest.mark.parametrize("spec", ["prompt_lookup", "lookahead", "draft_model"])
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_answers_are_those_of_plain_decoding_alone(pair: Pair, spec: str, batch: int) -> None:
+def test_outputs_equal_plain_decoding_of_single_prompts(pair: Pair, spec: str, batch: int) -> None:
     target, draft = (
         copy.deepcopy(model).to("cuda", torch.bfloat16) for model in (pair.target, pair.draft)
     )

@@ -261,7 +261,7 @@ def test_greedy_equals_generate_on_other_models(name: str, block: int | None) ->
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_seed_gives_the_same_text(pair: Pair, block: int | None) -> None:
+def test_sampled_outputs_equal_plain_decoding(pair: Pair, block: int | None) -> None:
     params = [
         SamplingParams(18, 0.7 + 0.1 * seed, seed=seed - 3) for seed in range(len(pair.prompts))
     ]

@@ -225,7 +225,7 @@ def test_few_prompts_are_scored_together() -> None:
 @pytest.mark.parametrize(
     "options", [{"prompt_logprobs": -1}, {"prompt_logprobs": True}, {"prompt_logprobs": 1.5}]
 )
-def test_values_out_of_range(options: dict[str, Any]) -> None:
+def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match=r"prompt_logprobs: got .*; expected an integer of at least 0, or None"
     ):

@@ -118,7 +118,7 @@ def test_forwards_without_a_commit_leave_nothing(model: GgufModel) -> None:
     assert not wrong_nodes(model, request, tree, first)
 
 
-def test_prompts_in_chunks(model: GgufModel) -> None:
+def test_chunked_prefill_is_lossless(model: GgufModel) -> None:
     target = GgufTarget(model, 1, prefill_chunk=7)
     request = opened(target, PROMPTS[0])
     while request.pending > 7:

@@ -14,7 +14,7 @@ from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.invariance.row_classes import bits
 from paceline.model.loading import load_model
 from tests.support.real import NEEDS_REAL
-from tests.test_batch_invariant import Alone, lm_of, together
+from tests.test_batch_invariant import SingleRequest, batched_logits, lm_of
 
 pytestmark = [*NEEDS_REAL, pytest.mark.processor]
 LENGTHS = (9, 90, 31)
@@ -29,10 +29,10 @@ def differing(model: Any, sequences: int, chunk: int, **changes: Any) -> tuple[i
     texts = [
         [chance.randrange(3, 200) for _ in range(LENGTHS[row % 3])] for row in range(sequences)
     ]
-    reference, unequal, count = Alone(lm_of(model, found, 1, **changes)), 0, 0
+    reference, unequal, count = SingleRequest(lm_of(model, found, 1, **changes)), 0, 0
     compared = {tuple(text) for text in texts[:3]}
     for text, logits in sorted(
-        together(model, found, texts, chunk, **changes), key=lambda one: one[0]
+        batched_logits(model, found, texts, chunk, **changes), key=lambda one: one[0]
     ):
         if any(tuple(text[: len(known)]) == known for known in compared):
             unequal += not torch.equal(bits(reference.logits(text)), bits(logits))
@@ -42,7 +42,7 @@ def differing(model: Any, sequences: int, chunk: int, **changes: Any) -> tuple[i
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 @pytest.mark.parametrize(("sequences", "chunk"), [(1, 512), (3, 64), (32, 64)])
-def test_logits_depend_on_the_text_alone(dtype: str, sequences: int, chunk: int) -> None:
+def test_logits_depend_only_on_the_text(dtype: str, sequences: int, chunk: int) -> None:
     unequal, count = differing(load_model("smollm2", dtype), sequences, chunk)
     assert count >= 10
     assert unequal == 0

@@ -85,7 +85,7 @@ def test_a_named_function_is_called(client: Any) -> None:
     assert (call.function.name, call.function.arguments) == ("get_time", "{}")
 
 
-def test_several_answers(client: Any) -> None:
+def test_several_answers_per_prompt(client: Any) -> None:
     found = client.chat.completions.create(
         **ASKED | {"temperature": 0.8, "seed": 1, "n": 3}, tools=[TIME], tool_choice=NAMED
     )
