@@ -1,4 +1,4 @@
-"""Biases of attention scores: added to the scores of visible keys, wherever these are stored."""
+"""Test biases that are added to the scores of visible keys."""
 
 from __future__ import annotations
 

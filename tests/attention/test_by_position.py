@@ -1,6 +1,4 @@
-"""Attention by position: right, and with the same bits however its queries and keys are laid
-out.
-"""
+"""Test batch-invariant attention: correct values, and the same bits in every layout."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, AttentionMetadata], Te
 
 
 def lay(rows: list[tuple[int, int, int]], seed: int = 0) -> Any:
-    """The layout of rows of (cached, pending, nodes), with random trees."""
+    """Return the layout of rows given as (cached, pending, nodes), with random trees."""
     chance = np.random.default_rng(seed)
     requests, trees = [], []
     for cached, pending, nodes in rows:
@@ -61,7 +59,7 @@ def sdpa(
 def differing(
     columns: Columns, attend: Attend = attention_by_position, window: int | None = None
 ) -> int:
-    """How many columns have other bits than plain decoding of their text would give them."""
+    """Return how many columns have other bits than plain decoding of their text."""
     layout = columns.layout
     together = attend(
         columns.query, columns.key, columns.value, columns.mask(window), columns.order
@@ -96,8 +94,8 @@ def test_sdpa_fails_the_same_test() -> None:
     assert differing(columns, sdpa) > 0
 
 
-def test_the_order_of_places_fails_the_same_test() -> None:
-    """Trees whose nodes do not lie in order of position, summed in order of place."""
+def test_order_of_slots_fails_the_same_test() -> None:
+    """Keys of tree nodes are summed in the order of their slots instead of their positions."""
     columns = Columns(lay(RAGGED), (3, 3, 64, 64), torch.float32)
 
     def by_place(
@@ -125,7 +123,7 @@ def test_random_trees(seed: int) -> None:
 )
 @pytest.mark.parametrize("window", [None, 100])
 def test_chunks_of_a_prompt(chunks: list[int], window: int | None) -> None:
-    """600 tokens in pieces, each over all keys before it, as one pass has them."""
+    """Compute 600 tokens in chunks and in one pass."""
     query, key, value = (
         torch.randn(1, heads, 600, 64, generator=torch.Generator().manual_seed(heads))
         for heads in (6, 2, 3)
@@ -200,7 +198,7 @@ def test_values_are_those_of_the_reference(shape: Any, dtype: torch.dtype) -> No
             )
 
 
-def test_a_query_that_sees_nothing_is_zero() -> None:
+def test_query_without_visible_keys_is_zero() -> None:
     query = torch.randn(1, 2, 3, 16)
     mask = torch.zeros(1, 1, 3, 3, dtype=torch.bool)
     mask[0, 0, 1, 2] = True
@@ -224,10 +222,8 @@ def test_large_scores_do_not_overflow() -> None:
     assert torch.equal(out, torch.full((1, 1, 1, 64), 1e3))
 
 
-def test_halves_are_read_exactly() -> None:
-    """Every finite float16 and bfloat16, subnormal ones too, as the value of the only key that
-    is seen.
-    """
+def test_half_precision_values_are_exact() -> None:
+    """Every finite float16 and bfloat16 number is the value of the only visible key."""
     for dtype in (torch.float16, torch.bfloat16):
         value = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
         value = value[value.isfinite()]
@@ -242,7 +238,7 @@ def test_halves_are_read_exactly() -> None:
 @pytest.mark.parametrize(
     ("tile", "threads"), [((1, 1), 1), ((5, 5), 1), ((64, 512), 3), ((2, 2), 3)]
 )
-def test_neither_tiles_nor_threads_matter(
+def test_tiles_and_threads_keep_the_bits(
     tile: tuple[int, int], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns = Columns(lay(RAGGED), (9, 3, 64, 64), torch.bfloat16)
@@ -264,7 +260,7 @@ def test_neither_tiles_nor_threads_matter(
         torch.set_num_threads(before)
 
 
-def test_masks_are_read_once_per_forward() -> None:
+def test_masks_are_read_once_per_forward_pass() -> None:
     columns = Columns(lay(RAGGED), (3, 3, 16, 16), torch.float32)
     order, mask, other, width = (
         columns.order,

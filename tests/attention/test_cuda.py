@@ -1,4 +1,4 @@
-"""The Triton kernel and batch invariance on a GPU."""
+"""Test the Triton kernel and batch invariance on a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG = [(8150, 1, 60), (300, 3, 20)]
 
 
 def attend(columns: Columns, window: int | None = None) -> Tensor:
-    """Attention by position of columns that are on the GPU."""
+    """Run batch-invariant attention on columns that are on the GPU."""
     from paceline.attention.triton_kernel import attention_by_position
 
     mask = columns.mask(window).cuda()
@@ -42,7 +42,7 @@ def moved(columns: Columns) -> Columns:
 
 
 def differing(columns: Columns, together: Tensor, picked: list[tuple[int, int]]) -> int:
-    """How many of the picked columns (row, column) have other bits than alone."""
+    """Return how many of the given columns (row, column) have other bits than alone."""
     from paceline.attention.triton_kernel import attention_by_position
 
     count = 0
@@ -73,24 +73,24 @@ def check_values(columns: Columns, window: int | None) -> None:
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 20])
-def test_values_are_those_of_the_kernel_for_the_cpu(
+def test_values_equal_those_of_the_cpu_kernel(
     dtype: torch.dtype, window: int | None, dim: int
 ) -> None:
     check_values(Columns(lay(RAGGED), (9, 3, dim, dim), dtype), window)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_behind_long_texts(dtype: torch.dtype) -> None:
+def test_values_after_long_texts(dtype: torch.dtype) -> None:
     check_values(Columns(lay(LONG), (8, 2, 128, 128), dtype), None)
 
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [(3, 3), (8, 2), (18, 1)])
-def test_columns_of_a_ragged_batch_have_the_bits_of_each_alone(
+def test_columns_of_a_ragged_batch_have_the_bits_of_single_columns(
     dtype: torch.dtype, dim: int, heads: tuple[int, int]
 ) -> None:
-    """The nodes of trees among others, of several texts, behind splits that others share."""
+    """Several texts have trees, and some share the split before the nodes."""
     rows = lay([(500, 1, 40), (3, 2, 4), (254, 1, 12)])
     columns = moved(Columns(rows, (*heads, dim, dim), dtype))
     last = columns.layout.token_ids.shape[1] - 1
@@ -99,7 +99,7 @@ def test_columns_of_a_ragged_batch_have_the_bits_of_each_alone(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_columns_behind_long_texts_have_the_bits_of_each_alone(dtype: torch.dtype) -> None:
+def test_columns_after_long_texts_have_the_bits_of_single_columns(dtype: torch.dtype) -> None:
     columns = moved(Columns(lay(LONG), (8, 2, 128, 128), dtype))
     picked = [(0, column) for column in (0, 1, 7, 30, 60)] + [(1, 0), (1, 2), (1, 20)]
     assert differing(columns, attend(columns), picked) == 0
@@ -107,7 +107,7 @@ def test_columns_behind_long_texts_have_the_bits_of_each_alone(dtype: torch.dtyp
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_chunks_of_a_prompt_have_the_bits_of_the_whole(dtype: torch.dtype, dim: int) -> None:
+def test_prompt_chunks_have_the_bits_of_the_whole_prompt(dtype: torch.dtype, dim: int) -> None:
     from paceline.attention.triton_kernel import attention_by_position
 
     noise = torch.Generator("cuda").manual_seed(0)

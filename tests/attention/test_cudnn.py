@@ -1,5 +1,5 @@
-"""Forwards on CUDA keep SDPA from cuDNN, and torch's switch is afterwards what it was; on the
-CPU nobody touches it.
+"""Check that forward passes on CUDA disable cuDNN in SDPA and restore torch's setting
+afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def switch(request: pytest.FixtureRequest) -> Any:
 
 
 def on_cuda(monkeypatch: pytest.MonkeyPatch, model: Any) -> Any:
-    """Let a model say that its parameters are on CUDA."""
+    """Make a model report that its parameters are on CUDA."""
     monkeypatch.setattr(type(model), "parameters", lambda self, recurse=True: iter([_There()]))
     return model
 
@@ -44,7 +44,7 @@ class _There:
     device = torch.device("cuda:0")
 
 
-def test_the_switch_is_put_back(switch: bool) -> None:
+def test_setting_is_restored(switch: bool) -> None:
     with without_cudnn():
         assert not allowed()
         with without_cudnn():
@@ -56,7 +56,7 @@ def test_the_switch_is_put_back(switch: bool) -> None:
     assert allowed() is switch
 
 
-def test_the_last_of_several_threads_puts_it_back(switch: bool) -> None:
+def test_last_thread_restores_the_setting(switch: bool) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
@@ -74,7 +74,7 @@ def test_the_last_of_several_threads_puts_it_back(switch: bool) -> None:
     assert allowed() is switch
 
 
-def test_forwards_on_cuda_are_without_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_forward_passes_on_cuda_disable_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama", "sdpa")
     assert mode_of(model) is torch.inference_mode
     lm, seen = CachedLM(model), []
@@ -109,7 +109,7 @@ def test_models_of_foreign_weights_run_as_in_generate() -> None:
     assert seen == [(False, False)] * 2
 
 
-def test_auto_tries_nothing_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_skips_batch_invariance_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("tried")
 

@@ -1,4 +1,4 @@
-"""The table of cache positions that the Triton kernel reads; triton is not needed."""
+"""Test the table of cache positions that the Triton kernel reads; triton is not needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.attention import Columns
 from tests.support.simulated_cuda import CUDA, CudaTensor, simulated_cuda
 
 
-def test_paths_name_the_keys_of_every_query() -> None:
+def test_paths_list_the_keys_of_every_query() -> None:
     for window in (None, 5):
         columns = Columns(lay([(7, 2, 9), (0, 5, 0), (3, 1, 30)]), (1, 1, 16, 16), torch.float32)
         layout, order, mask = columns.layout, columns.order, columns.mask(window)
@@ -35,11 +35,11 @@ def test_paths_name_the_keys_of_every_query() -> None:
 
 
 def _counted(counts: Any) -> Any:
-    """0 .. count - 1 for every count."""
+    """Return 0, ..., count - 1 for every count."""
     return np.concatenate([np.arange(count) for count in counts])
 
 
-def test_a_forward_uploads_one_table_without_waiting() -> None:
+def test_forward_pass_uploads_one_table_without_waiting() -> None:
     columns = Columns(lay([(7, 2, 9), (3, 1, 30)]), (1, 1, 16, 16), torch.float32)
     order, mask = columns.order, columns.mask()
     expected = paths_of(columns.order, mask, mask.shape[2], 4, torch.device("cpu")).table

@@ -1,6 +1,4 @@
-"""Attention by position as transformers and our forwards use it: right, the same bits in any
-layout, refused by name.
-"""
+"""Test batch-invariant attention in transformers and in our forward passes."""
 
 from __future__ import annotations
 
@@ -32,16 +30,14 @@ NAME = "paceline"
 
 
 def registered(name: str) -> Any:
-    """A model of the test-suite with our attention, and linear layers that see one row at a
-    time.
-    """
+    """Return a small model with our attention and with products of one row at a time."""
     model = row_by_row(models.make(name))
     model.set_attn_implementation(NAME)
     return model
 
 
 @pytest.mark.parametrize("name", [name for name in TREES if name not in OWN_CODE])
-def test_every_layer_of_every_architecture_may_use_it(
+def test_all_layers_of_all_architectures_support_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attend, calls = AttentionInterface()[NAME], []
@@ -70,7 +66,7 @@ def test_other_dtypes_are_refused_with_the_reason() -> None:
 
 
 class Decoding:
-    """Feeds one text in trees and one by one, and compares the logits' bits."""
+    """Decode one text with trees and token by token, and compare the bits of the logits."""
 
     def __init__(self, model: Any, batch_invariant: bool) -> None:
         self._model = model
@@ -86,8 +82,8 @@ class Decoding:
         return lm.forward(requests, trees)
 
     def differing(self) -> int:
-        """How many nodes of trees in a ragged batch have other logits than their texts fed one
-        token at a time.
+        """Return how many tree nodes of a ragged batch have other logits than single
+        tokens.
         """
         texts = [
             [(7 * i + 3 * row) % VOCAB for i in range(length)]
@@ -124,7 +120,7 @@ def test_trees_have_the_logits_of_plain_decoding(name: str, dtype: torch.dtype) 
     assert Decoding(row_by_row(models.make(name)).to(dtype), batch_invariant=True).differing() == 0
 
 
-def test_without_it_they_have_not() -> None:
+def test_default_attention_fails_the_same_test() -> None:
     assert (
         Decoding(
             row_by_row(models.make("llama", "sdpa")).to(torch.bfloat16), batch_invariant=False
@@ -138,7 +134,7 @@ def test_a_model_loaded_with_it_uses_it_in_our_forwards() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_oss", "deepseek_v3"])
-def test_transformers_itself_gets_the_logits_of_eager(name: str) -> None:
+def test_logits_in_transformers_equal_eager_attention(name: str) -> None:
     eager = models.make(name)
     ours = copy.deepcopy(eager)
     ours.set_attn_implementation(NAME)
@@ -153,7 +149,7 @@ def test_transformers_itself_gets_the_logits_of_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_transformers_itself_gets_the_same_bits_in_any_batch_and_any_chunks(name: str) -> None:
+def test_bits_in_transformers_do_not_depend_on_batch_or_chunks(name: str) -> None:
     model = registered(name)
     prompts = [[5, 6, 7, 8, 9] * 5, [11, 12, 13]]
     alone = [
@@ -179,7 +175,7 @@ def test_transformers_itself_gets_the_same_bits_in_any_batch_and_any_chunks(name
             assert torch.equal(torch.cat(parts), whole)
 
 
-def test_what_the_kernel_does_not_know_is_refused() -> None:
+def test_unknown_arguments_are_refused() -> None:
     attend, module = AttentionInterface()[NAME], nn.Module()
     states = torch.randn(1, 2, 3, 16)
     mask = torch.ones(1, 1, 3, 3, dtype=torch.bool)

@@ -1,6 +1,4 @@
-"""Our attention function: the same sums as transformers' own, used in masked forwards only, and
-never left behind.
-"""
+"""Test our attention function: same sums as transformers', used only in masked forward passes."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def test_equal_to_transformers(groups: int, columns: int, cached: int, causal: i
 
 
 def test_layers_of_a_pass_share_masks() -> None:
-    """Bit for bit as without shared masks, even if a layer's mask is not kept by its caller."""
+    """Bits equal those without shared masks, even if the caller frees a layer's mask."""
     generator = torch.Generator().manual_seed(5)
     query, key, value = (torch.randn(1, heads, 6, 8, generator=generator) for heads in (4, 2, 2))
     attend = AttentionInterface()[NAME]

@@ -1,6 +1,4 @@
-"""Attention by matrix instructions: the order of its sums is the one written down, and no query
-meets what it does not see.
-"""
+"""Test attention with matrix instructions: the order of its sums, and hidden keys."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ with_amx = pytest.mark.skipif(not amx.available(), reason="no AMX here, or it ma
 @with_amx
 @pytest.mark.parametrize("keys", [1, 31, 32, 33, 300])
 @pytest.mark.parametrize("dims", [16, 64, 80, 128])
-def test_values_are_added_up_in_the_order_that_is_written_down(keys: int, dims: int) -> None:
-    """All scores are 0 and all weights 1, so that sums are those of products with ones."""
+def test_values_are_added_in_the_documented_order(keys: int, dims: int) -> None:
+    """All scores are 0 and all weights 1, so the results are sums of the values."""
     noise = torch.Generator().manual_seed(keys)
     value = (
         torch.randn(1, 2, keys, dims, generator=noise) * torch.randn(dims, generator=noise).exp()
@@ -45,10 +43,8 @@ def test_values_are_added_up_in_the_order_that_is_written_down(keys: int, dims: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("groups", [1, 3, 5, 20])
-def test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(
-    dtype: torch.dtype, groups: int
-) -> None:
-    """Two branches of four behind 70 keys; all of the second one is not a number."""
+def test_nan_affects_only_queries_that_see_it(dtype: torch.dtype, groups: int) -> None:
+    """Two branches of four nodes follow 70 keys; the second branch contains only NaN."""
     noise = torch.Generator().manual_seed(groups)
     query = torch.randn(1, 2 * groups, 8, 64, generator=noise).to(dtype)
     key, value = (torch.randn(1, 2, 78, 64, generator=noise).to(dtype) for _ in range(2))

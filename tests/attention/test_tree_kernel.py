@@ -1,6 +1,6 @@
-"""Attention over slots and trees in Triton's interpreter, against SDPA with a mask.
+"""Compare attention over slots and trees in Triton's interpreter with SDPA and a mask.
 
-Not run where triton is not installed:
+Needs triton:
 
     TRITON_INTERPRET=1 .venv/bin/python -m pytest tests/attention/test_tree_kernel.py
 """
@@ -34,7 +34,7 @@ def mended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inputs_of(cached: list[int], columns: int) -> BucketTensors:
-    """Random trees behind texts; the last column of each row stands for no token."""
+    """Return random trees after texts; the last column of each row contains no token."""
     rows = len(cached)
     lengths = torch.tensor(cached)
     block = torch.zeros(rows, columns, columns, dtype=torch.bool)

@@ -1,6 +1,6 @@
-"""Attention by position in Triton's interpreter, against the kernel for the CPU; no GPU is needed.
+"""Compare batch-invariant attention in Triton's interpreter with the CPU kernel.
 
-Not run where triton is not installed. The interpreter takes a minute:
+Needs triton, but no GPU. The interpreter takes a minute:
 
     TRITON_INTERPRET=1 .venv/bin/python -m pytest tests/attention/test_triton.py
 """
@@ -51,8 +51,8 @@ def unequal(
     window: int | None = None,
     order: AttentionMetadata | None = None,
 ) -> int:
-    """How many of the picked columns (row, column) have other bits than plain decoding of their
-    text would give them.
+    """Return how many of the given columns (row, column) have other bits than plain
+    decoding.
     """
     together = attention_by_position(
         columns.query, columns.key, columns.value, columns.mask(window), order or columns.order
@@ -85,7 +85,7 @@ def unequal(
         ),  # more heads in a group than queries in a program
     ],
 )
-def test_values_are_those_of_the_kernel_for_the_cpu(
+def test_values_equal_those_of_the_cpu_kernel(
     shape: Any, dtype: torch.dtype, window: int | None, softcap: float | None, with_sinks: bool
 ) -> None:
     columns = Columns(lay(RAGGED), shape, dtype)
@@ -129,9 +129,7 @@ def test_packed_queries_have_the_bits_of_rows(window: int | None) -> None:
 
 @interpreted
 def test_paths_that_cross_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of more keys than a split holds, whose boundary (256) lies among the nodes of the
-    tree; parts of a launch.
-    """
+    """The boundary between two splits (256 keys) lies among the tree's nodes."""
     columns = Columns(lay([(254, 1, 12), (40, 1, 2)]), (2, 1, 16, 16), torch.float32)
     picked = [(0, 6), (0, 12), (1, 2)]
     assert columns.layout.positions[0, [6, 12]].tolist() == [256, 256]
@@ -173,7 +171,7 @@ def test_chunks_of_a_prompt(window: int | None) -> None:
 
 @interpreted
 def test_padding_on_the_left_and_holes() -> None:
-    """Keys that are not seen, before and between those that are, move nothing."""
+    """Invisible keys before and between visible keys do not change the result."""
     noise = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, length, 16, generator=noise)
@@ -194,7 +192,7 @@ def test_padding_on_the_left_and_holes() -> None:
 
 
 @interpreted
-def test_a_query_that_sees_nothing_is_zero() -> None:
+def test_query_without_visible_keys_is_zero() -> None:
     query = torch.randn(1, 2, 3, 16)
     mask = torch.zeros(1, 1, 3, 3, dtype=torch.bool)
     mask[0, 0, 1, 2] = True
@@ -208,7 +206,7 @@ def test_a_query_that_sees_nothing_is_zero() -> None:
 
 @interpreted
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_what_others_see_may_be_infinite() -> None:
+def test_infinite_keys_of_other_queries_have_no_effect() -> None:
     columns = Columns(lay(RAGGED[:1]), (2, 1, 16, 16), torch.float32)
     path = columns.path(0, 4)
     before = attention_by_position(
@@ -221,7 +219,7 @@ def test_what_others_see_may_be_infinite() -> None:
 
 
 @interpreted
-def test_the_order_of_places_fails_the_same_test() -> None:
+def test_order_of_slots_fails_the_same_test() -> None:
     columns = Columns(lay([(60, 1, 9)]), (3, 1, 16, 16), torch.float32)
     order = columns.order
     assert unequal(columns, [(0, 8), (0, 9)]) == 0
@@ -237,10 +235,10 @@ def test_the_order_of_places_fails_the_same_test() -> None:
 
 @interpreted
 @pytest.mark.processor
-def test_a_product_that_minds_the_place_of_a_row_fails_the_same_test(
+def test_product_that_depends_on_row_index_fails_the_same_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The interpreter's own, by a BLAS."""
+    """The interpreter's own product uses BLAS."""
     patch_interpreter(monkeypatch, in_order=False)
     assert (
         unequal(
@@ -252,10 +250,8 @@ def test_a_product_that_minds_the_place_of_a_row_fails_the_same_test(
 
 
 @interpreted
-def test_a_model_decodes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the table of attention functions: a prompt and a tree give what eager attention
-    gives.
-    """
+def test_model_decodes_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt and a tree have the logits of eager attention."""
     calls: list[Tensor] = []
 
     def watch(query: Tensor, *others: Any) -> Tensor:

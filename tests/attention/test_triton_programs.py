@@ -1,6 +1,6 @@
-"""The Triton programs, compiled for GPUs that need not be here.
+"""Compile the Triton programs for GPUs that are not present.
 
-Not run where triton is not installed, nor in its interpreter.
+Needs triton, without its interpreter.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROGRAMS = ["attend_split", "attend_split, capped", "combine_splits"]
 def test_it_compiles_for_cuda_without_spills(
     kind: str, dim: int, capability: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To machine code; float32 without tensor cores."""
+    """Compile to machine code; float32 must not use tensor cores."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     resources = importlib.import_module("kernel_resources").resources
     found = list(resources(kind, dim, capability))
@@ -50,7 +50,7 @@ def test_it_compiles_for_cuda_without_spills(
 
 
 class AbsentGpu:
-    """As much of Triton's driver as compiling asks for."""
+    """The methods of Triton's driver that compilation calls."""
 
     def get_current_target(self) -> Any:
         return GPUTarget("cuda", 90, 32)
@@ -63,7 +63,7 @@ class AbsentGpu:
 
 
 class Compiling:
-    """A kernel that is compiled where it would be launched."""
+    """Kernel that is compiled instead of launched."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.hashes = kernel, set[str]()
@@ -75,7 +75,7 @@ class Compiling:
 
 
 def test_all_launches_run_the_same_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the batch, the number of heads, the strides and the lengths."""
+    """Batch size, number of heads, strides and lengths must not matter."""
     monkeypatch.setattr(driver, "_active", AbsentGpu())
     kernels = Compiling(triton_programs.attend_split), Compiling(triton_programs.combine_splits)
     monkeypatch.setattr(triton_kernel, "attend_split", kernels[0])

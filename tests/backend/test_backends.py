@@ -1,4 +1,4 @@
-"""Kernels of our own against torch's operations."""
+"""Compare our kernels with torch's operations."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_top_tokens() -> None:
     torch.testing.assert_close(CPU.entropies(logits[rows]), TORCH.entropies(logits[rows]))
 
 
-def test_positions_that_move() -> None:
+def test_moves_of_cache_positions() -> None:
     stores = [numbers(count, 3, heads, 10, 16, seed=heads) for count, heads in ((2, 2), (1, 1))]
     moved = [[store.clone() for store in stores] for _ in range(2)]
     slots = np.array([0, 2])
@@ -112,7 +112,7 @@ def test_positions_that_move() -> None:
 
 
 def test_kernels_are_imported_when_they_are_needed() -> None:
-    """One module after the other, so that the first that needs them is named."""
+    """Imports run one by one, so a failure names the module."""
     code = f"""
 import importlib, sys
 for module in {WITHOUT_KERNELS}:

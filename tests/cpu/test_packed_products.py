@@ -1,4 +1,4 @@
-"""Products with packed weights have the bits of the unpacked weights."""
+"""Check that products with packed weights have the bits of unpacked weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COUNTS = (1, 2, 3, 4, 7, 13, 40)
 def test_products_have_the_bits_of_the_unpacked_weight(
     name: str, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the kernel of this processor, and with the one that every processor has."""
+    """Test the fastest kernel of this processor and the kernel for all processors."""
     if fused:
         for module in (dispatch, product):
             monkeypatch.setattr(module, "kernel_of", lambda *_: multiply)
@@ -35,7 +35,7 @@ def test_products_have_the_bits_of_the_unpacked_weight(
 
 
 def check_packed_product(name: str) -> None:
-    """Compare products with a weight and with its numbers, in two orders."""
+    """Compare products with a packed weight and with its values, in two orders."""
     random = torch.Generator().manual_seed(1)
     order = torch.randperm(80, generator=random)
     for given in (None, order):

@@ -96,7 +96,7 @@ def test_bits_agree_with_sums_in_the_documented_order(
 
 
 @pytest.mark.slow
-def test_amx_on_any_processor(tmp_path: Path) -> None:
+def test_emulated_amx(tmp_path: Path) -> None:
     """Emulate the instructions, in a new process with an empty cache of compiled code."""
     script = [sys.executable, "-m", "tests.support.emulated_amx"]
     subprocess.run(

@@ -93,7 +93,7 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_thousands_of_rows(dtype: torch.dtype) -> None:
-    """Allocate so much that the system takes freed memory back at once."""
+    """Allocate so much memory that the system reclaims freed memory at once."""
     rows, weight = numbers(3000, 1024, dtype=dtype), numbers(64, 1024, dtype=dtype, seed=1) / 32
     together = product(rows, weight, None)
     assert torch.equal(product(rows[1500:1503], weight, None), together[1500:1503])
@@ -187,8 +187,8 @@ def test_a_module_with_a_replaced_forward_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_probe_finds_one_class_of_rows_in_our_products(dtype: torch.dtype) -> None:
-    """Activations may still have several classes of rows; padding joins them."""
+def test_our_products_have_one_class_of_row_counts(dtype: torch.dtype) -> None:
+    """Activations may still have several classes of row counts; padding avoids them."""
     model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
     products = Products(replaceable(model), backend=CPU)
     proof = probe_model(model, products)
@@ -223,10 +223,10 @@ def test_small_models_keep_torchs_products() -> None:
     assert fastest(make("llama")) == Products()
 
 
-def test_small_models_get_ours_if_torchs_cost_more(
+def test_small_models_use_our_products_if_faster(
     monkeypatch: pytest.MonkeyPatch, pair: Pair, tmp_path: Path
 ) -> None:
-    """The timing takes time, too, so only batch invariance starts it."""
+    """Only batch invariance starts this measurement, because it takes time."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (1.0,) * 5))
     result = resolve_batch_invariance(pair.target, True)
@@ -256,10 +256,10 @@ def test_trials_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("worth")
-def test_a_disturbed_trial_is_repeated_once_the_load_has_fallen(
+def test_disturbed_trial_is_repeated_on_a_quiet_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The disturbed trial is used until then."""
+    """Until the repetition, the disturbed result is used."""
     model, trials = make("llama"), list[Trial]()
 
     def tried(*modules: Any) -> Trial:
@@ -296,7 +296,7 @@ def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair:
 
 
 @pytest.mark.usefixtures("worth")
-def test_expensive_products_are_used_if_there_are_no_others(
+def test_slow_products_are_used_if_there_are_no_others(
     monkeypatch: pytest.MonkeyPatch, pair: Pair
 ) -> None:
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((100.0,) * 5, (1.0,) * 5))

@@ -111,7 +111,7 @@ def count_up_once() -> bool:
     return bool((numbers[1:] == 1).all())
 
 
-def test_threads_at_the_same_time_neither_share_a_team_nor_wait() -> None:
+def test_concurrent_threads_neither_share_a_team_nor_wait() -> None:
     """Four threads run jobs at once; at any time, at most one of them leads the team."""
     start, results = threading.Barrier(4), list[bool]()
 

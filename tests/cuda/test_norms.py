@@ -1,4 +1,4 @@
-"""Norms in Triton against torch's. A GPU is needed for all but the search for modules."""
+"""Compare Triton norms with torch's; only the search for modules runs without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.models import make
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [64, 96, 576, 4096, 14336])
-def test_norm_is_torchs(size: int, dtype: torch.dtype) -> None:
+def test_norm_equals_torch(size: int, dtype: torch.dtype) -> None:
     from paceline.cuda.norms import rms_norm
     from paceline.cuda.settings import NORM_TOLERANCES
 

@@ -1,4 +1,4 @@
-"""A cache of a test's own."""
+"""Give each test its own cache."""
 
 from __future__ import annotations
 

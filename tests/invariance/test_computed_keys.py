@@ -1,4 +1,4 @@
-"""Models whose attention gets keys or values that are computed from those in the cache."""
+"""Test models whose attention derives keys or values from the cached ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline import LLM, SamplingParams
 
 
 def test_slots_of_differential_attention_have_equal_lengths() -> None:
-    """Its values are split into halves, so the kernel cannot read those of longer slots."""
+    """The model splits its values, so the kernel cannot read slots of other lengths."""
     torch.manual_seed(0)
     config = DiffLlamaConfig(
         vocab_size=97,

@@ -1,4 +1,4 @@
-"""Mixtures of experts whose tokens get the same bits, whichever tokens share their experts."""
+"""Check that a token's bits do not depend on other tokens of the same experts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPED = (
 
 
 def mixture(name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A tiny mixture of experts; "shared": one with a gate of a single output."""
+    """Return a tiny mixture of experts; "shared" has a gate with a single output."""
     if name != "shared":
         return copy.deepcopy(make(name, "eager" if name in EAGER_ONLY else "sdpa")).to(dtype)
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def test_a_view_computes_what_the_model_does(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
 @torch.inference_mode()
-def test_rows_do_not_depend_on_other_rows_of_their_experts(name: str, dtype: torch.dtype) -> None:
+def test_rows_of_routed_experts_do_not_depend_on_each_other(name: str, dtype: torch.dtype) -> None:
     model = mixture(name, dtype)
     products = everywhere(model)
     assert products is not None
@@ -92,7 +92,7 @@ def test_rows_do_not_depend_on_other_rows_of_their_experts(name: str, dtype: tor
 
 
 @torch.inference_mode()
-def test_rows_do_not_depend_on_other_rows_of_experts_that_receive_all_rows() -> None:
+def test_rows_of_shared_experts_do_not_depend_on_each_other() -> None:
     model = mixture("llama4", torch.bfloat16)
     products = everywhere(model)
     assert products is not None
@@ -105,7 +105,7 @@ def test_rows_do_not_depend_on_other_rows_of_experts_that_receive_all_rows() -> 
 
 @torch.inference_mode()
 def test_biases_and_experts_without_gates() -> None:
-    """Against a sum over the experts of each row, one by one."""
+    """Compare with a sum over the experts of each row."""
 
     class Experts(nn.Module):
         has_gate, has_post_expert_norm, num_experts = False, False, 3
@@ -153,7 +153,7 @@ def test_drafts_and_batches_change_no_bit(pair: Pair, name: str, spec: str) -> N
 
 def test_a_mixture_whose_rows_depend_on_one_another_is_refused() -> None:
     class Uneven(nn.Module):
-        """Depends on the number of rows, as a grouped product's rounding may."""
+        """Product whose rounding depends on the number of rows, as in a grouped product."""
 
         def forward(self, rows: Tensor) -> Tensor:
             return rows * (1 + 0.01 * (len(rows) % 3))

@@ -1,4 +1,4 @@
-"""The proof at load, and what is refused and why."""
+"""Test the proof of batch invariance at load, and the reasons for refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHEAP = ProbeReport(4, MAX_ROWS, 1.02, "", (), 0.1)
 
 
 class Changing(nn.Linear):
-    """A product that sums in another order from `change` rows on."""
+    """Product that sums in another order from `change` rows on."""
 
     change = 5
 
@@ -43,7 +43,7 @@ class Changing(nn.Linear):
 
 
 def with_products(kind: type[nn.Linear], dtype: torch.dtype = torch.bfloat16) -> Any:
-    """The tiny Llama, in which one kind of product is computed otherwise."""
+    """Return the tiny Llama with one kind of product replaced."""
     model = copy.deepcopy(make("llama", "sdpa")).to(dtype)
     for layer in model.model.layers:
         layer.mlp.down_proj.__class__ = kind
@@ -71,7 +71,7 @@ def test_a_product_that_changes_is_found_in_the_model(dtype: torch.dtype) -> Non
     assert proof.cost > 0
 
 
-def test_no_wide_class_is_refused_with_the_figures() -> None:
+def test_refusal_reports_the_row_classes() -> None:
     class Always(Changing):
         def forward(self, input: Tensor) -> Tensor:
             return super().forward(input) * (1 + input[..., :1].numel() * 2**-7)
@@ -88,7 +88,7 @@ def test_no_wide_class_is_refused_with_the_figures() -> None:
 
 
 class Anything:
-    """`nn.Linear.forward` by a kernel that rounds otherwise for every number of rows."""
+    """Replaces `nn.Linear.forward` by a product that rounds differently for every row count."""
 
     @staticmethod
     def forward(module: nn.Linear, input: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Anything:
         return result * (1 + result.numel() // result.shape[-1] * 2**-7)
 
 
-def test_where_no_class_is_wide_products_have_a_fixed_number_of_rows(
+def test_products_get_a_fixed_row_count_without_a_wide_class(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nn.Linear, "forward", Anything.forward)
@@ -137,7 +137,7 @@ def test_products_of_a_fixed_number_of_rows(rows: int) -> None:
     assert torch.allclose(out, plain(module, states), atol=1e-5)
 
 
-def test_what_fails_on_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_failures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> ProbeReport:
         raise MemoryError("out of shared memory")
 
@@ -212,7 +212,7 @@ def test_layers_that_cannot_be_tried_are_refused_by_name() -> None:
         resolve_batch_invariance(with_products(Fixed), True)
 
 
-def test_asked_for_and_impossible() -> None:
+def test_explicit_request_that_cannot_be_met() -> None:
     with pytest.raises(ConfigError, match="got True; it has its own attention code"):
         resolve_batch_invariance(make("bloom"), True)
     assert resolve_batch_invariance(make("bloom"), "auto").reason.startswith(
@@ -243,7 +243,7 @@ def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a cost that is too high by more than the repeats are apart does."""
+    """The measured cost must exceed the limit by more than the spread of its repeats."""
     model = make("llama", "sdpa")
     for spread, cost, on in (
         (0.02, 1.2, False),
@@ -262,12 +262,10 @@ def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatc
             assert ("the limit is 1.47x instead of 1.05x" in found.reason) is (spread == 0.4)
 
 
-def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(
+def test_disturbed_costs_are_measured_again_on_a_quiet_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """But not for a second engine of the same process, which then gives the bits of the first
-    one.
-    """
+    """A second engine of the same process keeps the bits of the first engine."""
     model, searched = make("llama", "sdpa"), list[ProbeReport]()
 
     def found(*_: object) -> ProbeReport:
@@ -287,7 +285,7 @@ def test_disturbed_costs_are_measured_again_once_the_load_has_fallen(
     assert load_report(model) == searched[-1]
 
 
-def test_found_once_per_machine_and_shapes(
+def test_proof_runs_once_per_machine_and_shapes(
     monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     model, searched = make("llama", "sdpa"), []
@@ -317,7 +315,7 @@ def test_findings_survive_the_cache() -> None:
     assert load_report(model) == found
 
 
-def test_threads_changed_after_the_proof_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_thread_count_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariance, "load_report", lambda model: CHEAP)
     llm = LLM(make("llama", "sdpa"), batch_invariant=True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)

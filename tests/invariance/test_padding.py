@@ -1,4 +1,4 @@
-"""Padding keeps forwards in the class of rows that was found."""
+"""Check that padding keeps row counts of forward passes in the proven class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LENGTHS = st.lists(
 
 
 @given(shapes=LENGTHS, chunk=st.integers(1, 12), least=st.integers(1, 40))
-def test_padding_fills_up_to_the_class_and_disturbs_nobody(
+def test_padding_reaches_the_class_and_changes_no_result(
     shapes: list[tuple[int, int, int]], chunk: int, least: int
 ) -> None:
     requests, trees = [], []
@@ -68,7 +68,7 @@ def test_padding_fills_up_to_the_class_and_disturbs_nobody(
 
 
 @pytest.mark.parametrize("least", [1, 4, 17])
-def test_padded_forwards_give_the_logits_of_their_tokens(least: int) -> None:
+def test_padded_forward_passes_keep_the_logits(least: int) -> None:
     model = make("llama", "sdpa")
     plain, padded = CachedLM(model), CachedLM(model, min_rows=least)
     trees = [DraftTree([5, 6, 7], [-1, 0, -1]), DraftTree([8], [-1])]
@@ -91,8 +91,8 @@ def test_padded_forwards_give_the_logits_of_their_tokens(least: int) -> None:
         assert torch.allclose(one[1:, :2], other[1:, :2], atol=1e-4)
 
 
-def test_no_forward_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither prompts that share a forward, nor drafts, nor single tokens."""
+def test_no_forward_pass_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that share a pass, drafts and single tokens stay in the class."""
     monkeypatch.setattr(
         invariance, "load_report", lambda model: ProbeReport(5, 40, 1.0, "", (), 0.1)
     )
@@ -109,7 +109,7 @@ def test_no_forward_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(out.stats.drafted_tokens for out in outs)
 
 
-def test_prompts_share_a_forward_as_far_as_the_class_goes() -> None:
+def test_prompts_share_a_forward_pass_within_the_class() -> None:
     handles = []
     for slot in range(4):
         request = Request([3] * 10, SamplingParams())

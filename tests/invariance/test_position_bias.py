@@ -1,4 +1,4 @@
-"""Inkling: a bias for each pair of positions, shared experts, and chains instead of trees."""
+"""Test Inkling: biases for pairs of positions, shared experts, and chains instead of trees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
 
 @functools.cache
 def inkling(dtype: torch.dtype = torch.bfloat16) -> Any:
-    """A tiny Inkling whose texts soon exceed its windows, biases and unscaled lengths."""
+    """Return a tiny Inkling whose windows and bias ranges are shorter than the texts."""
     name, options = CHAINED["inkling"]
     changes = {"rel_extent": 16, "log_scaling_n_floor": 24, "n_shared_experts": 2}
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def inkling(dtype: torch.dtype = torch.bfloat16) -> Any:
 
 
 def logits_of(chunk: int, text: list[int], tree: list[int]) -> torch.Tensor:
-    """Logits after a text and after each token of a chain, computed in chunks."""
+    """Return the logits after a text and each token of a chain, computed in chunks."""
     lm = CachedLM(inkling(), chunk, batch_invariant=True, products=everywhere(inkling()))
     request = Request(text, SamplingParams())
     lm.open(request)
@@ -99,7 +99,7 @@ def test_the_self_test_calls_each_kind_of_module(name: str) -> None:
     assert torch.equal(function(rows[7:8])[0], together[7])
 
 
-def test_a_bias_that_depends_on_other_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bias_that_depends_on_other_rows_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(inkling())
     kind = type(model.model.layers[0].self_attn.rel_logits_proj)
     forward = kind.forward

@@ -1,4 +1,4 @@
-"""Recurrent models whose tokens get the same bits with any drafts, chunks and batches."""
+"""Check that recurrent models give the same bits with any drafts, chunks and batches."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_mixer_whose_rows_depend_on_one_another_is_refused() -> None:
 @pytest.mark.parametrize("shape", [(24, 12), (3, 1, 20, 12)])
 @torch.inference_mode()
 def test_products_of_a_mixer_do_not_depend_on_the_number_of_tokens(shape: Any) -> None:
-    """A selective scan multiplies by weights itself; sizes need not be multiples of 8."""
+    """A selective scan multiplies weights directly, and their sizes may be odd."""
     noise = torch.Generator().manual_seed(0)
     weights = torch.randn(shape, generator=noise).bfloat16()
     columns = torch.randn(*shape[:-3], 1, 12, 40, generator=noise).bfloat16()
@@ -96,8 +96,8 @@ def test_products_of_a_mixer_do_not_depend_on_the_number_of_tokens(shape: Any) -
     torch.testing.assert_close(products.double(), expected, rtol=0.02, atol=0.02)
 
 
-def test_auto_is_off_where_the_self_check_fails_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding in other places may move the logits of a model further than the check allows."""
+def test_auto_disables_invariance_if_the_self_check_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A different rounding can exceed the tolerance of the self-check."""
     monkeypatch.setattr(
         target_setup,
         "resolve_batch_invariance",

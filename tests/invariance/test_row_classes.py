@@ -1,6 +1,4 @@
-"""The search for row counts that agree bit for bit, on functions of which it is known where they
-change.
-"""
+"""Test the search for row counts with identical bits, on functions whose classes are known."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def product(weight: Tensor, order: Tensor) -> Callable[[Tensor], Tensor]:
-    """Rows times weight, summed in float32, one element of the inner dimension after the other,
-    in this order.
-    """
+    """Return rows times weight, summed in float32 in the order of the inner dimension."""
 
     def multiply(rows: Tensor) -> Tensor:
         total = torch.zeros(len(rows), len(weight))
@@ -65,7 +61,7 @@ def test_finds_where_the_order_of_the_sums_changes(
     assert agreeing_runs(function, rows, COUNTS) == (1, *changes)
 
 
-def test_a_row_whose_place_matters_agrees_with_nothing() -> None:
+def test_row_index_dependence_leaves_no_class() -> None:
     weight, rows = folded(torch.float32)
 
     def function(some: Tensor) -> Tensor:
@@ -91,9 +87,7 @@ def test_one_element_of_a_row_is_enough() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [48, 49])
 def test_folded_weights_show_the_order_in_most_elements(dtype: torch.dtype, inner: int) -> None:
-    """And those of an ordinary product do not, after rounding to bfloat16: a test with them
-    would prove little.
-    """
+    """In bfloat16, ordinary weights reveal the order of sums in too few elements."""
     weight, rows = folded(dtype, inner)
     assert float((rows.double() @ weight.double().T).abs().max()) < 1e-9  # the true product
     one, other = (
@@ -109,7 +103,7 @@ def test_folded_weights_show_the_order_in_most_elements(dtype: torch.dtype, inne
         assert (bits(one) != bits(other)).float().mean() < 0.02
 
 
-def test_a_folded_weight_lies_in_memory_as_the_original_does() -> None:
+def test_folded_weight_keeps_the_memory_layout() -> None:
     store = torch.randn(6 * 8 + 3)
     for weight in (store[3:].view(6, 8), store[3:].view(8, 6).T):
         twin, _ = fold(weight, torch.randn(4, weight.shape[1]), torch.Generator())
@@ -117,7 +111,7 @@ def test_a_folded_weight_lies_in_memory_as_the_original_does() -> None:
         assert (twin.data_ptr() - weight.data_ptr()) % 64 == 0
 
 
-def test_bits_tell_zeros_apart_and_not_nans() -> None:
+def test_comparison_separates_signed_zeros_but_not_nans() -> None:
     one, other = bits(torch.tensor([0.0, float("nan")])), bits(torch.tensor([-0.0, float("nan")]))
     assert (one == other).tolist() == [False, True]
 

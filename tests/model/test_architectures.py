@@ -1,5 +1,5 @@
-"""Trees, commits, slots and answers over the architectures of transformers, against
-recomputation without any cache.
+"""Test draft trees, commits, slots and answers with many architectures, against forward passes
+without a cache.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ INVARIANT = ("llama", "gpt2", "mixtral", "deepseek_v3")
 
 @torch.inference_mode()
 def recompute(model: Any, texts: list[list[int]]) -> Tensor:
-    """Logits of full causal forwards, no cache; right padding comes after everything that is
-    compared.
-    """
+    """Return the logits of a causal forward pass without a cache; padding follows the text."""
     longest = max(map(len, texts))
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
     logits: Tensor = model(input_ids=ids, use_cache=False).logits
@@ -53,7 +51,9 @@ def recompute(model: Any, texts: list[list[int]]) -> Tensor:
 
 
 class Session:
-    """Feeds random trees of given shapes and holds every logit against recomputation."""
+    """Run forward passes over random trees and compare every logit with a pass without a
+    cache.
+    """
 
     def __init__(self, model: Any) -> None:
         self.lm = CachedLM(model)
@@ -99,9 +99,9 @@ class Session:
 
 
 @pytest.mark.parametrize(("name", "kind"), [*models.CASES, *models.ROTARY_CASES])
-def test_trees_of_ragged_rows_equal_full_forwards(name: str, kind: str) -> None:
-    """Rows of different length carry different trees; branches that are not the first are kept;
-    a slot changes hands.
+def test_ragged_trees_equal_full_forward_passes(name: str, kind: str) -> None:
+    """Rows have different lengths and trees, commits keep later branches, and a slot is
+    reused.
     """
     session = Session(models.make(name, kind))
     requests = [session.open(length) for length in (10, 23, 17)]
@@ -125,12 +125,8 @@ def test_trees_of_ragged_rows_equal_full_forwards(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_a_causal_mask_instead_of_the_tree_mask_is_noticed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The comparison above can fail: with the same positions but every earlier node visible,
-    logits differ.
-    """
+def test_causal_mask_fails_the_comparison(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the comparison fails if each node sees all earlier nodes."""
 
     def causal(
         counts: Any, numbers: Any, front: int, columns: Any, padding: Any, block: Any
@@ -145,8 +141,8 @@ def test_a_causal_mask_instead_of_the_tree_mask_is_noticed(
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_a_wrong_commit_is_noticed(name: str) -> None:
-    """Keeping the first branch's rows under the second branch's tokens spoils the next step."""
+def test_wrong_commit_fails_the_comparison(name: str) -> None:
+    """Check that the comparison fails if a commit keeps the rows of the wrong branch."""
     session = Session(models.make(name, "eager"))
     request = session.open(10)
     tree = DraftTree(session.tokens(len(BUSHY[0])), BUSHY[0])
@@ -158,7 +154,7 @@ def test_a_wrong_commit_is_noticed(name: str) -> None:
 
 
 def answers(model: Any, count: int = 14) -> dict[tuple[int, ...], list[int]]:
-    """Three prompts of different length and their answers."""
+    """Return three prompts of different lengths and their answers."""
     rng = random.Random(8)
     prompts = [[rng.randrange(3, VOCAB) for _ in range(length)] for length in (9, 21, 13)]
     return {tuple(prompt): reference(model, prompt, count) for prompt in prompts}
@@ -194,21 +190,21 @@ def test_greedy_answers_equal_generate(name: str, kind: str) -> None:
         for name in (*TREES, *ROTARY)
     ],
 )
-def test_batch_invariance_changes_no_answer(name: str) -> None:
-    """The probe of its kernels works for every architecture."""
+def test_batch_invariance_keeps_answers(name: str) -> None:
+    """Check that the kernels' self-test works with every architecture."""
     check_greedy(models.make(name), "auto")
 
 
 @pytest.mark.parametrize(("name", "kind"), models.CHAIN_CASES)
-def test_models_bound_to_slots_answer_the_same_with_chains(name: str, kind: str) -> None:
-    """The engine keeps one branch of every tree there."""
+def test_slot_bound_models_use_chains(name: str, kind: str) -> None:
+    """Check that the engine reduces each tree to a chain for these models."""
     model = models.make(name, kind)
     assert not Architecture.from_model(model).takes_trees
     drafter = check_greedy(model)
     assert drafter.side_branches == 0
 
 
-def test_the_table_is_wide() -> None:
+def test_table_covers_many_architectures() -> None:
     assert (
         len(
             {
@@ -234,20 +230,20 @@ def test_models_that_cannot_be_rolled_back_are_refused(name: str) -> None:
     assert re.search(REASONS[name], text)
 
 
-def test_architectures_taken_on_trust_are_in_the_table() -> None:
-    """Every other one is measured when an engine is built (`paceline.model.self_check`)."""
+def test_trusted_architectures_are_in_the_table() -> None:
+    """The engine checks all other architectures at load (`paceline.model.self_check`)."""
     tested = {model_type for model_type, _ in (TREES | CHAINS).values()}
     composite = {"gemma3", "llama4"}  # a text model of the table beside a vision tower
     assert VERIFIED - composite <= tested
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
-def test_the_measurement_passes_what_is_right(name: str) -> None:
+def test_self_check_accepts_correct_models(name: str) -> None:
     check_tree_forward(CachedLM(models.make(name)))
 
 
-def test_the_measurement_refuses_what_is_wrong() -> None:
-    """A model that is deaf to masks, as one with masks of its own would be."""
+def test_self_check_refuses_model_that_ignores_masks() -> None:
+    """Check that the self-check refuses a model that ignores masks."""
     model = models.make("llama")
     hook = model.register_forward_pre_hook(
         lambda _, args, kwargs: (args, kwargs | {"attention_mask": None}), with_kwargs=True
@@ -261,8 +257,8 @@ def test_the_measurement_refuses_what_is_wrong() -> None:
         hook.remove()
 
 
-def test_prompts_ride_in_chunks_beside_decoding_rows() -> None:
-    """Logits of a row do not depend on what its neighbours do."""
+def test_prompt_chunks_do_not_affect_decoding_rows() -> None:
+    """Check that the logits of a row do not depend on the other rows."""
     session = Session(models.make("gemma3"))
     short, long = session.open(3), session.open(30)
     session.lm.prefill_chunk = 8
@@ -276,8 +272,8 @@ def test_prompts_ride_in_chunks_beside_decoding_rows() -> None:
     assert session.worst < 1
 
 
-def test_any_order_and_any_part_of_the_open_rows() -> None:
-    """Rows change slots with longer and shorter neighbours that take no part."""
+def test_rows_may_change_slots_and_pause() -> None:
+    """Rows change slots while longer and shorter rows are left out of the pass."""
     session = Session(models.make("mistral"))
     requests = []
     for length in (25, 4, 118, 9):  # the cache grows in rows and in length

@@ -1,4 +1,4 @@
-"""Forward passes in fixed shapes against forward passes in their own shapes."""
+"""Compare forward passes in fixed shapes with forward passes in exact shapes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ interpreted = pytest.mark.skipif(
 
 
 def run_steps(lm: CachedLM, lengths: Sequence[int], steps: int = 3, max_nodes: int = 12) -> Any:
-    """Logits after every pending token and node of some steps with random trees, and the engine's
-    requests; the same for each model of one vocabulary.
+    """Return the logits of some steps with random trees, and the engine's requests.
+
+    The logits follow each pending token and each node. Models with the same vocabulary get the
+    same trees.
     """
     chance = np.random.default_rng(5)
 
@@ -57,7 +59,7 @@ def run_steps(lm: CachedLM, lengths: Sequence[int], steps: int = 3, max_nodes: i
 
 
 @pytest.mark.parametrize("name", [name for name, kind in models.CASES if kind == "sdpa"])
-def test_logits_are_those_of_other_shapes(name: str) -> None:
+def test_logits_equal_those_of_exact_shapes(name: str) -> None:
     model = models.make(name, "sdpa")
     own, fixed = (CachedLM(model, fixed_shapes=setting) for setting in (False, True))
     lengths = [30, 7, 18]
@@ -65,7 +67,7 @@ def test_logits_are_those_of_other_shapes(name: str) -> None:
     torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-4)
 
 
-def test_a_mask_without_the_tree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_without_the_tree_fails_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     class Blind(MaskBuilder):
         def masks(self, inputs: Any, reaches: Any) -> Any:
             block = torch.ones_like(inputs.block).tril()
@@ -78,7 +80,7 @@ def test_a_mask_without_the_tree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     assert (result - expected).abs().max() > 1e-2
 
 
-def test_states_are_those_of_other_shapes() -> None:
+def test_states_equal_those_of_exact_shapes() -> None:
     model = models.make("llama", "sdpa")
     states = []
     for setting in (False, True):
@@ -111,7 +113,7 @@ def test_few_shapes_serve_many_steps() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["none", "lookahead", "auto"])
-def test_answers_are_those_of_generate(pair: Pair, drafter: str) -> None:
+def test_answers_equal_generate(pair: Pair, drafter: str) -> None:
     params = SamplingParams(max_new_tokens=len(pair.answers[0]), ignore_eos=True)
     llm = LLM(pair.target, drafter, max_batch=3, batch_invariant=False, fixed_shapes=True)
     answers = llm.generate(pair.prompts, params)
@@ -120,7 +122,7 @@ def test_answers_are_those_of_generate(pair: Pair, drafter: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
-def test_the_forward_pass_compiles_whole(name: str) -> None:
+def test_forward_pass_compiles_without_graph_breaks(name: str) -> None:
     lm = CachedLM(models.make(name, "sdpa"), fixed_shapes=True)
     request = Request(list(range(1, 20)), SamplingParams())
     lm.open(request)

@@ -1,4 +1,4 @@
-"""Models in GGUF files: unpacked right, converted once, and refused with a reason."""
+"""Test GGUF files: conversion, its cache, and clear errors."""
 
 from __future__ import annotations
 
@@ -37,21 +37,23 @@ _processes = multiprocessing.get_context("forkserver")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of a test."""
+    """Return the cache folder of a test."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def kept(folder: Path) -> list[str]:
-    """What lies in the cache of conversions, locks aside."""
+    """Return the entries in the conversion cache, without lock files."""
     return sorted(path.name for path in folder.glob("gguf-*/*") if path.suffix != ".lock")
 
 
 @pytest.mark.parametrize(
     ("kind", "near"), [("F32", 1e-3), ("F16", 1e-3), ("Q8_0", 0.02), ("Q4_1", 0.2), ("Q5_0", 0.2)]
 )
-def test_weights_are_those_of_the_file(tmp_path: Path, kind: str, near: float) -> None:
-    """Held against the values as the gguf package unpacks them, and those that were written."""
+def test_weights_equal_those_of_the_file(tmp_path: Path, kind: str, near: float) -> None:
+    """Compare weights with the `gguf` package's values and with the values that were
+    written.
+    """
     path = write_gguf(tmp_path / "tiny.gguf", kind)
     model = load_model(path, "float32")
     tensors = {
@@ -74,7 +76,9 @@ def test_weights_are_those_of_the_file(tmp_path: Path, kind: str, near: float) -
     ).abs().max() < near + 4e-3
 
 
-def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_all_ways_to_load_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     LLM(str(path), "draft_model", draft_model=path, unpack=True)
     assert capsys.readouterr().err.count("converting tiny.gguf") == 1
@@ -103,7 +107,7 @@ def test_every_way_in(tmp_path: Path, capsys: pytest.CaptureFixture[str], folder
     assert "converting" not in capsys.readouterr().err
 
 
-def test_answers_are_those_of_transformers(tmp_path: Path) -> None:
+def test_answers_equal_transformers(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
     model = load_model(path, "float32")
     outs = LLM(path, "lookahead", dtype="float32").generate(
@@ -112,7 +116,7 @@ def test_answers_are_those_of_transformers(tmp_path: Path) -> None:
     assert [out.token_ids for out in outs] == [reference(model, prompt, 24) for prompt in PROMPTS]
 
 
-def test_ends_and_template_are_those_of_the_file(tmp_path: Path) -> None:
+def test_stop_tokens_and_chat_template_come_from_the_file(tmp_path: Path) -> None:
     llm = LLM(write_gguf(tmp_path / "tiny.gguf"))
     assert llm.eos_token_ids == [EOS, EOT]
     assert llm.tokenizer.chat_template == TEMPLATE
@@ -150,7 +154,7 @@ def test_damaged_files_are_refused(tmp_path: Path, folder: Path, damage: Any, wo
     assert kept(folder) == []
 
 
-def test_what_transformers_cannot_unpack_is_refused(tmp_path: Path, folder: Path) -> None:
+def test_formats_unknown_to_transformers_are_refused(tmp_path: Path, folder: Path) -> None:
     cases = {
         "architecture": (write_gguf(tmp_path / "a.gguf", architecture="rwkv7"), "rwkv7"),
         "weights": (
@@ -172,7 +176,7 @@ def test_what_transformers_cannot_unpack_is_refused(tmp_path: Path, folder: Path
 
 
 def _with_type(path: Path, kind: int) -> Path:
-    """The file, its first tensor of a type that nobody knows."""
+    """Write a copy of a file whose first tensor has an unknown type."""
     content = path.read_bytes()
     at = content.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 2 * 8
     path.write_bytes(content[:at] + struct.pack("<I", kind) + content[at + 4 :])
@@ -216,7 +220,7 @@ def test_a_cache_that_cannot_be_written(
     LLM(path, "none", unpack=True)
 
 
-def test_a_finished_folder_needs_no_right_to_write(
+def test_finished_conversion_may_be_read_only(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
@@ -229,7 +233,7 @@ def test_a_finished_folder_needs_no_right_to_write(
     assert module.unpacked(path) == first
 
 
-def test_another_content_is_another_folder(tmp_path: Path, folder: Path) -> None:
+def test_changed_file_gets_a_new_folder(tmp_path: Path, folder: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     first = module.unpacked(path)
     assert module.unpacked(write_gguf(tmp_path / "copy.gguf")) == first
@@ -237,7 +241,7 @@ def test_another_content_is_another_folder(tmp_path: Path, folder: Path) -> None
     assert len(kept(folder)) == 2
 
 
-def test_a_damaged_folder_is_made_again(tmp_path: Path) -> None:
+def test_damaged_conversion_is_repeated(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     weights = module.unpacked(path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -272,7 +276,7 @@ def _convert(path: Path, cache_folder: Path, answers: Any) -> None:
     answers.put((len(calls), str(found)))
 
 
-def test_leftovers_of_a_killed_process_go(tmp_path: Path, folder: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path, folder: Path) -> None:
     path, other = write_gguf(tmp_path / "tiny.gguf"), write_gguf(tmp_path / "other.gguf", seed=1)
     process = _processes.Process(target=_hang, args=(path, folder))
     process.start()
@@ -320,7 +324,7 @@ def test_the_cache_is_listed_and_cleared(
     assert cache.entries() == []
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_location_of_the_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     assert cache.root() == folder
     monkeypatch.delenv("PACELINE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")

@@ -1,4 +1,4 @@
-"""Decoder layers that run in one compiled call: the bits of their modules, or the modules."""
+"""Test decoder layers that run in one compiled call: same bits as the modules, or the modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ["llama", "mistral", "qwen2"]
 
 
 def target(kind: str, change: Any = None) -> CachedLM:
-    """A tiny model in bfloat16 with the products of the CPU backend."""
+    """Return a tiny bfloat16 model with the products of the CPU backend."""
     model = copy.deepcopy(make(kind, "sdpa")).to(torch.bfloat16)
     if change is not None:
         change(model)
@@ -37,7 +37,7 @@ def calls_of(lm: CachedLM) -> list[LayerForward]:
 
 
 def logits(lm: CachedLM) -> list[Tensor]:
-    """Logits of prompts of several lengths, then of steps with trees and without."""
+    """Return the logits of prompts of several lengths, then of steps with and without trees."""
     chance, rows = np.random.default_rng(0), []
     lm.reserve(3, 192)
     prompts = [chance.integers(3, 90, length).tolist() for length in (21, 5, 140)]
@@ -64,7 +64,7 @@ def use_modules(lm: CachedLM) -> CachedLM:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_call_gives_the_bits_of_the_modules(kind: str) -> None:
+def test_compiled_call_has_the_bits_of_the_modules(kind: str) -> None:
     lm, modules = target(kind), use_modules(target(kind))
     assert len(calls_of(lm)) == lm.architecture.layers
     for first, second in zip(logits(lm), logits(modules), strict=True):
@@ -84,7 +84,7 @@ def test_threads_share_the_work_of_a_layer() -> None:
 
 
 class Softmax(nn.Module):
-    """An activation whose results depend on other numbers of the row."""
+    """Activation in which each result depends on other numbers of the row."""
 
     def forward(self, rows: Tensor) -> Tensor:
         return rows.softmax(-1)

@@ -1,6 +1,4 @@
-"""What goes into layers in the middle of a target, as drafts read it, over architectures: the
-same as in a plain forward.
-"""
+"""Test hidden states of middle layers, as drafts read them, with many architectures."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ LAYERS = (0, 1)
 
 
 def of_plain(model: Any, token_ids: list[int]) -> torch.Tensor:
-    """Return what transformers itself says, [tokens, 1 + layers, hidden]."""
+    """Return the states that transformers reports, [tokens, 1 + layers, hidden]."""
     with torch.inference_mode():
         found = decoder_of(model)(
             input_ids=torch.tensor([token_ids]), output_hidden_states=True, use_cache=False
@@ -35,7 +33,7 @@ def of_plain(model: Any, token_ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("name", [*TREES, *CHAINS])
-def test_they_are_those_of_a_plain_forward(name: str, batch_invariant: bool) -> None:
+def test_states_equal_those_of_a_plain_forward_pass(name: str, batch_invariant: bool) -> None:
     model = models.make(name)
     try:
         target = CachedLM(model, batch_invariant=batch_invariant)
@@ -67,10 +65,8 @@ def test_they_are_those_of_a_plain_forward(name: str, batch_invariant: bool) -> 
         )
 
 
-def test_many_short_prompts_beside_one_another_have_logits() -> None:
-    """Llama 4 makes its queries' scale of how long it believes the cache to be, which is less
-    than nothing here.
-    """
+def test_many_short_prompts_in_one_batch_have_logits() -> None:
+    """Llama 4 scales queries by an estimate of the cache length, which is negative here."""
     target = CachedLM(models.make("llama4"), batch_invariant=True)
     requests = [Request([5, 9, place], SamplingParams()) for place in range(3, 8)]
     for request in requests:

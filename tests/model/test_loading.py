@@ -1,6 +1,4 @@
-"""Checkpoints, tokenizers and devices that cannot be used: one error that names them, never a
-traceback or random weights.
-"""
+"""Test checkpoints, tokenizers and devices that cannot be used: each gets one clear error."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A copy of the small target."""
+    """Return a copy of the small target's folder."""
     return Path(shutil.copytree(DATA / "tiny_target", tmp_path / "model"))
 
 
@@ -59,7 +57,7 @@ def test_damaged_weights(checkpoint: Path, content: bytes | float) -> None:
         (None, "not a valid JSON"),
     ],
 )
-def test_configs_that_do_not_fit(
+def test_mismatched_configurations(
     checkpoint: Path, changed: dict[str, Any] | None, message: str
 ) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
@@ -71,7 +69,7 @@ def test_configs_that_do_not_fit(
 
 
 @pytest.mark.parametrize("device", ["foo", "cpu:x", "meta", "cuda:99", "mps"])
-def test_devices_that_are_not_there(device: str) -> None:
+def test_missing_devices(device: str) -> None:
     if device == "mps" and torch.backends.mps.is_available():
         pytest.skip("it is there")
     with pytest.raises(ConfigError, match=rf"device: got '{device}'.*expected one of: auto, cpu"):
@@ -100,9 +98,7 @@ _SENSES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("model_type", _SENSES)
-def test_models_that_see_or_hear_answer_text_prompts_by_name(
-    model_type: str, tmp_path: Path
-) -> None:
+def test_multimodal_models_answer_text_prompts(model_type: str, tmp_path: Path) -> None:
     auto, options = _SENSES[model_type]
     text = make("llama").config.to_dict()
     torch.manual_seed(0)
@@ -118,13 +114,13 @@ def test_models_that_see_or_hear_answer_text_prompts_by_name(
     ]
 
 
-def test_a_model_of_another_kind_is_refused_by_its_own_name(tmp_path: Path) -> None:
+def test_model_that_is_no_decoder_is_refused_by_name(tmp_path: Path) -> None:
     make("t5").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"Unrecognized configuration class .*T5Config"):
         load_model(tmp_path)
 
 
-def test_a_folder_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_read_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 

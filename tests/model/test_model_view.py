@@ -1,4 +1,4 @@
-"""A view of a model: what is copied, and that changes of the model are followed."""
+"""Test views of a model: what they copy, and that later changes of the model take effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDS = torch.tensor([[3, 4, 5, 60, 7]])
 
 
 class Adapter(nn.Module):
-    """Scales what a module returns, by a factor that may be changed at any time."""
+    """Scales the output of a module by a factor that can change at any time."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def model() -> Any:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Ids of the weights that our kernel multiplies."""
+    """Return the ids of the weights that our kernel multiplies."""
     weights, product = list[int](), own_product
 
     def watched(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -74,7 +74,7 @@ def test_modules_with_our_products_are_copies_that_share_weights(model: Any) -> 
     assert {id(one) for one in viewed.parameters()} == {id(one) for one in model.parameters()}
 
 
-def test_hooks_that_come_later_are_called(model: Any) -> None:
+def test_hooks_added_later_are_called(model: Any) -> None:
     viewed, seen = ModelView(model, Products.of_backend(model, CPU)).module, list[tuple[int, ...]]()
     hook = model.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
     logits_of(viewed)
@@ -83,7 +83,7 @@ def test_hooks_that_come_later_are_called(model: Any) -> None:
     assert seen == [(1, 5, 64)]
 
 
-def test_an_adapter_may_be_switched_while_a_view_has_it(model: Any, calls: list[int]) -> None:
+def test_adapter_can_be_switched_in_an_existing_view(model: Any, calls: list[int]) -> None:
     products = Products.of_backend(model, CPU)
     view = ModelView(model, products)
     down = model.model.layers[1].mlp.down_proj
@@ -103,7 +103,7 @@ def test_an_adapter_may_be_switched_while_a_view_has_it(model: Any, calls: list[
     assert view.stale
 
 
-def test_a_forward_that_is_replaced_later_is_followed(model: Any, calls: list[int]) -> None:
+def test_replaced_forward_method_takes_effect(model: Any, calls: list[int]) -> None:
     hooks = pytest.importorskip("accelerate.hooks")
 
     class Twice(hooks.ModelHook):  # type: ignore[misc, name-defined]

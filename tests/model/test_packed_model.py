@@ -1,4 +1,4 @@
-"""GGUF models whose weights stay packed: the model that unpacking gives, and clear refusals."""
+"""Test GGUF models with packed weights: equal to the converted model, and clear errors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PROMPTS = [[5, 9, 11, 5, 9], [30, 31, 32], [8, 8, 8, 8]]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of a test."""
+    """Return the cache folder of a test."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_model_and_answers_are_those_of_the_unpacked_model(tmp_path: Path, kind: str) -> None:
+def test_answers_equal_those_of_the_converted_model(tmp_path: Path, kind: str) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", kind)
     packed, unpacked = load_model(path, unpack=False), load_model(path)
     own: dict[str, Any] = dict(packed.named_parameters())
@@ -81,7 +81,7 @@ def test_packed_weights_are_the_default_with_bfloat16_instructions(
     assert loading.must_unpack(tmp_path / "folder", "auto", "cpu", False)
 
 
-def test_tokenizer_and_ends_come_from_the_header(
+def test_tokenizer_and_stop_tokens_come_from_the_header(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     llm = LLM(write_gguf(tmp_path / "tiny.gguf", "Q8_0"), unpack=False)
@@ -92,8 +92,10 @@ def test_tokenizer_and_ends_come_from_the_header(
     assert not list(folder.glob(f"{gguf_header.KIND}/*/*.safetensors"))
 
 
-def test_blocks_are_used_where_the_file_is_mapped(tmp_path: Path) -> None:
-    """Two loads share the file's bytes; rows of queries and keys are found by their order."""
+def test_blocks_are_read_from_the_mapped_file(tmp_path: Path) -> None:
+    """Two loads share the bytes of the file, and rows of queries and keys are read in their
+    order.
+    """
     path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
     model: Any = load_model(path, unpack=False)
     (stored,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.attn_q.weight")
@@ -153,7 +155,7 @@ def test_other_faults_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_model(path, unpack=False)
 
 
-def test_other_files_than_models_are_refused(tmp_path: Path) -> None:
+def test_files_without_a_model_are_refused(tmp_path: Path) -> None:
     adapter = _write_kind(tmp_path / "adapter.gguf", "llama", "adapter")
     with pytest.raises(ConfigError, match=r"adapter.gguf': got an adapter; expected a model"):
         load_model(adapter, unpack=False)
@@ -181,7 +183,7 @@ def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
 
 
 def _write_kind(path: Path, architecture: str, kind: str) -> Path:
-    """A file that is not a model."""
+    """Write a GGUF file that is not a model."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(kind)
     writer.add_tensor("v.blk.0.attn_q.weight", np.zeros((8, 8), np.float32))
@@ -192,7 +194,7 @@ def _write_kind(path: Path, architecture: str, kind: str) -> Path:
     return path
 
 
-def test_shards_are_one_model(tmp_path: Path) -> None:
+def test_shards_are_loaded_as_one_model(tmp_path: Path) -> None:
     plain = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
     _split(plain, tmp_path)
     model = load_model(tmp_path / "tiny-00002-of-00002.gguf", unpack=False)

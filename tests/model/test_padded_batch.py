@@ -1,4 +1,4 @@
-"""Padded batches: every column of random batches against its definition."""
+"""Compare every column of random padded batches with its definition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REACHES = [Reach(), Reach(window=4), Reach(chunk=8)]
 
 
 def random_batch(seed: int) -> tuple[list[Request], list[DraftTree], PaddedBatch]:
-    """Requests in random states with random trees, and their layout."""
+    """Return requests in random states with random trees, and their layout."""
     chance = np.random.default_rng(seed)
     requests, trees = [], []
     for slot in range(int(chance.integers(1, 6))):

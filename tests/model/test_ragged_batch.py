@@ -1,6 +1,4 @@
-"""Sequences behind one another in one row: what each query sees is what a mask would say, and no
-sequence pays for another.
-"""
+"""Test batches whose requests follow one another in a single row without padding."""
 
 from __future__ import annotations
 
@@ -35,8 +33,9 @@ REACHES = [Reach(), Reach(window=1), Reach(window=20), Reach(chunk=8), Reach(chu
 def both(
     rows: list[tuple[int, int, int]], seed: int = 0, min_rows: int = 1
 ) -> tuple[PaddedBatch, RaggedBatch]:
-    """The same sequences with random trees, as rows of (cached, pending, nodes), in columns and
-    packed.
+    """Return requests with random trees as a padded and as a packed batch.
+
+    Rows are given as (cached, pending, nodes).
     """
     chance = np.random.default_rng(seed)
     requests, trees = [], []
@@ -51,13 +50,13 @@ def both(
 
 
 def queries(layout: PaddedBatch) -> list[tuple[int, int]]:
-    """Rows and columns that are no padding, in the order in which they are packed."""
+    """Return the rows and columns without padding, in packed order."""
     return [(row, column) for row, column in np.argwhere(~layout.padding).tolist()]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("reach", REACHES)
-def test_queries_see_what_a_mask_says(seed: int, reach: Reach) -> None:
+def test_queries_see_the_keys_that_a_mask_allows(seed: int, reach: Reach) -> None:
     layout, packing = both(RAGGED, seed)
     visible, order = packing.visible(reach), packing.attention_metadata({})
     mask = layout.visible_mask(int(layout.cache_positions.max()) + 1, reach)
@@ -85,7 +84,7 @@ def test_queries_see_what_a_mask_says(seed: int, reach: Reach) -> None:
 
 
 @pytest.mark.parametrize("min_rows", [1, 100])
-def test_the_arrays_are_those_of_the_columns(min_rows: int) -> None:
+def test_arrays_equal_those_of_the_padded_batch(min_rows: int) -> None:
     layout, packing = both(RAGGED, min_rows=min_rows)
     real = len(queries(layout))
     for mine, theirs in (
@@ -108,7 +107,7 @@ def test_the_arrays_are_those_of_the_columns(min_rows: int) -> None:
 
 
 @pytest.mark.parametrize("reach", REACHES[:3])
-def test_attention_has_the_bits_of_rows(reach: Reach) -> None:
+def test_attention_has_the_bits_of_the_padded_batch(reach: Reach) -> None:
     layout, packing = both(RAGGED)
     columns = Columns(layout, (6, 2, 64, 64), torch.bfloat16)
     rows = attention_by_position(
@@ -123,7 +122,7 @@ def test_attention_has_the_bits_of_rows(reach: Reach) -> None:
     assert torch.equal(packed[0], rows[real])
 
 
-def test_a_mask_that_was_not_given_is_refused() -> None:
+def test_foreign_mask_is_refused() -> None:
     packed, mask = both([(3, 1, 0)])[1], stand_in_mask(1, 4, torch.device("cpu"))
     order = packed.attention_metadata({mask_address(mask): packed.visible()})
     assert order.visible(mask, 1).columns == 1
@@ -135,7 +134,7 @@ def test_a_mask_that_was_not_given_is_refused() -> None:
             order.visible(other, 1)
 
 
-def test_a_model_is_fed_no_padding() -> None:
+def test_model_computes_no_padding() -> None:
     fed: list[tuple[int, ...]] = []
     model = models.make("llama", "sdpa")
     lm = CachedLM(model, batch_invariant=True)
@@ -172,7 +171,7 @@ def test_logits_of_nodes() -> None:
 
 @pytest.mark.parametrize("spec", ["sssd", "auto", "lookahead", "draft_model"])
 def test_answers_of_ragged_batches(pair: Pair, spec: Any) -> None:
-    """Prompts of all lengths in small chunks, trees cut to a few nodes: those of decoding alone."""
+    """Prompts of all lengths with small chunks and trees of a few nodes give plain answers."""
     model = pair.target
     drafted = LLM(
         model,
@@ -187,7 +186,7 @@ def test_answers_of_ragged_batches(pair: Pair, spec: Any) -> None:
 
 
 @pytest.mark.parametrize("batch_invariant", [True, False])
-def test_a_drafter_of_whole_trees_is_tried_with_a_few(pair: Pair, batch_invariant: bool) -> None:
+def test_number_of_whole_trees_is_tried(pair: Pair, batch_invariant: bool) -> None:
     class Whole(Drafter):
         budget = True
 

@@ -1,4 +1,4 @@
-"""Check which mixers run our recurrences, and that commits take accepted nodes into states."""
+"""Check which mixers run our recurrences, and that commits put accepted nodes into states."""
 
 from __future__ import annotations
 

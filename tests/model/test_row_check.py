@@ -1,4 +1,4 @@
-"""Modules that quantise activations: one scale over all rows is refused, one per row is not."""
+"""Test the check that the logits of a row do not depend on other rows of the forward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 class Rounding(nn.Linear):
-    """A product that rounds its rows first, as `round_rows` says."""
+    """Product that first rounds its rows with `round_rows`."""
 
     round_rows: Callable[[Tensor], Tensor]
 
@@ -49,13 +49,13 @@ def of_each_row(rows: Tensor) -> Tensor:
 
 
 def of_each_block(rows: Tensor) -> Tensor:
-    """A scale per row and 16 values, as DeepSeek's FP8 has one per 128."""
+    """Round with a scale per row and block of 16 values (DeepSeek's FP8 uses blocks of 128)."""
     blocks = rows.float().reshape(*rows.shape[:-1], -1, 16)
     return of_each_row(blocks).expand_as(blocks).flatten(-2)
 
 
 def outliers(rows: Tensor) -> Tensor:
-    """Columns with a large value in any row stay as they are (LLM.int8())."""
+    """Round all columns except those with a large value in any row, as in LLM.int8()."""
     is_large = rows.abs().flatten(0, -2).amax(0) > 6
     return torch.where(is_large, rows, int8(rows, of_each_row(rows) / 127))
 
@@ -83,7 +83,7 @@ INDEPENDENT: dict[str, Any] = {
 
 
 def rounding(rule: Any, dtype: torch.dtype = torch.float32, name: str = "llama") -> Any:
-    """The tiny model, the products of whose layers round their rows."""
+    """Return the tiny model with products that round their rows."""
     model = copy.deepcopy(make(name, "sdpa")).to(dtype)
     kind = type("Rounding", (Rounding,), {"round_rows": staticmethod(rule)})
     for layer in model.model.layers:
@@ -103,7 +103,7 @@ def sums(model: Any) -> list[str]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", DEPENDENT)
-def test_rows_that_depend_on_others_are_refused(kind: str, dtype: torch.dtype) -> None:
+def test_dependent_rows_are_refused(kind: str, dtype: torch.dtype) -> None:
     with pytest.raises(
         UnsupportedModelError,
         match=r"q_proj \(.*Rounding.*(change by [0-9.e+-]+ of the|differ by [0-9.e-]+ from)",
@@ -113,7 +113,7 @@ def test_rows_that_depend_on_others_are_refused(kind: str, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", INDEPENDENT)
-def test_rows_that_stand_alone_are_admitted(kind: str, dtype: torch.dtype) -> None:
+def test_independent_rows_are_admitted(kind: str, dtype: torch.dtype) -> None:
     model = rounding(INDEPENDENT[kind], dtype)
     before, held = sums(model), [dict(vars(one)) for one in model.modules()]
     check_rows(model)
@@ -121,7 +121,7 @@ def test_rows_that_stand_alone_are_admitted(kind: str, dtype: torch.dtype) -> No
     assert [dict(vars(one)) for one in model.modules()] == held
 
 
-def test_every_way_in_is_checked() -> None:
+def test_all_ways_to_load_a_model_are_checked() -> None:
     model = rounding(DEPENDENT["int8, one scale"])
     for use in (
         lambda: LLM(model, "none"),
@@ -152,9 +152,9 @@ def test_a_single_module_is_found_and_named() -> None:
         check_rows(model)
 
 
-def test_a_module_that_cannot_be_called_alone_is_found_by_the_logits() -> None:
+def test_logits_reveal_a_module_that_cannot_run_alone() -> None:
     class Inside(nn.Module):
-        """Its product is no module, and it takes two arguments."""
+        """Module that computes its product itself and takes two arguments."""
 
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -214,17 +214,17 @@ def test_mixtures_of_experts(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_foreign_weights_are_admitted(kind: str) -> None:
+def test_quantised_weights_are_admitted(kind: str) -> None:
     check_rows(quantised(kind))
 
 
-def test_models_of_torch_modules_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_torch_modules_need_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     monkeypatch.setattr(type(model), "forward", None)
     check_rows(model)
 
 
-def test_a_model_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_model_reports_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     model = rounding(INDEPENDENT["no rounding"])
 
     def fail(*_: object, **__: object) -> None:
@@ -246,8 +246,10 @@ def test_torchs_own_dynamic_quantisation_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["Linear8bitLt", "FP8Linear", "BitLinear"])
-def test_names_decide_nothing(name: str) -> None:
-    """A configuration and a class named as those that quantise activations, which do not."""
+def test_names_do_not_affect_the_check(name: str) -> None:
+    """The names of the configuration and class suggest quantised activations; there are
+    none.
+    """
     model = copy.deepcopy(make("llama", "sdpa"))
     model.model.layers[1].mlp.down_proj.__class__ = type(name, (nn.Linear,), {})
     model.config = copy.deepcopy(model.config)

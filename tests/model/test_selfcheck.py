@@ -1,4 +1,4 @@
-"""The check an unknown architecture has to pass, and that it can fail."""
+"""Test the self-check of unknown architectures, including models that fail it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def model_of(model_type: str, **options: object) -> PreTrainedModel:
     ).eval()
 
 
-def test_a_sound_model_passes_in_either_precision() -> None:
+def test_correct_model_passes_in_both_precisions() -> None:
     model = model_of("llama", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
     check_tree_forward(CachedLM(model))
     check_tree_forward(CachedLM(model.to(torch.bfloat16)))
 
 
-def test_an_architecture_outside_the_table_is_measured_and_runs() -> None:
+def test_architecture_outside_the_table_is_checked_and_runs() -> None:
     model = model_of(
         "olmo",
         num_hidden_layers=2,
@@ -48,14 +48,14 @@ def test_an_architecture_outside_the_table_is_measured_and_runs() -> None:
     assert len(LLM(model, drafter="prompt_lookup").generate([[3, 4, 3, 4]])[0].token_ids) > 0
 
 
-def test_positions_taken_from_slots_are_found_out() -> None:
+def test_positions_derived_from_slots_are_detected() -> None:
     lm = CachedLM(model_of("bloom", n_layer=2, n_head=2))
     lm.architecture = dataclasses.replace(lm.architecture, takes_masks=True)
     with pytest.raises(UnsupportedModelError, match="BloomForCausalLM"):
         check_tree_forward(lm)
 
 
-def test_a_mask_that_is_ignored_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_mask_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = CachedLM(
         model_of("llama", num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
     )
@@ -65,7 +65,9 @@ def test_a_mask_that_is_ignored_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def gpt_neo(window: int) -> PreTrainedModel:
-    """Its local layers take windows of cache slots, whatever the mask says."""
+    """Return a model whose local layers use windows of cache slots, whatever the mask
+    contains.
+    """
     return model_of(
         "gpt_neo",
         num_layers=2,
@@ -96,8 +98,8 @@ def test_a_model_whose_trees_fail_decodes_with_chains(window: int) -> None:
     assert sum(out.stats.target_forwards for out in outs) < 40
 
 
-def test_a_model_that_is_right_neither_with_trees_nor_with_chains_is_refused() -> None:
-    """Its looped layers write into the cache more than once."""
+def test_model_that_fails_with_trees_and_chains_is_refused() -> None:
+    """The looped layers of this model write into the cache several times."""
     if "dory" not in CONFIG_MAPPING:
         pytest.skip("this transformers does not have it")
     with pytest.raises(
@@ -124,8 +126,10 @@ def test_models_bound_to_slots_are_checked_too(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("model_type", ["bart", "marian"])
-def test_decoders_of_encoder_decoders_answer_as_their_forwards_do(model_type: str) -> None:
-    """Their generate would make an end-of-sequence token the last one (forced_eos_token_id)."""
+def test_decoders_of_encoder_decoder_models(model_type: str) -> None:
+    """Their `generate` forces the last token to be an end-of-sequence token
+    (forced_eos_token_id).
+    """
     sizes = {"vocab_size": 60, "d_model": 32, "init_std": 0.25, "decoder_layers": 2,
     "decoder_attention_heads": 2,
              "decoder_ffn_dim": 48, "max_position_embeddings": 512, "pad_token_id": 0,
@@ -145,7 +149,7 @@ def test_decoders_of_encoder_decoders_answer_as_their_forwards_do(model_type: st
 
 
 @pytest.mark.parametrize("name", [name for name in TREES if name.startswith("gemma4")])
-def test_the_cache_is_as_large_as_the_layers_say(name: str) -> None:
+def test_cache_size_follows_the_layers(name: str) -> None:
     llm = LLM(make(name), "none")
     llm.generate([[3, 4, 5]], SamplingParams(max_new_tokens=2))
     model = as_cached_lm(llm.model)

@@ -1,4 +1,4 @@
-"""Every decoder type of the installed transformers: exact, or refused."""
+"""Check that every decoder type of the installed transformers is exact or refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_types_of_each_kind(model_type: str, outcome: str) -> None:
     assert survey(model_type).outcome == outcome
 
 
-def test_a_model_that_answers_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_other_answers_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveys, "answer", lambda model, prompt: [5] * surveys.NUM_TOKENS)
     assert survey("llama").outcome in (UNCACHED, WRONG)
     monkeypatch.setattr(surveys, "uncached", lambda model: [])

@@ -1,4 +1,4 @@
-"""Checkpoints packed at load: blocks as the format defines them, and clear refusals."""
+"""Test checkpoints that are packed at load: block contents and clear errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def checkpoint(folder: Path, dtype: torch.dtype = torch.bfloat16, mlp: int = 288
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of a test."""
+    """Return the cache folder of a test."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -62,7 +62,7 @@ def test_blocks_of_q8_0_equal_those_of_gguf() -> None:
 
 @pytest.mark.parametrize("offset", [-3.0, -0.5, 0.0, 0.5, 3.0])
 def test_blocks_of_q4_k_are_close_to_the_weights(offset: float) -> None:
-    """Sixteen levels divide the range from the lowest value, or 0, to the highest."""
+    """Sixteen levels cover the range from the lowest value, or 0, to the highest."""
     generator = torch.Generator().manual_seed(0)
     scales = torch.logspace(-4, 2, 64)[:, None]
     weight = (torch.randn(64, 512, generator=generator) + offset) * scales

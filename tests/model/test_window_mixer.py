@@ -1,4 +1,4 @@
-"""Projections that mix a token with the tokens before it, as in Zaya."""
+"""Test projections that mix a token with the preceding tokens, as in Zaya."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_drafts_of_supported_projections_are_trees() -> None:
 
 
 def test_projections_with_biases_verify_chains() -> None:
-    """Zeros before a text are not what such a projection makes of zeros."""
+    """With a bias, the state before a text differs from the projection of zeros."""
     config = copy.deepcopy(models.make("zaya").config)
     config.attention_bias = True
     torch.manual_seed(0)

@@ -192,7 +192,7 @@ def main() -> None:
     from tests.attention import test_bias, test_by_position, test_tiled
     from tests.model import test_layer_forward
 
-    test_layer_forward.test_one_call_gives_the_bits_of_the_modules("llama")
+    test_layer_forward.test_compiled_call_has_the_bits_of_the_modules("llama")
 
     for heads in ((9, 3, 64, 64), (4, 2, 32, 48), (20, 1, 64, 64)):
         test_by_position.test_trees_of_a_ragged_batch_have_the_bits_of_plain_decoding(
@@ -200,10 +200,8 @@ def main() -> None:
         )
         test_by_position.test_values_are_those_of_the_reference(heads, torch.bfloat16)
         test_bias.test_biased_trees_have_the_bits_of_plain_decoding(heads, torch.bfloat16)
-    test_tiled.test_values_are_added_up_in_the_order_that_is_written_down(33, 80)
-    test_tiled.test_keys_and_values_that_are_not_numbers_are_met_by_those_who_see_them(
-        torch.bfloat16, 5
-    )
+    test_tiled.test_values_are_added_in_the_documented_order(33, 80)
+    test_tiled.test_nan_affects_only_queries_that_see_it(torch.bfloat16, 5)
 
 
 if __name__ == "__main__":
