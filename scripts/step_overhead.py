@@ -1,7 +1,7 @@
 """Measure the host time of a decode step outside the models' forward passes.
 
     python scripts/step_overhead.py [--label after] [--drafters auto,sssd] [--batches 1,8,32]
-    [--tokens 96] [--rounds 3] [--json FILE]
+    [--tokens 96] [--rounds 3] [--repeats 3] [--json FILE]
 
 The target is the embedded model. The draft budget gets a flat cost curve, so trees become as large
 as on a GPU. Work that a GPU would do is timed on its own: finding the likeliest tokens of logits,
@@ -80,6 +80,7 @@ class Overhead:
         batch: Number of requests; only steps with all of them count.
         steps: Number of steps.
         overhead_ms: Median of `Step.overhead`.
+        repeats_ms: The same median for each repeat, which starts with a new engine.
         mean_overhead_ms: Its mean.
         device_ms: Median of `Step.device`.
         target_ms: Median time in the target's forward pass.
@@ -92,6 +93,7 @@ class Overhead:
     batch: int
     steps: int
     overhead_ms: float
+    repeats_ms: list[float]
     mean_overhead_ms: float
     device_ms: float
     target_ms: float
@@ -100,14 +102,16 @@ class Overhead:
     tokens: float
 
     @staticmethod
-    def of(drafter: str, batch: int, steps: Sequence[Step]) -> Overhead:
-        """Summarise steps."""
+    def of(drafter: str, batch: int, repeats: Sequence[Sequence[Step]]) -> Overhead:
+        """Summarise the steps of all repeats."""
+        steps = [step for repeat in repeats for step in repeat]
         timings = [step.timing for step in steps]
         return Overhead(
             drafter,
             batch,
             len(steps),
             1e3 * median(step.overhead for step in steps),
+            [1e3 * median(step.overhead for step in repeat) for repeat in repeats],
             1e3 * mean(step.overhead for step in steps),
             1e3 * median(step.device for step in steps),
             1e3 * median(timing.target_forward for timing in timings),
@@ -161,14 +165,18 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
     clock, results = DeviceClock(), []
     for drafter in args.drafters.split(","):
         for batch in map(int, args.batches.split(",")):
-            steps = list(measured_steps(clock, drafter, batch, args.rounds, args.tokens))
-            results.append(Overhead.of(drafter, batch, steps))
+            repeats = [
+                list(measured_steps(clock, drafter, batch, args.rounds, args.tokens))
+                for _ in range(args.repeats)
+            ]
+            results.append(Overhead.of(drafter, batch, repeats))
             print(results[-1], flush=True)
     if args.json is not None:
         save(args.json, args.label, results)
