@@ -1,4 +1,4 @@
-"""Sources of `auto` for agents: forced tokens of grammars, and predicted texts."""
+"""Test the drafts that `auto` takes from grammars' forced tokens and from predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def grammar_of(llm: LLM) -> grammars.Grammar:
 
 
 def test_forced_tokens_are_drafted(llm: LLM) -> None:
-    """The whole beginning at once; nothing where the model may choose."""
+    """Check that all forced tokens are drafted at once, and none where the model may choose."""
     source = GrammarSource()
     request = Request([5, 6], SamplingParams(40, logits_processors=[grammar_of(llm)]))
     source.start(request)
@@ -48,7 +48,7 @@ def test_requests_without_grammar_get_no_drafts() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_answers_are_those_of_plain_decoding(llm: LLM, temperature: float) -> None:
+def test_answers_equal_plain_decoding(llm: LLM, temperature: float) -> None:
     def answer(drafter: str) -> Any:
         params = SamplingParams(
             60, temperature, seed=2, logits_processors=[grammar_of(llm)], speculation=drafter
@@ -60,7 +60,7 @@ def test_answers_are_those_of_plain_decoding(llm: LLM, temperature: float) -> No
     assert drafted.stats.target_forwards < plain.stats.target_forwards
 
 
-def test_predictions_are_followed_and_found_again() -> None:
+def test_predictions_resume_after_a_mismatch() -> None:
     position = PredictedPosition([1, 2, 3, 4, 5, 6, 7, 8])
     position.follow([])
     assert position.next_tokens(3) == (1, 2, 3)
@@ -74,7 +74,7 @@ def test_predictions_are_followed_and_found_again() -> None:
 
 @pytest.mark.parametrize("is_text", [True, False])
 def test_predictions_save_forwards(llm: LLM, is_text: bool) -> None:
-    """A right prediction is accepted, a wrong one changes nothing."""
+    """Check that a right prediction is accepted and a wrong one changes nothing."""
     plain = llm.generate(PROMPT, SamplingParams(24))[0]
     right: Any = plain.text if is_text else plain.token_ids
     for prediction in (right, "Something else" if is_text else [7, 8, 9]):
@@ -86,7 +86,7 @@ def test_predictions_save_forwards(llm: LLM, is_text: bool) -> None:
     assert source.propose([request], [4])[0].token_ids == plain.token_ids[:4]
 
 
-def test_bad_predictions(llm: LLM) -> None:
+def test_invalid_predictions_are_refused(llm: LLM) -> None:
     for prediction in ([-1], 5, ["a"]):
         with pytest.raises(ConfigError, match="prediction"):
             SamplingParams(prediction=prediction)  # type: ignore[arg-type]

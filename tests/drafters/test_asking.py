@@ -1,4 +1,4 @@
-"""Whether a draft model is asked, by tokens and seconds that are given here."""
+"""Test when `auto` runs its draft model, with fixed token gains and draft times."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from paceline.drafters.auto.draft_model_gate import DraftModelGate, DraftModelGa
 from tests.support.shared import COUNT, Pair
 
 
-def asked(asking: DraftModelGate, steps: int, gain: int, seconds: float) -> int:
-    """How many of so many steps ask, if that adds so many tokens to one of the others and a
-    second.
+def count_drafted_steps(gate: DraftModelGate, steps: int, gain: int, seconds: float) -> int:
+    """Count the steps, of `steps`, in which the gate runs the draft model.
+
+    Each draft adds `gain` tokens to the other sources' drafts and takes `seconds`.
     """
     count = 0
     for _ in range(steps):
-        asks = asking.is_open(1)
-        asking.record_step(1 + gain if asks else 1, 1.0 + (seconds if asks else 0.0))
-        if asks:
-            asking.record_cost(seconds)
-            asking.record_gain(gain)
-        count += asks
+        is_open = gate.is_open(1)
+        gate.record_step(1 + gain if is_open else 1, 1.0 + (seconds if is_open else 0.0))
+        if is_open:
+            gate.record_cost(seconds)
+            gate.record_gain(gain)
+        count += is_open
     return count
 
 
 @pytest.mark.parametrize(
-    ("gain", "seconds", "pays"), [(1, 0.5, True), (1, 1.5, False), (0, 0.1, False), (3, 2.0, True)]
+    ("gain", "seconds", "is_worthwhile"),
+    [(1, 0.5, True), (1, 1.5, False), (0, 0.1, False), (3, 2.0, True)],
 )
-def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(
-    gain: int, seconds: float, pays: bool
-) -> None:
-    asking = DraftModelGate()
-    early, late = asked(asking, 100, gain, seconds), asked(asking, 1000, gain, seconds)
-    if pays:
+def test_gate_opens_where_drafts_are_faster(gain: int, seconds: float, is_worthwhile: bool) -> None:
+    gate = DraftModelGate()
+    early, late = (
+        count_drafted_steps(gate, 100, gain, seconds),
+        count_drafted_steps(gate, 1000, gain, seconds),
+    )
+    if is_worthwhile:
         assert early > 80
         assert late == 1000
     else:
@@ -49,51 +52,53 @@ def test_it_is_asked_where_that_pays_and_ever_more_rarely_where_not(
 
 
 @pytest.mark.parametrize(("gain", "seconds"), [(1, 8.0), (0, 2.0), (3, 40.0)])
-def test_trials_of_a_slow_draft_model_take_little_time(gain: int, seconds: float) -> None:
-    """Plain steps take a second and return a token."""
-    asking = DraftModelGate()
-    trials = asked(asking, 1000, gain, seconds) + asked(asking, 1000, gain, seconds)
+def test_trials_of_a_slow_draft_model_are_rare(gain: int, seconds: float) -> None:
+    """Check trials against plain steps that take a second and return a token."""
+    gate = DraftModelGate()
+    trials = count_drafted_steps(gate, 1000, gain, seconds) + count_drafted_steps(
+        gate, 1000, gain, seconds
+    )
     tokens = 2000 + trials * gain
     assert trials >= 1
     assert (2000 + trials * seconds) / tokens < 1.03
 
 
-def test_another_number_of_requests_starts_with_the_nearest_measurements() -> None:
+def test_new_batch_size_starts_from_the_nearest_measurements() -> None:
     gates = DraftModelGates()
     gates._by_number[1] = gate = DraftModelGate()
-    asked(gate, 50, 0, 8.0)
+    count_drafted_steps(gate, 50, 0, 8.0)
     assert not gates.begin({1: EMPTY_TREE, 2: EMPTY_TREE}, is_timed=True)
     assert gates._by_number[2] is not gate
 
 
-def test_a_step_with_prompts_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_step_is_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     gates = DraftModelGates()
     gates._by_number[1] = gate = DraftModelGate()
-    asked(gate, 50, 0, 0.5)
+    count_drafted_steps(gate, 50, 0, 0.5)
     monkeypatch.setattr(RetryPause, "waits", lambda self: False)
     assert not gates.begin({1: EMPTY_TREE}, is_timed=False)
     assert gates.begin({1: EMPTY_TREE}, is_timed=True)
 
 
-def test_a_few_unlucky_trials_do_not_decide() -> None:
-    asking = DraftModelGate()
+def test_few_unlucky_trials_do_not_close_the_gate() -> None:
+    gate = DraftModelGate()
     for gain in (0, -1, -1, 0, 2, 3, 0, -1):
-        assert asked(asking, 1, gain, 0.1) == 1
+        assert count_drafted_steps(gate, 1, gain, 0.1) == 1
 
 
-def test_what_several_sequences_win_together_pays_for_one_asking() -> None:
-    asking = DraftModelGate()
-    asked(asking, 40, 0, 0.9)
-    assert not asking.is_open(1)
-    assert asking.is_open(4)
+def test_gains_of_a_batch_add_up() -> None:
+    gate = DraftModelGate()
+    count_drafted_steps(gate, 40, 0, 0.9)
+    assert not gate.is_open(1)
+    assert gate.is_open(4)
 
 
-@pytest.mark.parametrize("pays", [True, False])
-def test_a_source_that_begins_or_ceases_to_pay_is_noticed(pays: bool) -> None:
-    asking = DraftModelGate()
-    asked(asking, 500, 0 if pays else 2, 0.5)
-    asked(asking, 2500, 2 if pays else 0, 0.5)
-    assert (asked(asking, 100, 2 if pays else 0, 0.5) > 50) is pays
+@pytest.mark.parametrize("is_worthwhile", [True, False])
+def test_gate_follows_a_changed_gain(is_worthwhile: bool) -> None:
+    gate = DraftModelGate()
+    count_drafted_steps(gate, 500, 0 if is_worthwhile else 2, 0.5)
+    count_drafted_steps(gate, 2500, 2 if is_worthwhile else 0, 0.5)
+    assert (count_drafted_steps(gate, 100, 2 if is_worthwhile else 0, 0.5) > 50) is is_worthwhile
 
 
 @pytest.mark.parametrize(
@@ -103,34 +108,35 @@ def test_a_source_that_begins_or_ceases_to_pay_is_noticed(pays: bool) -> None:
         (
             DraftTree([5, 8, 6], [-1, 0, 0], None, [0.9, 0.5, 0.4]),
             1,
-        ),  # of three, two would have been fed
+        ),  # two of these three nodes would have been fed
         (DraftTree([8, 6], [-1, 0], None, [0.9] * 2), 2),
         (DraftTree([5, 6, 7], [-1, 0, 1], None, [0.9] * 3), 0),
         (EMPTY_TREE, 2),
     ],
 )
-def test_the_others_tree_counts_as_far_as_it_would_have_been_fed(
-    others: DraftTree, gain: int
-) -> None:
-    """Two drafts were fed and accepted."""
-    assert gains(others, DraftTree([5, 6], [-1, 0], None, [0.9] * 2), [5, 6, 7], []) == [gain]
+def test_gain_compares_with_the_other_sources_tree(others: DraftTree, gain: int) -> None:
+    """Check the gain of a fed tree whose two drafts were both accepted."""
+    assert recorded_gains(others, DraftTree([5, 6], [-1, 0], None, [0.9] * 2), [5, 6, 7], []) == [
+        gain
+    ]
 
 
-def test_a_tree_that_displaced_a_better_one_has_cost_what_the_text_says_later() -> None:
+def test_displacing_a_better_tree_is_a_negative_gain() -> None:
     others, fed = (
         DraftTree.chain([5, 6, 7], confidence=[0.9] * 3),
         DraftTree.chain([8, 9, 9], confidence=[0.9] * 3),
     )
-    assert gains(others, fed, [5], [6, 7]) == []  # the text may go on as the others' tree does
-    assert gains(others, fed, [5], [6, 9]) == [-2]
-    assert gains(others, fed, [5], [6, 7, 1]) == [-3]
-    assert gains(others, fed, [5], [6], ended=True) == [-1]
+    # the text may still continue as in the other sources' tree
+    assert recorded_gains(others, fed, [5], [6, 7]) == []
+    assert recorded_gains(others, fed, [5], [6, 9]) == [-2]
+    assert recorded_gains(others, fed, [5], [6, 7, 1]) == [-3]
+    assert recorded_gains(others, fed, [5], [6], ended=True) == [-1]
 
 
-def gains(
-    others: DraftTree, fed: DraftTree, said: list[int], later: list[int], ended: bool = False
+def recorded_gains(
+    others: DraftTree, fed: DraftTree, emitted: list[int], later: list[int], ended: bool = False
 ) -> list[int]:
-    """What asking was worth in a step that had the tokens `said`, as far as `later` tells."""
+    """Return the gains recorded for a step that emitted `emitted`, once `later` is decoded."""
     noted: list[int] = []
     prices: list[float] = []
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -138,24 +144,24 @@ def gains(
         monkeypatch.setattr(
             DraftModelGate, "record_cost", lambda self, seconds: prices.append(seconds)
         )
-        request, askings = Request([1], SamplingParams()), DraftModelGates()
-        assert askings.begin({request.id: others}, is_timed=True)
-        askings.model_finished()
-        request.append(said)
-        askings.end([Outcome(request, fed, [], said, [])])
+        request, gates = Request([1], SamplingParams()), DraftModelGates()
+        assert gates.begin({request.id: others}, is_timed=True)
+        gates.model_finished()
+        request.append(emitted)
+        gates.end([Outcome(request, fed, [], emitted, [])])
         for token in later:
-            askings.begin({request.id: EMPTY_TREE}, is_timed=True)
+            gates.begin({request.id: EMPTY_TREE}, is_timed=True)
             request.append([token])
-            askings.end([Outcome(request, EMPTY_TREE, [], [token], [])])
+            gates.end([Outcome(request, EMPTY_TREE, [], [token], [])])
         if ended:
-            askings.stop(request)
+            gates.stop(request)
     (seconds,) = prices
     assert seconds > 0
     return noted
 
 
-class Slow(DelegatingDrafter):
-    """Its proposals take 30 seconds of a clock by which all else of a step takes a tenth."""
+class SlowDraftModel(DelegatingDrafter):
+    """Fake draft model that takes 30 seconds by its own clock; other steps take 0.1 seconds."""
 
     now = 0.0
 
@@ -164,7 +170,7 @@ class Slow(DelegatingDrafter):
         return super().propose(requests, max_nodes)
 
 
-def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(
+def test_slow_draft_model_is_skipped_only_with_a_budget(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares = {}
@@ -173,7 +179,7 @@ def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(
             pair.target, f"auto:budget={budget},max_nodes=8", draft_model=pair.draft, max_batch=1
         )
         auto: Any = llm.drafter
-        auto._model.inner = slow = Slow(auto._model.inner)
+        auto._model.inner = slow = SlowDraftModel(auto._model.inner)
         monkeypatch.setattr(
             "paceline.drafters.auto.draft_model_gate.perf_counter", lambda slow=slow: slow.now
         )
@@ -185,8 +191,8 @@ def test_a_draft_model_that_takes_long_is_left_out_with_the_budget_only(
     assert shares["true"] < 0.6 * shares["false"]
 
 
-def test_one_tree_of_all_sources_has_more_tokens_per_forward_than_each() -> None:
-    """The embedded pair, 16 nodes each."""
+def test_merged_tree_beats_each_source_alone() -> None:
+    """Compare tokens per forward pass of the embedded pair, with 16 nodes each."""
     found = {}
     for spec, draft in (("auto", None), ("auto", demo.DRAFT), ("draft_model", demo.DRAFT)):
         options = ":budget=false,max_nodes=16" if spec == "auto" else ""

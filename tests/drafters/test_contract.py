@@ -1,4 +1,4 @@
-"""The drafter contract: every registered drafter keeps it, and every breach is named."""
+"""Test that every registered drafter keeps the drafter contract, and that breaches are named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.shared import COUNT, MOST_SPECS, RAGGED, VARIANTS, Pair, chec
 
 
 class Watched(CheckedDrafter):
-    """Holds the engine's side of the contract, too."""
+    """Checked drafter that checks the engine's side of the contract too."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -40,8 +40,8 @@ class Watched(CheckedDrafter):
     ],
 )
 def test_every_drafter_keeps_the_contract(pair: Pair, name: str, temperature: float) -> None:
-    """Budgets of 0, 1, 2, ... nodes that differ by sequence and by step."""
-    drafter = Watched(pair.engine(name).drafter, 256)  # without a budget but where the name says so
+    """Check the contract with budgets that differ by sequence and by step."""
+    drafter = Watched(pair.engine(name).drafter, 256)  # no draft budget unless the name sets one
     llm = LLM(pair.target, drafter=drafter, max_batch=5)
     before = Request([1], SamplingParams()).id
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT, temperature=temperature))
@@ -59,7 +59,7 @@ def test_an_abort_leaves_no_state(pair: Pair, name: str, budgets: list[int]) -> 
 
 
 @pytest.mark.parametrize("name", MOST_SPECS)
-def test_no_budget_is_plain_decoding(pair: Pair, name: str) -> None:
+def test_zero_nodes_is_plain_decoding(pair: Pair, name: str) -> None:
     llm = pair.engine(name, max_nodes=0)
     (out,) = llm.generate([pair.prompts[1]], SamplingParams(max_new_tokens=12))
     assert out.token_ids == pair.answers[1][:12]
@@ -68,28 +68,28 @@ def test_no_budget_is_plain_decoding(pair: Pair, name: str) -> None:
     assert out.stats.tokens_per_forward == 1.0
 
 
-def one_each(*args: Any) -> Callable[[int], list[DraftTree]]:
+def same_tree_for_all(*args: Any) -> Callable[[int], list[DraftTree]]:
     return lambda count: [DraftTree(*args)] * count
 
 
-def constant(trees: Callable[[int], list[DraftTree]]) -> ScriptedDrafter:
-    """Answers every sequence with the same trees."""
+def constant_drafter(trees: Callable[[int], list[DraftTree]]) -> ScriptedDrafter:
+    """Return a drafter that proposes the same trees for every request."""
     return ScriptedDrafter(lambda requests, max_nodes: trees(len(requests)), name="constant")
 
 
 EVEN = torch.full((256,), 1 / 256)
 BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
     "too many nodes": (
-        one_each([3] * 9, list(range(-1, 8))),
+        same_tree_for_all([3] * 9, list(range(-1, 8))),
         r"proposed 9 nodes .* max_nodes was 8",
     ),
-    "a later parent": (one_each([3, 4], [-1, 1]), r"parents \[-1, 1\]"),
-    "a parent below the root": (one_each([3, 4], [-1, -2]), r"parents \[-1, -2\]"),
-    "fewer parents than nodes": (one_each([3, 4], [-1]), "2 token_ids and 1 parents"),
-    "no nodes but parents": (one_each([], [-1]), "0 token_ids and 1 parents"),
-    "twins": (one_each([3, 3], [-1, -1]), "two siblings with the same token"),
-    "a token too large": (one_each([256], [-1]), r"outside 0\.\.255"),
-    "a negative token": (one_each([-1], [-1]), r"outside 0\.\.255"),
+    "a later parent": (same_tree_for_all([3, 4], [-1, 1]), r"parents \[-1, 1\]"),
+    "a parent below the root": (same_tree_for_all([3, 4], [-1, -2]), r"parents \[-1, -2\]"),
+    "fewer parents than nodes": (same_tree_for_all([3, 4], [-1]), "2 token_ids and 1 parents"),
+    "no nodes but parents": (same_tree_for_all([], [-1]), "0 token_ids and 1 parents"),
+    "twins": (same_tree_for_all([3, 3], [-1, -1]), "two siblings with the same token"),
+    "a token too large": (same_tree_for_all([256], [-1]), r"outside 0\.\.255"),
+    "a negative token": (same_tree_for_all([-1], [-1]), r"outside 0\.\.255"),
     "a tree too few": (
         lambda count: [DraftTree([], [])] * (count - 1),
         "proposed 1 trees for 2 requests",
@@ -99,22 +99,28 @@ BREACHES: dict[str, tuple[Callable[[int], list[DraftTree]], str]] = {
         "proposed 3 trees for 2 requests",
     ),
     "a guess before a draw": (
-        one_each([3, 4], [-1, -1], [None, EVEN]),
+        same_tree_for_all([3, 4], [-1, -1], [None, EVEN]),
         "put sampled nodes first",
     ),
-    "probs of another vocabulary": (one_each([3], [-1], [torch.ones(5)]), r"probs of shape \(5,\)"),
-    "probs for some nodes only": (one_each([3, 4], [-1, 0], [EVEN]), "1 probs for 2 nodes"),
+    "probs of another vocabulary": (
+        same_tree_for_all([3], [-1], [torch.ones(5)]),
+        r"probs of shape \(5,\)",
+    ),
+    "probs for some nodes only": (
+        same_tree_for_all([3, 4], [-1, 0], [EVEN]),
+        "1 probs for 2 nodes",
+    ),
     "confidence for some nodes only": (
-        one_each([3, 4], [-1, 0], None, [0.5]),
+        same_tree_for_all([3, 4], [-1, 0], None, [0.5]),
         "1 confidence for 2 nodes",
     ),
 }
 
 
 @pytest.mark.parametrize("breach", BREACHES)
-def test_a_breach_is_named_and_leaves_nothing(pair: Pair, breach: str) -> None:
+def test_breach_is_named_and_leaves_no_state(pair: Pair, breach: str) -> None:
     trees, rule = BREACHES[breach]
-    llm = LLM(pair.target, drafter=constant(trees), max_nodes=8)
+    llm = LLM(pair.target, drafter=constant_drafter(trees), max_nodes=8)
     before = Request([1], SamplingParams()).id
     with pytest.raises(DrafterError, match=rule) as caught:
         llm.generate([pair.prompts[1]] * 2, SamplingParams(max_new_tokens=9))
@@ -124,16 +130,16 @@ def test_a_breach_is_named_and_leaves_nothing(pair: Pair, breach: str) -> None:
     assert llm.model.open_sequences == 0
 
 
-def test_what_is_allowed_passes(pair: Pair) -> None:
-    """The same trees, kept within the rules."""
-    fine = [
-        one_each([3, 4, 5, 3, 3], [-1, -1, 0, 1, 2]),
-        one_each([3, 4], [-1, -1], [EVEN, None]),
-        one_each([3, 4, 5], [-1, -1, 0], [None, None, EVEN], [0.5, 0.2, 0.1]),
-        one_each([3], [-1], [None]),
+def test_valid_trees_are_accepted(pair: Pair) -> None:
+    """Check that trees within the rules are accepted."""
+    valid = [
+        same_tree_for_all([3, 4, 5, 3, 3], [-1, -1, 0, 1, 2]),
+        same_tree_for_all([3, 4], [-1, -1], [EVEN, None]),
+        same_tree_for_all([3, 4, 5], [-1, -1, 0], [None, None, EVEN], [0.5, 0.2, 0.1]),
+        same_tree_for_all([3], [-1], [None]),
     ]
-    for trees in fine:
-        outs = LLM(pair.target, drafter=constant(trees), max_nodes=8).generate(
+    for trees in valid:
+        outs = LLM(pair.target, drafter=constant_drafter(trees), max_nodes=8).generate(
             pair.prompts, SamplingParams(max_new_tokens=6)
         )
         assert [out.token_ids for out in outs] == [answer[:6] for answer in pair.answers]

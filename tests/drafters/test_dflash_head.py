@@ -1,4 +1,4 @@
-"""DFlash heads: a block as its authors compute it, drawn up as a tree, in batches."""
+"""Test DFlash heads: block outputs, draft trees, batches and refused configurations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SLIDING = {
 
 
 def dflash_folder(target: Any, folder: Path, reduced: bool = True, **changes: Any) -> str:
-    """A random head, in the format of speculators or, for the whole vocabulary, of the authors."""
+    """Write a random head in the format of speculators or, unless `reduced`, of the authors."""
     settings = layer_settings(target, "qwen3", **changes)
     torch.manual_seed(4)
     module = DFlashModule(layer_config(settings), 2 * target.config.hidden_size)
@@ -71,7 +71,10 @@ def loaded(target: Any, folder: str) -> DFlashHead:
 
 
 def reference(weights: dict[str, Tensor], joined: Tensor, embedded: Tensor, layers: int) -> Tensor:
-    """The block's outputs from the formulas, [block, hidden]; the last of two layers slides."""
+    """Return the block's outputs, [block, hidden], computed from the paper's formulas.
+
+    The last of two layers has sliding-window attention.
+    """
     context = normed(joined @ weights["fc.weight"].T, weights["hidden_norm.weight"])
     count, hidden = len(context), embedded
     positions = torch.arange(count + BLOCK)
@@ -102,10 +105,8 @@ def reference(weights: dict[str, Tensor], joined: Tensor, embedded: Tensor, laye
 
 @pytest.mark.parametrize("changes", [{}, SLIDING], ids=["full", "sliding"])
 @torch.no_grad()
-def test_a_block_is_that_of_the_formulas(
-    pair: Pair, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    """With a text read in parts, next to another text."""
+def test_block_equals_the_formulas(pair: Pair, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Check a block after the head has read a text in parts, next to another text."""
     folder = dflash_folder(pair.target, tmp_path, **changes)
     head, weights = loaded(pair.target, folder), find_head(folder)._files.tensors()  # type: ignore[attr-defined]
     tokens = torch.tensor(pair.prompts[0][:LENGTH])
@@ -134,9 +135,7 @@ def test_a_block_is_that_of_the_formulas(
 
 @pytest.mark.parametrize("reduced", [True, False], ids=["speculators", "authors"])
 @pytest.mark.parametrize("spec", ["state_head:head={}", "auto:state_head={}"])
-def test_answers_are_those_of_plain_decoding(
-    pair: Pair, tmp_path: Path, spec: str, reduced: bool
-) -> None:
+def test_answers_equal_plain_decoding(pair: Pair, tmp_path: Path, spec: str, reduced: bool) -> None:
     folder = dflash_folder(pair.target, tmp_path, reduced)
     llm = LLM(pair.target, drafter=f"{spec.format(folder)},budget=false", max_batch=3)
     outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=16))
@@ -148,7 +147,7 @@ def test_answers_are_those_of_plain_decoding(
     assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
 
 
-def test_nothing_is_deeper_than_the_block(pair: Pair, tmp_path: Path) -> None:
+def test_trees_are_no_deeper_than_the_block(pair: Pair, tmp_path: Path) -> None:
     folder = dflash_folder(pair.target, tmp_path)
     options = "budget=false,max_depth=20,stop_threshold=0,branch_threshold=0.001"
     llm = LLM(pair.target, drafter=f"state_head:head={folder},{options}")

@@ -1,5 +1,6 @@
-"""Drafters with a model of their own under the budget: cut to what pays, left out where nothing
-does, and no text changes.
+"""Test the draft budget of drafters with a draft model.
+
+Trees are cut to the nodes worth feeding, slow drafters are skipped, and answers stay the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from paceline.engine.engine import Engine
 from tests.support.shared import COUNT, Pair
 
 CURVES = {
-    "free": CostCurve((1, 1000), (100.0, 100.1)),  # so slow that the draft's own time is nothing
+    # so slow that the draft's own time does not count
+    "free": CostCurve((1, 1000), (100.0, 100.1)),
     "knee": CostCurve((1, 3, 4, 64), (100.0, 105.0, 200.0, 400.0)),
     "dear": CostCurve((1, 1000), (100.0, 1e5)),
 }
@@ -36,8 +38,8 @@ SPECS = [
 ]
 
 
-class Seen(DelegatingDrafter):
-    """Notes what was proposed, how much of it was fed, and whether it was fed with the prompt."""
+class RecordingDrafter(DelegatingDrafter):
+    """Drafter wrapper that records each tree, its fed part and whether a prompt was fed too."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
@@ -55,10 +57,12 @@ class Seen(DelegatingDrafter):
         super().observe(outcomes)
 
 
-def decoded(
+def decode_with_curve(
     pair: Pair, spec: str, curve: str, params: SamplingParams, batch: int
-) -> tuple[list[list[int]], Seen]:
-    drafter = Seen(pair.engine(f"{spec}{',' if ':' in spec else ':'}budget=true").drafter)
+) -> tuple[list[list[int]], RecordingDrafter]:
+    drafter = RecordingDrafter(
+        pair.engine(f"{spec}{',' if ':' in spec else ':'}budget=true").drafter
+    )
     engine = Engine(pair.target, drafter, max_batch=batch, cost_curve=CURVES[curve])
     requests = [Request(prompt, params) for prompt in pair.prompts[:6]]
     engine.finish(engine.submit(requests))
@@ -67,49 +71,50 @@ def decoded(
 
 @pytest.mark.parametrize(("curve", "batch"), [("free", 3), ("knee", 1), ("dear", 3)])
 @pytest.mark.parametrize("spec", SPECS)
-def test_answers_are_plain_decodings_and_trees_are_cut_from_the_end(
+def test_trees_are_cut_from_the_end_and_answers_stay(
     pair: Pair, spec: str, batch: int, curve: str
 ) -> None:
-    said, seen = decoded(pair, spec, curve, SamplingParams(COUNT), batch)
-    assert said == pair.answers[:6]
-    for tree, fed, _ in seen.notes:
+    answers, recorder = decode_with_curve(pair, spec, curve, SamplingParams(COUNT), batch)
+    assert answers == pair.answers[:6]
+    for tree, fed, _ in recorder.notes:
         assert fed == tree.first(len(fed))
         assert tree.confidence is not None or not tree.token_ids
-    assert any(tree.token_ids for tree, _, _ in seen.notes)
+    assert any(tree.token_ids for tree, _, _ in recorder.notes)
     if curve == "dear":
-        assert not any(fed.token_ids for _, fed, _ in seen.notes)
+        assert not any(fed.token_ids for _, fed, _ in recorder.notes)
     if curve == "knee":
         assert all(
-            prompt or len(fed) != 3 for _, fed, prompt in seen.notes
-        )  # the third costs as much as forty
+            prompt or len(fed) != 3 for _, fed, prompt in recorder.notes
+        )  # the third node costs as much as forty
 
 
 @pytest.mark.parametrize("spec", ["draft_model", "specdec_pp"])
-def test_no_clock_decides_about_draws(pair: Pair, spec: str) -> None:
-    """What a seed says depends on the draws, so they are fed whole, and at every step, whatever
-    they cost.
+def test_sampled_drafts_ignore_the_cost_curve(pair: Pair, spec: str) -> None:
+    """Check that sampled drafts are fed whole at every step, whatever they cost.
+
+    A seed's text depends on the draws, so it would otherwise depend on timings.
     """
     params = SamplingParams(30, temperature=1.0, seed=5)
-    texts = [decoded(pair, spec, curve, params, 3)[0] for curve in ("free", "dear")]
+    texts = [decode_with_curve(pair, spec, curve, params, 3)[0] for curve in ("free", "dear")]
     assert texts[0] == texts[1]
 
 
-def test_that_is_noticed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drafter that does not say that it draws is left out where it is dear, and the text is
-    another.
-    """
-    monkeypatch.setattr(Seen, "draws", lambda self, request: False)
+def test_cutting_sampled_drafts_changes_the_text(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that the test above notices a drafter that does not report its draws."""
+    monkeypatch.setattr(RecordingDrafter, "draws", lambda self, request: False)
     params = SamplingParams(30, temperature=1.0, seed=5)
-    texts = [decoded(pair, "draft_model", curve, params, 3)[0] for curve in ("free", "dear")]
+    texts = [
+        decode_with_curve(pair, "draft_model", curve, params, 3)[0] for curve in ("free", "dear")
+    ]
     assert texts[0] != texts[1]
 
 
-def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
-    """Its time has passed before there is a tree to cut, so nothing is asked of it but now and
-    then.
-    """
+def test_slow_draft_model_is_mostly_skipped(pair: Pair) -> None:
+    """Check that a draft model whose time is spent before a tree can be cut runs only rarely."""
 
-    class Slow(DelegatingDrafter):
+    class SlowDrafter(DelegatingDrafter):
         spent = 0.0
 
         def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -121,7 +126,7 @@ def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
         def forward_seconds(self) -> float:
             return self.spent
 
-    drafter = Slow(pair.engine("draft_model:budget=true").drafter)
+    drafter = SlowDrafter(pair.engine("draft_model:budget=true").drafter)
     engine = Engine(pair.target, drafter, cost_curve=CURVES["free"])
     requests = [Request(prompt, SamplingParams(COUNT)) for prompt in pair.prompts]
     for request in requests:
@@ -129,13 +134,13 @@ def test_a_slow_draft_model_is_left_out(pair: Pair) -> None:
     assert [request.output_ids for request in requests] == pair.answers
     assert drafter.spent < 1000.0 * 0.12 * COUNT * len(
         requests
-    )  # bursts of 8 steps, with ever longer pauses
+    )  # bursts of 8 steps, with growing pauses
 
 
-def test_asking_costs_whatever_is_fed_and_who_is_not_asked_is_not_judged() -> None:
-    """A step takes 100 seconds without trees."""
+def test_draft_time_is_a_cost_even_if_nothing_is_fed() -> None:
+    """Check costs where a step without trees takes 100 seconds."""
 
-    class Asks(Drafter):
+    class NeedsDraftModel(Drafter):
         needs_draft_model = True
 
     for tree, seconds, cost in (
@@ -144,14 +149,14 @@ def test_asking_costs_whatever_is_fed_and_who_is_not_asked_is_not_judged() -> No
         (DraftTree.chain([5], confidence=[0.0]), 50.0, 1.5),
         (DraftTree.chain([5, 6]), 50.0, 1.03 * 1.05 + 0.5),
     ):
-        batch = DrafterBatch(DrafterState(Asks(), DrafterStats()), [], [])
+        batch = DrafterBatch(DrafterState(NeedsDraftModel(), DrafterStats()), [], [])
         drafts = Drafts(batch, [], [tree], seconds)
         (cut,) = DraftBudget(lambda: CURVES["knee"]).cut([drafts], 1, 1)
         assert cut.cost == pytest.approx(cost)
 
 
 def test_likeliest_paths_first() -> None:
-    """0.5 -> 0.9 -> 0.5,   0.4 -> 0.8   become   0.5, 0.45, 0.4, 0.32, 0.225."""
+    """Check that 0.5 -> 0.9 -> 0.5 and 0.4 -> 0.8 become 0.5, 0.45, 0.4, 0.32, 0.225."""
     tree = DraftTree(
         [10, 11, 12, 20, 21],
         [-1, 0, 1, -1, 3],
@@ -184,7 +189,7 @@ def test_any_tree_keeps_its_paths(seed: int) -> None:
         assert [ordered.token_ids[one] for one in ordered.path(node)] == tree.path(old)
 
 
-def test_what_a_text_makes_of_a_tree_that_was_cut() -> None:
+def test_accepted_nodes_of_a_cut_tree() -> None:
     tree = DraftTree([1, 2, 3, 4], [-1, 0, -1, 1])
     outcome = Outcome(Request([9], SamplingParams()), tree.first(1), [0], [1, 2, 7], [1, 2])
     assert outcome_of(tree, outcome).accepted == [0, 1]

@@ -1,5 +1,7 @@
-"""Jacobi decoding is Algorithm 2 of Fu et al. 2024, and in blocks the Gauss-Seidel-Jacobi
-iteration of Song et al. 2021.
+"""Test Jacobi decoding.
+
+It must equal Algorithm 2 of Fu et al. 2024 and, in blocks, the Gauss-Seidel-Jacobi iteration of
+Song et al. 2021.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from paceline.verification.rules import follow
 from tests.support.models import make
 from tests.support.shared import COUNT, RAGGED, Pair, check_aborts, reference
 
-Target = Callable[[Sequence[int]], int]  # prompt and answer so far -> the next token
+Target = Callable[[Sequence[int]], int]  # maps prompt and answer so far to the next token
 BLOCKS = [None, 1, 4]
 
 
@@ -29,22 +31,23 @@ def jacobi(block: int | None = None) -> Jacobi:
     return Jacobi.build(JacobiOptions(block))
 
 
-def judge(request: Request, tree: DraftTree, target: Target) -> Outcome:
-    """What `target` says about a tree, appended to the sequence as a step does it."""
+def verify_tree(request: Request, tree: DraftTree, target: Target) -> Outcome:
+    """Verify a tree by `target` and append the emitted tokens, as an engine step does."""
     prefixes = [request.token_ids]
     for token, parent in zip(tree.token_ids, tree.parents, strict=True):
         prefixes.append([*prefixes[parent + 1], token])
-    said = [target(prefix) for prefix in prefixes]
-    accepted, run = follow(tree, lambda node: said[node + 1], request.end_reason)
+    predicted = [target(prefix) for prefix in prefixes]
+    accepted, run = follow(tree, lambda node: predicted[node + 1], request.end_reason)
     request.append(run)
-    return Outcome(request, tree, accepted, run, said)
+    return Outcome(request, tree, accepted, run, predicted)
 
 
 def decode(
     drafter: Jacobi, request: Request, target: Target, limits: Sequence[int] = (99,)
 ) -> list[tuple[list[int], list[int]]]:
-    """Answer alone: per forward the guesses fed and the tokens emitted. The last of `limits`
-    holds from then on.
+    """Decode one request; return the guesses fed and the tokens emitted by each step.
+
+    The last of `limits` applies to all later steps.
     """
     steps: list[tuple[list[int], list[int]]] = []
     drafter.start(request)
@@ -52,15 +55,15 @@ def decode(
         (tree,) = drafter.propose([request], [limits[min(len(steps), len(limits) - 1)]])
         assert tree.is_chain()
         assert tree.probs is None
-        outcome = judge(request, tree, target)
+        outcome = verify_tree(request, tree, target)
         drafter.observe([outcome])
         steps.append((tree.token_ids, outcome.new_token_ids))
     drafter.stop(request)
     return steps
 
 
-# The token at each place of the answer, by the token before it. The prompt is 7, so every random
-# guess is 7; the answer is 1 2 3 4 5 6 7.
+# The token at each position of the answer, by the token before it. The prompt is 7, so every
+# random guess is 7; the answer is 1 2 3 4 5 6 7.
 TABLE = [
     {7: 1},
     {1: 2, 7: 9},
@@ -76,17 +79,15 @@ def by_table(prefix: Sequence[int]) -> int:
     return TABLE[len(prefix) - 1][prefix[-1]]
 
 
-def sevens(count: int) -> Request:
+def prompt_of_sevens(count: int) -> Request:
     return Request([7], SamplingParams(max_new_tokens=count))
 
 
 def test_algorithm_2_by_hand() -> None:
-    """Each line: y of the iteration before, without what is final and without y_6, which no
-    equation reads.
-    """
-    assert decode(jacobi(), sevens(6), by_table) == [
+    """Check y of each iteration, without its final tokens and y_6, which no equation reads."""
+    assert decode(jacobi(), prompt_of_sevens(6), by_table) == [
         ([7, 7, 7, 7, 7], [1]),  # y = 1 9 3 8 5 6
-        ([9, 3, 8, 5], [2]),  # y = 1 2 3 4 9 6: wrong tokens before them, yet 3 and 4 are right
+        ([9, 3, 8, 5], [2]),  # y = 1 2 3 4 9 6: the tokens before are wrong, yet 3 and 4 are right
         (
             [3, 4, 9],
             [3, 4, 5],
@@ -96,8 +97,8 @@ def test_algorithm_2_by_hand() -> None:
 
 
 def test_gauss_seidel_jacobi_by_hand() -> None:
-    """Blocks 1 2 3, 4 5 6 and 7: no guess and no bonus crosses a border."""
-    assert decode(jacobi(3), sevens(7), by_table) == [
+    """Check that no guess or bonus token crosses the borders of blocks 1 2 3, 4 5 6 and 7."""
+    assert decode(jacobi(3), prompt_of_sevens(7), by_table) == [
         ([7, 7], [1]),  # 1 9 3
         ([9], [2]),  # 1 2 3
         ([], [3]),
@@ -108,52 +109,51 @@ def test_gauss_seidel_jacobi_by_hand() -> None:
 
 
 def test_a_budget_hides_the_tail() -> None:
-    """Guesses never fed stay as they are; places that come into sight get fresh ones; nothing is
-    lost by a step without nodes.
+    """Check that guesses beyond the budget stay as they are.
+
+    Positions that enter the budget get new guesses, and a step without nodes loses nothing.
     """
-    assert decode(jacobi(), sevens(6), by_table, limits=[2, 0, 4]) == [
+    assert decode(jacobi(), prompt_of_sevens(6), by_table, limits=[2, 0, 4]) == [
         ([7, 7], [1]),  # 1 9 3
-        ([], [2]),  # 1 2, and the guess 3 behind it
+        ([], [2]),  # 1 2, and the guess 3 after it
         ([3, 7, 7], [3, 4]),  # 3 4 5 6
         ([5], [5, 6]),
     ]
 
 
 def test_a_smaller_budget_keeps_better_guesses() -> None:
-    """What an earlier, longer chain has said stands until the place is fed again."""
-    assert decode(jacobi(), sevens(6), by_table, limits=[5, 1, 3])[:3] == [
+    """Check that results of an earlier, longer chain stay until their position is fed again."""
+    assert decode(jacobi(), prompt_of_sevens(6), by_table, limits=[5, 1, 3])[:3] == [
         ([7, 7, 7, 7, 7], [1]),  # 1 9 3 8 5 6
         ([9], [2]),  # 2 3, then 8 5 6 as before
         ([3, 8, 5], [3, 4]),
     ]
 
 
-def test_a_shorter_tree_than_proposed() -> None:
-    drafter, request = jacobi(), sevens(6)
+def test_engine_feeds_a_shorter_tree() -> None:
+    drafter, request = jacobi(), prompt_of_sevens(6)
     drafter.start(request)
     assert drafter.propose([request], [9])[0].token_ids == [7, 7, 7, 7, 7]
-    drafter.observe([judge(request, DraftTree.chain([7, 7]), by_table)])
+    drafter.observe([verify_tree(request, DraftTree.chain([7, 7]), by_table)])
     assert drafter.propose([request], [9])[0].token_ids == [9, 3, 7, 7]
 
 
-def test_a_tree_of_several_drafters() -> None:
-    """The guesses are one branch of it and another branch is accepted: every guess is still for
-    its own place.
-    """
-    drafter, request = jacobi(), sevens(6)
+def test_guesses_are_one_branch_of_a_merged_tree() -> None:
+    """Check that guesses keep their positions if another branch is accepted."""
+    drafter, request = jacobi(), prompt_of_sevens(6)
     drafter.start(request)
     drafter.propose([request], [9])
-    outcome = judge(request, DraftTree([1, 7, 7, 7, 7], [-1, -1, 1, 2, 3]), by_table)
+    outcome = verify_tree(request, DraftTree([1, 7, 7, 7, 7], [-1, -1, 1, 2, 3]), by_table)
     assert outcome.new_token_ids == [1, 2]
     drafter.observe([outcome])
     assert drafter.propose([request], [9])[0].token_ids == [3, 8, 5]  # of 1 9 3 8 5
 
 
-def test_a_tree_without_the_guesses() -> None:
-    drafter, request = jacobi(), sevens(6)
+def test_engine_feeds_a_tree_without_the_guesses() -> None:
+    drafter, request = jacobi(), prompt_of_sevens(6)
     drafter.start(request)
     drafter.propose([request], [9])
-    drafter.observe([judge(request, DraftTree([1, 2, 3, 4], [-1, 0, 1, 2]), by_table)])
+    drafter.observe([verify_tree(request, DraftTree([1, 2, 3, 4], [-1, 0, 1, 2]), by_table)])
     assert request.output_ids == [1, 2, 3, 4, 5]
     assert drafter.propose([request], [9])[0].token_ids == []
 
@@ -168,7 +168,7 @@ def first_guesses(prompt: list[int], seed: int, *neighbours: int) -> list[int]:
     return drafter.propose(requests, [50] * len(requests))[-1].token_ids
 
 
-def test_initial_guesses_are_random_prompt_tokens_of_the_seed() -> None:
+def test_seed_draws_initial_guesses_from_the_prompt() -> None:
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     before = random.getstate()
     guesses = first_guesses(prompt, 11)
@@ -182,25 +182,25 @@ def test_initial_guesses_are_random_prompt_tokens_of_the_seed() -> None:
 def solve(
     target: Target, prompt: list[int], guesses: list[int]
 ) -> tuple[list[int], list[list[int]]]:
-    """Algorithm 2 as printed, over as many variables as there are guesses: the answer, and what
-    each iteration guessed.
+    """Run Algorithm 2 as printed, with a variable per guess; return answer and guesses.
 
-    Guesses are listed from the first that is not final to the last but one.
+    Guesses are listed per iteration, from the first that is not final to the last but one.
     """
-    y, final, fed = guesses, 0, []
+    y, final, guesses_fed = guesses, 0, []
     while final < len(y):
-        fed.append(y[final:-1])
+        guesses_fed.append(y[final:-1])
         new = [target([*prompt, *y[:place]]) for place in range(len(y))]
         while final < len(y) and y[final] == new[final]:
             final += 1
         final, y = min(final + 1, len(y)), new
-    return y, fed
+    return y, guesses_fed
 
 
 @given(st.integers(0, 10**6), st.integers(1, 14), st.sampled_from([None, 1, 2, 3, 5, 14, 20]))
 def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) -> None:
-    """Block by block, for random targets that look two tokens back; each forward gives a token
-    at least.
+    """Compare block by block, for random targets that depend on the last two tokens.
+
+    Each forward pass emits at least one token.
     """
     chance = random.Random(seed)
     table = {(a, b): chance.randrange(3) for a in range(3) for b in range(3)}
@@ -216,7 +216,7 @@ def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) 
 
     source = random.Random(seed)
     answer: list[int] = []
-    fed: list[list[int]] = []
+    guesses_fed: list[list[int]] = []
     while len(answer) < count:
         size = count - len(answer) if block is None else min(block, count - len(answer))
         start = [source.choice(prompt) for _ in range(size - 1)]
@@ -224,9 +224,9 @@ def test_equals_the_printed_algorithm(seed: int, count: int, block: int | None) 
         solved, iterations = solve(target, prompt + answer, [*start, -1])
         assert len(iterations) <= size
         answer += solved
-        fed += iterations
+        guesses_fed += iterations
     assert [token for _, run in steps for token in run] == answer
-    assert [guesses for guesses, _ in steps] == fed
+    assert [guesses for guesses, _ in steps] == guesses_fed
     if block == 1:
         assert len(steps) == count
 
@@ -261,7 +261,7 @@ def test_greedy_equals_generate_on_other_models(name: str, block: int | None) ->
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_sampled_outputs_equal_plain_decoding(pair: Pair, block: int | None) -> None:
+def test_seeded_text_equals_plain_decoding(pair: Pair, block: int | None) -> None:
     params = [
         SamplingParams(18, 0.7 + 0.1 * seed, seed=seed - 3) for seed in range(len(pair.prompts))
     ]
@@ -276,6 +276,6 @@ def test_ragged_budgets_and_an_abort(pair: Pair, block: int | None) -> None:
 
 
 @pytest.mark.parametrize("block", [0, -4])
-def test_a_block_has_a_token_at_least(block: int) -> None:
+def test_blocks_below_one_token_are_refused(block: int) -> None:
     with pytest.raises(ConfigError, match=rf"jacobi: block: got {block}; expected at least 1"):
         JacobiOptions(block)

@@ -1,5 +1,6 @@
-"""A draft that can say few tokens: the answers stay the target's, and so does their law; its
-file is checked.
+"""Test draft models with a reduced vocabulary and the file that lists their tokens.
+
+Answers and their distribution must stay the target's.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ SPECS = [
 
 
 def reduced(model: Any, token_ids: Sequence[int]) -> Any:
-    """A copy that can say these tokens only."""
+    """Return a copy of the model whose LM head has only these tokens."""
     made = copy.deepcopy(model)
     keep_tokens(made, token_ids)
     return made
 
 
-def frequent(pair: Pair) -> list[int]:
-    """About half of the tokens in the answers."""
-    said = [token for answer in pair.answers for token in answer]
-    return sorted(set(said), key=lambda token: -said.count(token))[: len(set(said)) // 2]
+def frequent_tokens(pair: Pair) -> list[int]:
+    """Return the more frequent half of the tokens in the answers."""
+    tokens = [token for answer in pair.answers for token in answer]
+    return sorted(set(tokens), key=lambda token: -tokens.count(token))[: len(set(tokens)) // 2]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ def frequent(pair: Pair) -> list[int]:
         *(pytest.param(spec, 1, marks=pytest.mark.slow) for spec in SPECS[1:]),
     ],
 )
-def test_greedy_answers_are_the_targets(pair: Pair, spec: str, batch: int) -> None:
-    draft = reduced(pair.draft, frequent(pair))
+def test_greedy_answers_equal_the_targets(pair: Pair, spec: str, batch: int) -> None:
+    draft = reduced(pair.draft, frequent_tokens(pair))
     llm = LLM(
         pair.target, without_budget(with_head(spec, pair.draft)), draft_model=draft, max_batch=batch
     )
@@ -79,7 +80,7 @@ def test_greedy_answers_are_the_targets(pair: Pair, spec: str, batch: int) -> No
         "specdec_pp:min_draft_tokens=1",
     ],
 )
-def test_the_law_under_reject_is_the_targets(spec: str) -> None:
+def test_rejection_keeps_the_targets_distribution(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
     assert is_fair_sample(
         sample(
@@ -98,14 +99,14 @@ def test_the_law_under_reject_is_the_targets(spec: str) -> None:
         *SPECS[3:],
     ],
 )
-def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
+def test_seeded_text_under_follow_equals_plain_decoding(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
     drafter = create(without_budget(with_head(spec, make("six_words_draft"))), draft_model=draft)
     assert answers(drafter, PLAIN, 500, 250) == answers("none", PLAIN, 500, 250)
 
 
-class WholeVocabulary(DraftModel):
-    """Draws from the kept tokens, and says it drew from all of them."""
+class WrongProbs(DraftModel):
+    """Draft model that samples reduced tokens but reports probabilities over all tokens."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         trees = super().propose(requests, max_nodes)
@@ -121,34 +122,32 @@ class WholeVocabulary(DraftModel):
         ]
 
 
-def test_another_distribution_than_the_kept_one_is_noticed() -> None:
-    drafter = WholeVocabulary(
+def test_wrong_draft_probabilities_are_noticed() -> None:
+    drafter = WrongProbs(
         DraftModelOptions(max_draft_tokens=3), CachedLM(reduced(make("six_words_draft"), KEPT))
     )
     assert not is_fair_sample(sample(drafter, PLAIN, ENOUGH), law(PLAIN))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_tokens_outside_have_probability_0_and_the_others_their_own_logits(
-    pair: Pair, dtype: torch.dtype
-) -> None:
+def test_removed_tokens_have_probability_zero(pair: Pair, dtype: torch.dtype) -> None:
     model = copy.deepcopy(pair.draft).to(dtype)
-    kept = frequent(pair)
+    kept = frequent_tokens(pair)
     hidden = torch.randn(3, 5, int(model.config.hidden_size)).to(dtype)
     heads: list[Any] = [one.get_output_embeddings() for one in (model, reduced(model, kept))]
-    whole, said = (head(hidden) for head in heads)
-    assert said.shape == whole.shape
-    torch.testing.assert_close(said[..., sorted(kept)], whole[..., sorted(kept)])
-    probs = said.float().softmax(-1)
+    whole, tokens = (head(hidden) for head in heads)
+    assert tokens.shape == whole.shape
+    torch.testing.assert_close(tokens[..., sorted(kept)], whole[..., sorted(kept)])
+    probs = tokens.float().softmax(-1)
     outside = torch.ones(probs.shape[-1], dtype=torch.bool).index_fill_(
         0, torch.tensor(kept), False
     )
     assert float(probs[..., outside].max()) == 0.0
-    allowed = torch.full_like(said, -torch.inf)
+    allowed = torch.full_like(tokens, -torch.inf)
     allowed[..., outside.nonzero()[:3, 0]] = 0.0
     assert torch.isfinite(
-        (said.float() + allowed.float()).softmax(-1)
-    ).all()  # a grammar may want others than the kept ones
+        (tokens.float() + allowed.float()).softmax(-1)
+    ).all()  # a grammar may allow only removed tokens
 
 
 def folder_with(tmp_path: Path, kept: Sequence[int]) -> Path:
@@ -158,11 +157,9 @@ def folder_with(tmp_path: Path, kept: Sequence[int]) -> Path:
     return folder
 
 
-def test_trees_are_the_same_by_the_logits_of_kept_tokens_alone(pair: Pair) -> None:
-    """As greedy requests have them, beside those of the whole vocabulary, which a bias of
-    nothing takes.
-    """
-    draft = reduced(pair.draft, frequent(pair))
+def test_reduced_logits_give_the_same_trees(pair: Pair) -> None:
+    """Compare greedy requests, which use reduced logits, with a zero bias, which needs all."""
+    draft = reduced(pair.draft, frequent_tokens(pair))
     found = []
     for params in (SamplingParams(COUNT), SamplingParams(COUNT, logit_bias={3: 0.0})):
         outs = LLM(pair.target, "draft_model:budget=false", draft_model=draft).generate(
@@ -175,8 +172,8 @@ def test_trees_are_the_same_by_the_logits_of_kept_tokens_alone(pair: Pair) -> No
     assert all(drafted for _, drafted, _ in found[0])
 
 
-def test_a_folder_with_kept_tokens_is_a_plain_checkpoint_too(pair: Pair, tmp_path: Path) -> None:
-    kept = frequent(pair)
+def test_reduced_folder_is_also_a_plain_checkpoint(pair: Pair, tmp_path: Path) -> None:
+    kept = frequent_tokens(pair)
     folder = folder_with(tmp_path, kept)
     loaded = load_draft(folder)
     head: Any = loaded.get_output_embeddings()
@@ -184,7 +181,8 @@ def test_a_folder_with_kept_tokens_is_a_plain_checkpoint_too(pair: Pair, tmp_pat
     assert head.token_ids.tolist() == sorted(kept)
     plain = AutoModelForCausalLM.from_pretrained(folder)
     assert plain.get_output_embeddings().weight.shape[0] == plain.config.vocab_size
-    assert model_identity(loaded) == model_identity(plain)  # heads for one are heads for the other
+    # heads trained for one work with the other
+    assert model_identity(loaded) == model_identity(plain)
     assert isinstance(draft_lm(folder).model.get_output_embeddings(), ReducedLMHead)
     outs = LLM(pair.target, "draft_model", folder).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
@@ -192,8 +190,8 @@ def test_a_folder_with_kept_tokens_is_a_plain_checkpoint_too(pair: Pair, tmp_pat
     assert [out.token_ids for out in outs] == pair.answers
 
 
-def test_an_enlarged_draft_keeps_its_tokens(pair: Pair) -> None:
-    draft = reduced(pair.draft, frequent(pair))
+def test_enlarged_draft_keeps_its_reduced_vocabulary(pair: Pair) -> None:
+    draft = reduced(pair.draft, frequent_tokens(pair))
     larger = enlarge(
         draft, 2 * int(draft.config.hidden_size), int(draft.config.num_hidden_layers) + 1
     )

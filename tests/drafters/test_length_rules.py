@@ -1,5 +1,6 @@
-"""How long drafts get, rule by rule: hand tables, the draft model's own figures, batches, and
-the law.
+"""Test each rule for the draft length, by hand and in batches.
+
+Rules must also keep the exact output distribution.
 """
 
 from __future__ import annotations
@@ -34,20 +35,18 @@ from tests.support.shared import COUNT, NotingDrafter, Pair, draft_room
 
 
 @pytest.fixture(scope="module")
-def sharp(pair: Pair) -> Pair:
-    """The pair with logits eight times as large: the same greedy answers, by models that are
-    surer of them.
-    """
+def sharpened_pair(pair: Pair) -> Pair:
+    """Return the pair with logits eight times as large, which leaves greedy answers the same."""
     models = [copy.deepcopy(model) for model in (pair.target, pair.draft)]
     for model in models:
         model.lm_head.weight.data *= 8
     return Pair(models[0], models[1], pair.prompts, pair.answers)
 
 
-def watched(
+def proposals_of(
     pair: Pair, spec: str, params: SamplingParams, batch: int = 4, eos: Sequence[int] = ()
 ) -> NotingDrafter:
-    """What the drafter `spec` proposes for all prompts."""
+    """Return what the drafter `spec` proposes for all prompts."""
     watch = NotingDrafter(pair.engine(spec).drafter)
     llm = LLM(pair.target, drafter=watch, max_batch=batch)
     llm.eos_token_ids = list(eos)
@@ -55,10 +54,10 @@ def watched(
     return watch
 
 
-def test_a_constant_length_is_kept(pair: Pair) -> None:
-    """Exactly K tokens, whatever they are, also past an end-of-sequence token."""
+def test_constant_length(pair: Pair) -> None:
+    """Check for exactly K tokens, even past an end-of-sequence token."""
     for temperature in (0.0, 1.0):
-        watch = watched(
+        watch = proposals_of(
             pair,
             "draft_model:max_draft_tokens=4",
             SamplingParams(COUNT, temperature),
@@ -89,8 +88,8 @@ def test_the_heuristic_by_hand(start: int, accepted: list[int], lengths: list[in
     ["draft_model:stop_rule=heuristic", "draft_model:stop_rule=heuristic,max_draft_tokens=1"],
 )
 def test_the_heuristic_in_use(pair: Pair, spec: str) -> None:
-    """Each sequence begins anew; limits of the answer shorten drafts."""
-    watch = watched(pair, spec, SamplingParams(COUNT))
+    """Check that each sequence starts afresh and that answer limits shorten drafts."""
+    watch = proposals_of(pair, spec, SamplingParams(COUNT))
     lengths: dict[int, int] = {}
     for (request, tokens, tree), accepted in zip(watch.notes, watch.accepted, strict=True):
         length = lengths.setdefault(request.id, 1 if "max_draft_tokens=1" in spec else 5)
@@ -100,14 +99,14 @@ def test_the_heuristic_in_use(pair: Pair, spec: str) -> None:
     assert len(set(lengths.values())) > 1
 
 
-def stops_of(
+def stop_positions(
     rule: LengthRule,
     chains: list[Chain],
     runs: list[list[int]],
     scores: Tensor,
     hidden: Tensor | None = None,
 ) -> list[int | None]:
-    """Return where a rule stops chains with runs of the same length, each row's token in `runs`."""
+    """Return where a rule stops chains with `runs` of equal length."""
     figures = rule.figures(DrawnRows(chains, scores, torch.tensor(runs), hidden))
     return rule.stop_after(
         NewTokens(chains, runs, [each.flatten(0, 1).numpy() for each in figures])
@@ -122,12 +121,12 @@ CERTAIN, UNSURE, EVEN = [0.9, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.25] * 4
     [
         (LengthRule(9), [EVEN] * 3, None),
         (HeuristicRule(9), [EVEN] * 3, None),
-        (ProductRule(9, 0.5), [CERTAIN, CERTAIN, UNSURE, CERTAIN], 3),  # 0.9, 0.81, 0.486
+        (ProductRule(9, 0.5), [CERTAIN, CERTAIN, UNSURE, CERTAIN], 3),  # products 0.9, 0.81, 0.486
         (ProductRule(9, 0.4), [CERTAIN, CERTAIN, UNSURE], None),
         (ConfidenceRule(9, 0.4), [CERTAIN, UNSURE, EVEN, CERTAIN], 3),
         (ConfidenceRule(9, 0.65), [CERTAIN, UNSURE, EVEN], 2),
         (ConfidenceRule(9, 0.65, min_tokens=3), [CERTAIN, UNSURE, CERTAIN, UNSURE], 4),
-        (EntropyRule(9, 0.5), [CERTAIN, UNSURE, EVEN], 3),  # 0.745, 0.576, 0.473
+        (EntropyRule(9, 0.5), [CERTAIN, UNSURE, EVEN], 3),  # products 0.745, 0.576, 0.473
         (EntropyRule(9, 0.6), [CERTAIN, UNSURE, EVEN], 2),
     ],
 )
@@ -135,15 +134,16 @@ CERTAIN, UNSURE, EVEN = [0.9, 0.1, 0.0, 0.0], [0.6, 0.3, 0.1, 0.0], [0.25] * 4
 def test_where_rules_stop(
     rule: LengthRule, table: list[list[float]], stop: int | None, at_once: bool
 ) -> None:
-    """Token 0 is drawn every time, in one forward or in several; a second chain of the batch
-    goes its own way.
+    """Check stops where token 0 is drawn each time, in one forward pass or in several.
+
+    A second chain of the batch stops independently.
     """
     chains = [Chain(Request([1], SamplingParams()), 9, True, True) for _ in range(2)]
     stops: list[int | None] = []
     for step in [table] if at_once else [[row] for row in table]:
         rows = [*step, *([CERTAIN] * len(step))]
         scores = torch.tensor(rows).log().view(2, len(step), -1)
-        found = stops_of(rule, chains, [[0] * len(step)] * 2, scores)
+        found = stop_positions(rule, chains, [[0] * len(step)] * 2, scores)
         assert found[1] is None or (isinstance(rule, EntropyRule | ProductRule) and found[1] > 4)
         stops.append(found[0])
         chains[0].tokens += [0] * len(step)
@@ -156,20 +156,18 @@ def test_where_rules_stop(
 
 @pytest.mark.parametrize("lookup", ["true", "false"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_confidence_rule_goes_by_the_draft_models_figures(
-    sharp: Pair, temperature: float, lookup: str
+def test_confidence_rule_uses_draft_probabilities(
+    sharpened_pair: Pair, temperature: float, lookup: str
 ) -> None:
-    """Every token but the last was likely enough, and the last was not, or was the end or the
-    last there was room for.
-    """
+    """Check that only a draft's last token is below the threshold, an end or the length limit."""
     spec = "draft_model:stop_rule=confidence,stop_threshold=0.3,max_draft_tokens=7"
     spec += f",use_prompt_lookup={lookup}"
-    end = sharp.answers[1][6]
-    watch = watched(sharp, spec, SamplingParams(COUNT, temperature), eos=[end])
+    end = sharpened_pair.answers[1][6]
+    watch = proposals_of(sharpened_pair, spec, SamplingParams(COUNT, temperature), eos=[end])
     lengths = set()
     for request, tokens, tree in watch.notes[::3]:
         path = torch.tensor([tokens + tree.token_ids])
-        probs = sharp.draft(path).logits[0, len(tokens) - 1 : -1].detach().softmax(-1)
+        probs = sharpened_pair.draft(path).logits[0, len(tokens) - 1 : -1].detach().softmax(-1)
         own = [float(row[token]) for row, token in zip(probs, tree.token_ids, strict=True)]
         over = [
             chance < 0.3 or token == end for chance, token in zip(own, tree.token_ids, strict=True)
@@ -192,11 +190,14 @@ def test_the_confidence_rule_goes_by_the_draft_models_figures(
         "specdec_pp:use_prompt_lookup=true,min_draft_tokens=1",
     ],
 )
-def test_a_batch_drafts_as_single_sequences_do(sharp: Pair, spec: str, temperature: float) -> None:
-    """Lengths belong to sequences: those that have stopped run along and change nothing."""
+def test_batched_drafts_equal_single_drafts(
+    sharpened_pair: Pair, spec: str, temperature: float
+) -> None:
+    """Check that stopped sequences stay in the batch without changing its other drafts."""
     params = [SamplingParams(COUNT, temperature, seed=row) for row in range(7)]
     alone, together = (
-        sharp.engine(spec, max_batch=batch).generate(sharp.prompts[:7], params) for batch in (1, 5)
+        sharpened_pair.engine(spec, max_batch=batch).generate(sharpened_pair.prompts[:7], params)
+        for batch in (1, 5)
     )
     for one, other in zip(alone, together, strict=True):
         assert one.token_ids == other.token_ids
@@ -230,17 +231,18 @@ def test_a_batch_drafts_as_single_sequences_do(sharp: Pair, spec: str, temperatu
         ("stop_rule=heuristic,max_draft_tokens=0", "max_draft_tokens: got 0"),
     ],
 )
-def test_options(pair: Pair, options: str, words: str) -> None:
+def test_invalid_options_are_refused(pair: Pair, options: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         create(f"draft_model:{options}", draft_model=pair.draft)
 
 
-# The law, exactly: every rule that reads what was drawn, over the four tokens of `enumeration`.
+# The exact output distribution of every sampling rule, over the four tokens of `enumeration`.
 
 
-class ByToken:
-    """A head that knows its chance by the token alone; hidden states are one-hot here. At first
-    it knows the probability.
+class TokenHead:
+    """Fake acceptance head whose confidence depends on the token alone.
+
+    Hidden states are one-hot here. Before it has one, it returns the token's probability.
     """
 
     card = SimpleNamespace(prior=(1.0,))
@@ -256,15 +258,13 @@ RULES: dict[str, Callable[[], ThresholdRule]] = {
     "product": lambda: ProductRule(3, 0.35),
     "confidence": lambda: ConfidenceRule(3, 0.3),
     "entropy": lambda: EntropyRule(3, 0.55, min_tokens=2),
-    "head": lambda: HeadRule(ByToken(), 0.5, 1, 3, counts_newest=False),  # type: ignore[arg-type]
-    "head, newest token": lambda: HeadRule(ByToken(), 0.65, 1, 3, counts_newest=True),  # type: ignore[arg-type]
+    "head": lambda: HeadRule(TokenHead(), 0.5, 1, 3, counts_newest=False),  # type: ignore[arg-type]
+    "head, newest token": lambda: HeadRule(TokenHead(), 0.65, 1, 3, counts_newest=True),  # type: ignore[arg-type]
 }
 
 
-def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTree:
-    """Draft as the rule says; `undraws` takes the token of the stopping step back where it is
-    unlikely.
-    """
+def draft_by_rule(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTree:
+    """Draft until the rule stops; `undraws` drops an unlikely last token."""
     tree, node = GrowingTree(oracle), -1
     state = Chain(Request([1], SamplingParams()), 3, open=True, draws=True)
     while len(state.tokens) < 3:
@@ -273,7 +273,7 @@ def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTr
         node = tree.draw(node)
         probs: Any = torch.tensor([[float(chance) for chance in tree.probs[node]]])
         runs = [[tree.tokens[node]]]
-        (stop,) = stops_of(rule, [state], runs, probs[None].log(), hidden[None])
+        (stop,) = stop_positions(rule, [state], runs, probs[None].log(), hidden[None])
         state.tokens.append(tree.tokens[node])
         if stop is not None:
             break
@@ -282,11 +282,11 @@ def chain(oracle: Oracle, rule: ThresholdRule, undraws: bool = False) -> DraftTr
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rules_keep_the_law(rule: str) -> None:
+def test_rules_keep_the_output_distribution(rule: str) -> None:
     lengths = set()
 
     def propose(oracle: Oracle) -> DraftTree:
-        tree = chain(oracle, RULES[rule]())
+        tree = draft_by_rule(oracle, RULES[rule]())
         lengths.add(len(tree))
         return tree
 
@@ -295,11 +295,11 @@ def test_rules_keep_the_law(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_undrawing_at_the_stop_breaks_it(rule: str) -> None:
-    assert emitted(lambda oracle: chain(oracle, RULES[rule](), undraws=True)) != PLAIN
+def test_dropping_the_last_draw_changes_the_distribution(rule: str) -> None:
+    assert emitted(lambda oracle: draft_by_rule(oracle, RULES[rule](), undraws=True)) != PLAIN
 
 
-def test_rules_see_the_same_in_a_reduced_vocabulary() -> None:
+def test_rules_work_on_a_reduced_vocabulary() -> None:
     kept = np.array([1, 4, 5, 9, 12])
     scores = torch.randn(3, len(kept), generator=torch.Generator().manual_seed(3))
     whole = torch.full((3, 14), torch.finfo(torch.float32).min / 4)

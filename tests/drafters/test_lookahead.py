@@ -1,6 +1,4 @@
-"""Lookahead Decoding: runs of the public code reproduced, the window drawn by hand, the pool,
-limits.
-"""
+"""Test Lookahead Decoding against runs of the public code, and its window and pool by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ RUNS = {name: tuple(int(part[1:]) for part in name.split("_")[:3]) for name in G
 
 
 def golden_run(pair: Pair, name: str, *options: str) -> list[Any]:
-    """Our answers to the golden prompts, one prompt at a time, as the public code took them."""
+    """Decode the golden prompts one at a time, as the public code did."""
     ngram, window, guesses = RUNS[name]
     pool = f"prompt_pool={str(name.endswith('_pp')).lower()}"
     llm = pair.engine(
@@ -46,7 +44,7 @@ def golden_run(pair: Pair, name: str, *options: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if not name.endswith("_pp")])
-def test_compat_repeats_the_public_code_step_by_step(pair: Pair, name: str) -> None:
+def test_reference_mode_equals_the_public_code(pair: Pair, name: str) -> None:
     outs = golden_run(pair, name, "reference_mode=true")
     assert [out.token_ids for out in outs] == GOLDEN["answers"]
     assert [out.stats.query_tokens for out in outs] == GOLDEN["runs"][name]["fed"]
@@ -57,7 +55,7 @@ def test_compat_repeats_the_public_code_step_by_step(pair: Pair, name: str) -> N
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name.endswith("_pp") else ()) for name in RUNS],
 )
-def test_the_defaults_need_fewer_forwards(pair: Pair, name: str) -> None:
+def test_defaults_need_fewer_forwards(pair: Pair, name: str) -> None:
     outs = golden_run(pair, name)
     assert [out.token_ids for out in outs] == GOLDEN["answers"]
     assert sum(out.stats.target_forwards for out in outs) < sum(
@@ -65,9 +63,10 @@ def test_the_defaults_need_fewer_forwards(pair: Pair, name: str) -> None:
     )
 
 
-def test_the_window_is_the_papers_mask() -> None:
-    """W=3 N=3, two guesses: the figure in the specification of the method, rows and columns c a1
-    a2 b0 b1 b2 g1 g2 h1 h2.
+def test_window_mask_equals_the_papers() -> None:
+    """Compare W=3, N=3 and two guesses with the figure in the paper.
+
+    Rows and columns are c a1 a2 b0 b1 b2 g1 g2 h1 h2.
     """
     builder = TreeBuilder(99)
     newest = LookaheadWindow([[1, 2], [3, 4, 5]], 3).add_to_tree(builder.add_probe)
@@ -144,7 +143,7 @@ def test_the_pool_keeps_the_newest() -> None:
     assert list(pool.newest_first((5,))) == []
 
 
-def answer(
+def verify_guesses(
     drafter: Lookahead,
     request: Request,
     tree: DraftTree,
@@ -152,7 +151,7 @@ def answer(
     bonus: int,
     argmax: list[int],
 ) -> None:
-    """Let the target say something about `tree`."""
+    """Let the target verify `tree` with the given outcome."""
     run = [tree.token_ids[node] for node in accepted] + [bonus]
     request.append(run)
     drafter.observe([Outcome(request, tree, accepted, run, argmax)])
@@ -166,16 +165,15 @@ def started(spec: str, prompt: list[int]) -> tuple[Lookahead, Request]:
     return drafter, request
 
 
-def test_longer_keys_come_first_and_wrong_guesses_leave() -> None:
-    """The prompt continues 2 with 3 after 1 and, later, with 5 after 4: after (1, 2) the older
-    one is the better guess.
-    """
+def test_longer_keys_come_first_and_misses_are_dropped() -> None:
+    """Check keys (1, 2) and (2,), where only the shorter one continues with 5."""
     drafter, request = started(
         "lookahead:window=1,ngram=2,guesses=2,ngrams_per_key=4", [1, 2, 3, 4, 2, 5, 1, 2]
     )
     (tree,) = drafter.propose([request], [9])
     assert tree.token_ids[0] == 3
-    answer(drafter, request, tree, [], 5, [5] * (1 + len(tree)))  # it was wrong, so it is forgotten
+    # the guess was wrong, so the pool drops it
+    verify_guesses(drafter, request, tree, [], 5, [5] * (1 + len(tree)))
     request.append([1])
     request.append([2])
     (tree,) = drafter.propose([request], [9])
@@ -183,7 +181,7 @@ def test_longer_keys_come_first_and_wrong_guesses_leave() -> None:
     assert tree.parents == [-1, 0]
 
 
-def test_shared_prefixes_are_merged_and_guesses_cut_at_the_end() -> None:
+def test_shared_prefixes_merge_and_limits_cut_guesses() -> None:
     prompt = [7, 1, 2, 3, 7, 1, 2, 4, 7]
     drafter, request = started("lookahead:window=1,ngram=4,guesses=4", prompt)
     (tree,) = drafter.propose([request], [99])
@@ -196,7 +194,7 @@ def test_shared_prefixes_are_merged_and_guesses_cut_at_the_end() -> None:
         for leaf in range(len(tree))
     }
     assert {(1,), (1, 2), (1, 2, 3), (1, 2, 4)} <= paths
-    assert tree.token_ids.count(1) <= 2  # once among the guesses, and perhaps further down
+    assert tree.token_ids.count(1) <= 2  # once among the guesses, and perhaps in the window
     request.max_length = len(request) + 3
     (tree,) = drafter.propose([request], [99])
     guessed = [node for node in range(len(tree)) if node >= 2]
@@ -205,24 +203,25 @@ def test_shared_prefixes_are_merged_and_guesses_cut_at_the_end() -> None:
     assert drafter.propose([request], [99]) == [DraftTree([], [])]
 
 
-def test_a_window_too_large_is_left_out_and_counted(pair: Pair) -> None:
+def test_window_above_the_node_limit_is_left_out(pair: Pair) -> None:
     llm = pair.engine("lookahead:window=15,ngram=5,guesses=4", max_nodes=20)
     params = SamplingParams(max_new_tokens=COUNT)
     outs = llm.generate(pair.prompts, params)
     assert [out.token_ids for out in outs] == pair.answers
     assert all(out.stats.notes[WINDOW_LEFT_OUT] >= 1 for out in outs)
     assert max(fed for out in outs for fed in out.stats.query_tokens[1:]) <= 21
-    assert any(out.stats.accepted_tokens for out in outs)  # guesses of prompt and answer go on
+    # guesses from prompt and answer still work
+    assert any(out.stats.accepted_tokens for out in outs)
     drafter, request = started(
         "lookahead:window=3,ngram=3,guesses=4,prompt_pool=false", [1, 2, 3, 4, 5, 6]
     )
     window = [list(level) for level in drafter._states[request.id].window.levels]  # type: ignore[union-attr]
     (tree,) = drafter.propose([request], [4])
-    answer(drafter, request, tree, [], 9, [9] * (1 + len(tree)))
+    verify_guesses(drafter, request, tree, [], 9, [9] * (1 + len(tree)))
     assert drafter._states[request.id].window.levels == window  # type: ignore[union-attr]
 
 
-def test_compat_keeps_to_max_nodes() -> None:
+def test_reference_mode_keeps_to_max_nodes() -> None:
     drafter, request = started(
         "lookahead:window=2,ngram=3,guesses=3,reference_mode=true", [1, 2, 3, 1, 4, 5, 1, 6, 7, 1]
     )
@@ -244,7 +243,7 @@ def test_chain_models_verify_the_best_ngram(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2_mixed", "gemma2"])
-def test_windows_of_attention(name: str) -> None:
+def test_models_with_sliding_windows(name: str) -> None:
     model = make(name)
     prompts = [[5, 6, 7, 8, 9] * 4, [11, 12, 13], list(range(20, 50))]
     outs = LLM(model, drafter="lookahead:window=5,ngram=4,guesses=5").generate(
@@ -267,14 +266,14 @@ def test_windows_of_attention(name: str) -> None:
         ),
     ],
 )
-def test_options_out_of_range(options: str, says: str) -> None:
+def test_options_out_of_range_are_refused(options: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         create(f"lookahead:{options}")
     assert str(caught.value) == says
 
 
 @pytest.mark.parametrize("compat", [False, True])
-def test_every_small_setting(pair: Pair, compat: bool) -> None:
+def test_answers_under_every_small_setting(pair: Pair, compat: bool) -> None:
     for ngram in (2, 3, 6):
         for window in (1, 4):
             for guesses in (0, 2):

@@ -1,4 +1,4 @@
-"""The MTP layer of a checkpoint: read as transformers reads it, and drafting in batches."""
+"""Test the MTP layer of a checkpoint: its predictions and its drafts in batches."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ CONFIGS = {
 }
 
 
-def stored(name: str, folder: Path) -> Any:
-    """A random model whose checkpoint in `folder` has an MTP layer, loaded from there."""
+def stored_model(name: str, folder: Path) -> Any:
+    """Return a random model loaded from `folder`, whose checkpoint has an MTP layer."""
     model_type, options = CONFIGS[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **options)
@@ -53,15 +53,18 @@ def stored(name: str, folder: Path) -> Any:
     for weight in layer.parameters():
         torch.nn.init.normal_(weight, 0.5 * (weight.dim() == 1), 0.2)
     path = folder / "model.safetensors"
-    save_file(load_file(path) | published(layer.state_dict(), model_type), path, {"format": "pt"})
+    save_file(
+        load_file(path) | published_weights(layer.state_dict(), model_type), path, {"format": "pt"}
+    )
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    if model_type == "deepseek_v3":  # the class knows the layer of the 61 published ones only
+    # the class would otherwise only load layer 61 of the published models
+    if model_type == "deepseek_v3":
         loaded._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS}\."]
     return loaded
 
 
-def published(weights: dict[str, Tensor], model_type: str) -> dict[str, Tensor]:
-    """The weights of an MTP layer under the names in published checkpoints."""
+def published_weights(weights: dict[str, Tensor], model_type: str) -> dict[str, Tensor]:
+    """Return the weights of an MTP layer under the names in published checkpoints."""
     names = {}
     for name in weights:
         inner = name.removeprefix("mtp_block.")
@@ -81,7 +84,7 @@ def published(weights: dict[str, Tensor], model_type: str) -> dict[str, Tensor]:
 
 
 def split_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Experts one by one, as checkpoints store them."""
+    """Split the experts' weights, as checkpoints store them."""
     split: dict[str, Tensor] = {}
     for name, weight in weights.items():
         start, found, kind = name.rpartition("experts.")
@@ -97,12 +100,12 @@ def split_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return stored(request.param, tmp_path_factory.mktemp(request.param))
+    return stored_model(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @torch.no_grad()
-def test_predictions_are_those_of_transformers(target: Any) -> None:
-    """The layer over a whole text, and after a draft token, whose state is the layer's output."""
+def test_predictions_equal_transformers(target: Any) -> None:
+    """Check the layer over a whole text, and after a draft token fed with the layer's output."""
     tokens = torch.tensor([PROMPTS[2]])
     states = target(tokens, output_hidden_states=True).hidden_states[-1]
     head = MtpHead()
@@ -114,7 +117,7 @@ def test_predictions_are_those_of_transformers(target: Any) -> None:
         head.read([text], [tokens[0, begin + 1 : end + 1].tolist()], [read])
     found = [head.logits([text], [[HeadNode(ROOT, 0, ())]])[0][0]]
     found.append(head.logits([text], [[HeadNode(0, 3, (0,))]])[0][0])
-    # transformers: a batch of one, no cache; the draft token extends the text.
+    # transformers runs a batch of one without a cache; the draft token extends the text
     model = MtpModel.from_pretrained(target)
     positions = torch.arange(1, 13)[None]
     inputs = torch.tensor([[*PROMPTS[2][1:], 3]])
@@ -130,7 +133,7 @@ def cache(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("spec", ["state_head:head=mtp", "auto:state_head=mtp"])
-def test_answers_are_those_of_plain_decoding(target: Any, spec: str) -> None:
+def test_answers_equal_plain_decoding(target: Any, spec: str) -> None:
     drafted = LLM(target, drafter=f"{spec},budget=false", max_batch=3)
     plain = LLM(target, drafter="none")
     for params in (SamplingParams(20), SamplingParams(20, temperature=1.0, seed=3)):

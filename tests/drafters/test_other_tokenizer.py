@@ -1,4 +1,4 @@
-"""Draft models with another tokenizer: the same texts under other ids, and texts that one lacks."""
+"""Test draft models whose tokenizer differs from the target's."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.support.models import byte_tokenizer
 from tests.support.shared import COUNT, Pair, with_head, without_budget
 
 TEXTS = ["def add(a, b):", "def fib(n):", "Tom has 3 boxes of 12 eggs.", "Write a poem."]
-SPECIAL = 3  # pad, bos and eos come first, in both tokenizers
+SPECIAL = 3  # pad, bos and eos come first in both tokenizers
 
 
-def pieces(words: list[str]) -> Any:
+def sentencepiece_tokenizer(words: list[str]) -> Any:
     """Return a SentencePiece tokenizer with these tokens after the special ones."""
     vocabulary = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", *words])}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
@@ -42,22 +42,22 @@ def pieces(words: list[str]) -> Any:
     )
 
 
-def reversed_pieces(tokenizer: Any) -> Any:
-    """Return the tokens of a byte-level tokenizer as SentencePiece tokens, in reverse order."""
+def reversed_tokenizer(tokenizer: Any) -> Any:
+    """Return a SentencePiece tokenizer with a byte-level tokenizer's tokens in reverse order."""
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)[SPECIAL:]
-    return pieces([word.replace("\u0120", "\u2581") for word in reversed(words)])
+    return sentencepiece_tokenizer([word.replace("\u0120", "\u2581") for word in reversed(words)])
 
 
 @pytest.fixture(scope="module")
 def draft(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The draft model of the pair with the reversed vocabulary."""
+    """Return the folder of the pair's draft model with the reversed vocabulary."""
     folder = tmp_path_factory.mktemp("other")
     model = copy.deepcopy(pair.draft)
     order = torch.tensor([*range(SPECIAL), *reversed(range(SPECIAL, 256))])
     for end in (model.get_input_embeddings(), model.get_output_embeddings()):
         end.weight = torch.nn.Parameter(end.weight.detach()[order].clone())
     model.save_pretrained(folder)
-    reversed_pieces(tokenizer).save_pretrained(folder)
+    reversed_tokenizer(tokenizer).save_pretrained(folder)
     return folder
 
 
@@ -74,7 +74,7 @@ def draft(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) 
         pytest.param("auto:other_tokenizer=true", 1, marks=pytest.mark.slow),
     ],
 )
-def test_greedy_answers_are_the_targets(
+def test_greedy_answers_equal_the_targets(
     pair: Pair, tokenizer: Any, draft: Path, spec: str, batch: int
 ) -> None:
     llm = LLM(pair.target, without_budget(spec), draft, tokenizer, max_batch=batch)
@@ -93,7 +93,7 @@ def test_greedy_answers_are_the_targets(
 
 @pytest.fixture(scope="module")
 def reversed_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in draft model, with its tokens in reverse order after the special tokens."""
+    """Return the folder of the built-in draft model with its tokens in reverse order."""
     folder = tmp_path_factory.mktemp("reversed")
     model, tokenizer = load_model(demo.DRAFT, "float32"), AutoTokenizer.from_pretrained(demo.DRAFT)
     special, size = len(tokenizer.added_tokens_decoder), model.config.vocab_size
@@ -113,7 +113,7 @@ def reversed_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("spec", ["draft_model:max_draft_tokens=3,", "auto:"])
 def test_drafts_of_text(reversed_draft: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
-    """Text is drafted even though the tokenizers share all tokens; the batch is mixed."""
+    """Check drafts by text, although the tokenizers share all tokens, in a mixed batch."""
     monkeypatch.setattr(other_tokenizer, "MIN_SHARED_RATE", 2.0)
     spec = without_budget(spec)
     other = spec + ",other_tokenizer=true"
@@ -131,15 +131,15 @@ def test_drafts_of_text(reversed_draft: Path, monkeypatch: pytest.MonkeyPatch, s
 
 @pytest.mark.parametrize("spec", ["draft_model:max_draft_tokens=4,", "auto:budget=false,"])
 def test_few_shared_tokens(pair: Pair, tokenizer: Any, spec: str) -> None:
-    """A target of bytes and a draft model of words: the vocabularies differ in most tokens."""
+    """Check a target of bytes with a draft model of words, which share few tokens."""
     llm = LLM(pair.target, spec + "other_tokenizer=true", demo.DRAFT, tokenizer, max_batch=3)
     outs = llm.generate(pair.prompts[:6], SamplingParams(COUNT))
     assert [out.token_ids for out in outs] == pair.answers[:6]
     assert sum(out.stats.draft_forwards for out in outs) > 0
 
 
-def test_a_growing_text_in_other_tokens() -> None:
-    """Older text is final, and an unfinished character waits."""
+def test_growing_text_is_retokenized() -> None:
+    """Check that older text is final and that an unfinished character waits."""
     target, draft = byte_tokenizer(), AutoTokenizer.from_pretrained(demo.DRAFT)
     text = RetokenizedText(Retokenizer(target, draft, len(target), len(draft)))
     words = "ab cdé " * MAX_TAIL_CHARACTERS
@@ -155,8 +155,11 @@ def test_a_growing_text_in_other_tokens() -> None:
     assert text.final > len(ids) / 2
 
 
-def test_drafted_text_in_the_targets_tokens() -> None:
-    target, draft = byte_tokenizer(), pieces(["\u2581", *map(chr, range(0x21, 0x7F)), "<0xC3>"])
+def test_drafts_are_retokenized_for_the_target() -> None:
+    target, draft = (
+        byte_tokenizer(),
+        sentencepiece_tokenizer(["\u2581", *map(chr, range(0x21, 0x7F)), "<0xC3>"]),
+    )
     converter = Retokenizer(target, draft, len(target), len(draft))
     ids = draft.get_vocab()
     drafted = [ids["a"], ids["\u2581"], ids["b"]]
@@ -174,7 +177,7 @@ def test_drafted_text_in_the_targets_tokens() -> None:
 
 @pytest.mark.parametrize("verification", ["follow", "reject", "traverse"])
 def test_sampled_answers(pair: Pair, tokenizer: Any, draft: Path, verification: str) -> None:
-    """Under `follow`, a seed gives plain decoding's text; the others accept often."""
+    """Check that `follow` keeps a seed's text and that every method accepts drafts."""
     spec = f"draft_model:other_tokenizer=true,max_draft_tokens=3,verification={verification}"
     params = [SamplingParams(12, 1.0, seed=seed) for seed in range(4)]
     plain, outs = (
@@ -186,13 +189,15 @@ def test_sampled_answers(pair: Pair, tokenizer: Any, draft: Path, verification: 
     assert sum(out.stats.accepted_tokens for out in outs) > 10
 
 
-def test_the_map_of_two_tokenizers() -> None:
+def test_map_of_two_tokenizers() -> None:
     target = byte_tokenizer()
-    draft = pieces(["a", "\u2581", "<0x21>", "th", *map(chr, range(0x22, 0x61)), "bcd", *"bcdefgh"])
+    draft = sentencepiece_tokenizer(
+        ["a", "\u2581", "<0x21>", "th", *map(chr, range(0x22, 0x61)), "bcd", *"bcdefgh"]
+    )
     with pytest.raises(ConfigError, match=r"with 7. common tokens; expected at least 95"):
         map_tokens(target, draft, 256, 128)
     letters = [chr(code) for code in range(0x22, 0x7F)]
-    draft = pieces(["\u2581", "<0x21>", "<0xC3>", "th", *letters])
+    draft = sentencepiece_tokenizer(["\u2581", "<0x21>", "<0xC3>", "th", *letters])
     shared = map_tokens(target, draft, 300, 128)
     vocabulary, others = target.get_vocab(), draft.get_vocab()
     pairs = dict(zip(shared.target_ids.tolist(), shared.draft_ids.tolist(), strict=True))
@@ -207,7 +212,7 @@ def test_the_map_of_two_tokenizers() -> None:
     ]
 
 
-def test_logits_are_by_the_targets_ids() -> None:
+def test_logits_use_the_targets_ids() -> None:
     shared = TokenMap(np.array([1, 4]), np.array([2, 0]), 6, np.zeros(6, dtype=np.int64))
     probs = shared.logits(torch.tensor([[1.0, 9.0, 3.0]])).softmax(-1)[0]
     assert torch.equal(probs.nonzero()[:, 0], torch.tensor([1, 4]))
@@ -234,6 +239,6 @@ def test_the_option_belongs_to_two_drafters(spec: str) -> None:
         create(f"{spec}:other_tokenizer=true")
 
 
-def test_what_cannot_be_mapped_is_refused(pair: Pair, tokenizer: Any, draft: Path) -> None:
+def test_unmappable_tokenizers_are_refused(pair: Pair, tokenizer: Any, draft: Path) -> None:
     with pytest.raises(ConfigError, match="whose tokens have fixed texts for the draft"):
         LLM(pair.target, "draft_model:other_tokenizer=true", pair.draft, tokenizer)

@@ -1,6 +1,4 @@
-"""Ouroboros: the paper's first figure, what the pool learns, runs of the public code bettered,
-losslessness, limits.
-"""
+"""Test Ouroboros: answers, its phrase pool, and forward passes against the public code."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from tests.support.shared import COUNT, RAGGED, Pair, check_aborts
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "ouroboros_golden.json").read_text())[
     "runs"
 ]
-# the same target's
+# answers of the same target
 ANSWERS = json.loads((Path(__file__).parents[1] / "data" / "lookahead_golden.json").read_text())[
     "answers"
 ]
@@ -55,7 +53,7 @@ def answers(llm: LLM, pair: Pair, **params: Any) -> list[Completion]:
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_greedy_answers_are_plain_decodings(
+def test_greedy_answers_equal_plain_decoding(
     pair: Pair, options: dict[str, Any], batch: int
 ) -> None:
     llm = engine(pair, batch, **options)
@@ -68,10 +66,8 @@ def test_greedy_answers_are_plain_decodings(
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_several_ends_and_limits(pair: Pair, batch: int) -> None:
-    """End-of-sequence ids that occur inside accepted runs, and answers of every small length, in
-    one batch.
-    """
+def test_end_tokens_inside_runs_and_short_limits(pair: Pair, batch: int) -> None:
+    """Check end-of-sequence ids inside accepted runs and short answers, in one batch."""
     llm, plain = engine(pair, batch), pair.engine()
     ids = [answer[place] for answer, place in zip(pair.answers, range(3, 40, 3), strict=False)]
     for one in (llm, plain):
@@ -85,7 +81,7 @@ def test_several_ends_and_limits(pair: Pair, batch: int) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"shared_pool": True, "max_branches": 0}], ids=str)
 @pytest.mark.parametrize("temperature", [pytest.param(0.3, marks=pytest.mark.slow), 1.0])
-def test_a_seed_gives_the_text_of_plain_decoding(
+def test_seeded_text_equals_plain_decoding(
     pair: Pair, options: dict[str, Any], temperature: float
 ) -> None:
     settings = {"temperature": temperature, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 5}
@@ -98,7 +94,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
-def test_the_contract_is_kept(pair: Pair, options: dict[str, Any], temperature: float) -> None:
+def test_contract(pair: Pair, options: dict[str, Any], temperature: float) -> None:
     drafter = Watched(Ouroboros(OuroborosOptions(**options), CachedLM(pair.draft)), 256)
     before = Request([1], SamplingParams()).id
     outs = LLM(pair.target, drafter=drafter, max_batch=5).generate(
@@ -137,7 +133,7 @@ def test_fewer_forwards_than_the_public_code(pair: Pair, name: str) -> None:
     assert sum(out.stats.draft_forwards for out in outs) <= GOLDEN[name]["draft_forwards"]
 
 
-def test_a_prompt_beyond_the_drafts_context_gets_no_drafts(
+def test_prompt_beyond_the_draft_context_gets_no_drafts(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = CachedLM(pair.draft)
@@ -160,9 +156,10 @@ def outcome_of(
     return Outcome(request, tree, list(range(len(new) - 1)), new, argmax)
 
 
-def test_the_rules_of_inspiration() -> None:
-    """Text 1 2, draft 3 4 5 6 7 8; the target says 3, then 9 for 4, and agrees with the rest but
-    for 8.
+def test_inspiration_rules() -> None:
+    """Check what each rule learns from the draft 3 4 5 6 7 8 after the text 1 2.
+
+    The target predicts 3, then 9 instead of 4, and agrees with the rest except 8.
     """
     outcome = outcome_of(DraftTree.chain([3, 4, 5, 6, 7, 8]), [3, 9, 5, 6, 7, 0, 2], [3, 9])
     code = [((3, 4), (5, 6)), ((4, 5), (6, 7)), ((5, 6), (7, 0))]
@@ -176,16 +173,16 @@ def test_the_rules_of_inspiration() -> None:
         == list(inspirations(right, range(3), "paper", 3))
         == []
     )
-    # Of a branch beside the draft: 3 below the root, or 4 with 5 behind it, which the target
-    # continues with 6.
+    # Now a second branch: 3 below the root, or 4 followed by 5, which the target continues with 6.
     branch = outcome_of(DraftTree([3, 4, 5], [-1, -1, 1]), [0, 0, 5, 6], [0])
     assert list(inspirations(branch, range(1), "every", 3)) == [((2, 4), (5, 6))]
     assert list(inspirations(branch, range(1), "code", 3)) == []
 
 
-def test_refinement_replaces_by_value() -> None:
-    """Behind the draft 3 two phrases were verified, 4 5 and 6 7; the target says 4 5 in both
-    places.
+def test_refinement_replaces_phrases_by_value() -> None:
+    """Check two verified phrases after the draft 3, 4 5 and 6 7.
+
+    The target predicts 4 5 for both.
     """
     tree = DraftTree([3, 4, 5, 6, 7], [-1, 0, 1, 0, 3])
     proposal = Proposal(tree, [0], [((4, 5), [1, 2]), ((6, 7), [3, 4])])
@@ -198,27 +195,30 @@ def test_refinement_replaces_by_value() -> None:
     assert list(pool.newest_first((3,))) == [
         (4, 9),
         (8, 8),
-    ]  # in its slot; the other is there no more
+    ]  # in its slot; the other phrase is gone
 
 
-def test_a_bounded_pool_forgets_the_key_used_longest_ago() -> None:
+def test_full_pool_drops_the_least_recently_used_key() -> None:
     pool = NgramPool(2, keys=2)
     for key in (1, 2, 1, 3):
         pool.insert((key,), (key, key))
     assert [list(pool.newest_first((key,))) for key in (1, 2, 3)] == [[(1, 1)], [], [(3, 3)]]
 
 
-def test_the_tree_is_the_papers_without_branches(pair: Pair) -> None:
-    """A chain of at least gamma tokens, and up to K phrases below its end."""
+def test_tree_without_branches_is_the_papers(pair: Pair) -> None:
+    """Check for a chain of at least gamma tokens and up to K phrases below its end."""
     trees: list[DraftTree] = []
 
-    class Kept(Ouroboros):
+    class RecordingOuroboros(Ouroboros):
         def observe(self, outcomes: Sequence[Outcome]) -> None:
             trees.extend(outcome.tree for outcome in outcomes)
             super().observe(outcomes)
 
     options = OuroborosOptions(gamma=4, ngram=5, suffixes=2, max_branches=0, budget=False)
-    answers(LLM(pair.target, drafter=Kept(options, CachedLM(pair.draft)), max_batch=1), pair)
+    answers(
+        LLM(pair.target, drafter=RecordingOuroboros(options, CachedLM(pair.draft)), max_batch=1),
+        pair,
+    )
     forks = [
         {parent for parent in tree.parents if tree.parents.count(parent) > 1} for tree in trees
     ]
@@ -243,7 +243,7 @@ def test_the_tree_is_the_papers_without_branches(pair: Pair) -> None:
         ),
     ],
 )
-def test_options_out_of_range(options: dict[str, Any], says: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         OuroborosOptions(**options)
     assert str(caught.value).startswith(says)

@@ -1,4 +1,4 @@
-"""What Ouroboros' confidence is worth: counted by where a node came from."""
+"""Test Ouroboros' confidences, which are counted by the source of each node."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, 
 from paceline.drafters.ouroboros.proposal import Alternative, Proposal, ProposalBuilder
 
 
-def outcome(tree: DraftTree, accepted: list[int], said: list[int]) -> Outcome:
-    return Outcome(Request([1, 2], SamplingParams()), tree, accepted, said, [0] * (1 + len(tree)))
+def outcome_of(tree: DraftTree, accepted: list[int], emitted: list[int]) -> Outcome:
+    return Outcome(
+        Request([1, 2], SamplingParams()), tree, accepted, emitted, [0] * (1 + len(tree))
+    )
 
 
-def test_confidence_becomes_what_came_true() -> None:
+def test_confidence_follows_acceptance() -> None:
     rates, chain, phrase = (
         PhraseAcceptance(),
         Evidence(NodeSource.CHAIN, 0.5),
@@ -25,26 +27,26 @@ def test_confidence_becomes_what_came_true() -> None:
     assert rates.confidence(phrase) == pytest.approx(0.15)
     tree = DraftTree([5, 6, 7], [-1, 0, -1])
     for _ in range(3000):
-        rates.learn([chain, Evidence(NodeSource.CHAIN, 0.9), phrase], outcome(tree, [0], [5, 9]))
+        rates.learn([chain, Evidence(NodeSource.CHAIN, 0.9), phrase], outcome_of(tree, [0], [5, 9]))
     assert rates.confidence(chain) > 0.98
     assert (
         rates.confidence(Evidence(NodeSource.CHAIN, 0.95)) < 0.01
-    )  # tried below the first, never right
+    )  # tried below the first node and never right
     assert rates.confidence(phrase) < 0.01
     assert rates.confidence(Evidence(NodeSource.ALTERNATIVE, 0.5)) == pytest.approx(0.5)
 
 
-def test_nothing_is_known_behind_the_last_token() -> None:
-    """The answer ends with the first node: what would have followed is not said."""
+def test_nodes_after_the_last_token_are_not_counted() -> None:
+    """Check a node whose parent ends the answer: it was neither right nor wrong."""
     rates, one = PhraseAcceptance(), Evidence(NodeSource.CHAIN, 0.5)
     rates.learn(
-        [one, Evidence(NodeSource.CHAIN, 0.9)], outcome(DraftTree([5, 6], [-1, 0]), [0], [5])
+        [one, Evidence(NodeSource.CHAIN, 0.9)], outcome_of(DraftTree([5, 6], [-1, 0]), [0], [5])
     )
     assert rates.confidence(Evidence(NodeSource.CHAIN, 0.9)) == pytest.approx(0.9**0.6)
 
 
-def test_likeliest_paths_come_first_and_keep_their_evidence() -> None:
-    """Chain 5 6, a phrase 7 8 behind it, 9 in place of 5, a phrase 5 4 behind the root."""
+def test_likeliest_paths_come_first() -> None:
+    """Check the order of chain 5 6 and phrase 7 8, alternative 9 for 5 and phrase 5 4."""
     phrases = {(2, 5, 6): [(7, 8)], (2, 9): [], (1, 2): [(5, 4)]}
 
     def proposed(rates: PhraseAcceptance | None) -> Proposal:

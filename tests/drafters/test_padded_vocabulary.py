@@ -1,5 +1,6 @@
-"""Drafts whose embedding is padded to another size than the target's, and drafts of another
-tokenizer.
+"""Test draft models whose embedding is padded to a size other than the target's.
+
+Draft models with another tokenizer must be refused.
 """
 
 from __future__ import annotations
@@ -37,27 +38,25 @@ SPECS = [
     "ouroboros:gamma=2,window=2,ngram=3",
     "auto:use_draft_model=true",
 ]
-TOKENS, WORDS = 256, 6  # of the pair's tokenizer, and of the model of six words
+TOKENS, WORDS = 256, 6  # tokens of the pair's tokenizer, and of the model with six words
 
 
 def padded(model: Any, rows: int, bias: float = 0.0) -> Any:
-    """A copy with rows that mean nothing behind the tokenizer's; with `bias`, rows that such a
-    model would rather say.
-    """
-    made = copy.deepcopy(model)
-    before = made.get_input_embeddings().num_embeddings
-    made.resize_token_embeddings(rows, mean_resizing=False)
-    head = made.get_output_embeddings()
+    """Return a copy with padding rows; `bias` makes the padding tokens likely."""
+    padded_pair = copy.deepcopy(model)
+    before = padded_pair.get_input_embeddings().num_embeddings
+    padded_pair.resize_token_embeddings(rows, mean_resizing=False)
+    head = padded_pair.get_output_embeddings()
     if bias and rows > before:
         head.bias = torch.nn.Parameter(
             torch.cat((torch.zeros(before), torch.full((rows - before,), bias)))
         )
-    return made.eval()
+    return padded_pair.eval()
 
 
 @pytest.fixture(scope="module")
 def padded_pairs(pair: Pair) -> Callable[[int, int], Pair]:
-    """The pair with other numbers of rows and the target's answers, each made once."""
+    """Return a function that pads the pair, with the padded target's answers, each cached."""
 
     @functools.cache
     def target(rows: int) -> tuple[Any, list[list[int]]]:
@@ -68,11 +67,11 @@ def padded_pairs(pair: Pair) -> Callable[[int, int], Pair]:
     def draft(rows: int) -> Any:
         return padded(pair.draft, rows, bias=100.0)
 
-    def made(target_rows: int, draft_rows: int) -> Pair:
+    def padded_pair(target_rows: int, draft_rows: int) -> Pair:
         model, answers = target(target_rows)
         return Pair(model, draft(draft_rows), pair.prompts, answers)
 
-    return made
+    return padded_pair
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def padded_pairs(pair: Pair) -> Callable[[int, int], Pair]:
         for *rows, batch in ((TOKENS, 300, 3), (300, TOKENS, 3), (288, 320, 1))
     ],
 )
-def test_greedy_answers_are_the_targets(
+def test_greedy_answers_equal_the_targets(
     padded_pairs: Callable[[int, int], Pair],
     tokenizer: Any,
     spec: str,
@@ -111,19 +110,19 @@ def test_greedy_answers_are_the_targets(
         ),
     ],
 )
-def test_the_law_under_reject_is_the_targets(spec: str) -> None:
-    """Whatever the padding of the draft says: its distribution is that of the common tokens,
-    renormalised.
-    """
+def test_rejection_keeps_the_targets_distribution(spec: str) -> None:
+    """Check that the draft's distribution is renormalised over the common tokens."""
     draft = padded(make("six_words_draft"), 9, bias=1.0)
-    outs = said(without_budget(with_head(spec, draft)), draft, TRUNCATED, 2000)
+    outs = completions_by_seed(without_budget(with_head(spec, draft)), draft, TRUNCATED, 2000)
     assert sum(out.stats.accepted_tokens for out in outs) > 200
     assert is_fair_sample(Counter(tuple(out.token_ids[:3]) for out in outs), law(TRUNCATED))
 
 
-def said(spec: str, draft: Any, params: SamplingParams, count: int) -> list[Completion]:
-    """What is emitted under the seeds below `count`."""
-    llm = LLM(make("six_words"), spec, draft, words_tokenizer(), max_batch=250)
+def completions_by_seed(
+    spec: str, draft: Any, params: SamplingParams, count: int
+) -> list[Completion]:
+    """Return a completion for every seed below `count`."""
+    llm = LLM(make("six_words"), spec, draft, six_word_tokenizer(), max_batch=250)
     each = [dataclasses.replace(params, seed=seed) for seed in range(count)]
     batches = [each[start : start + 250] for start in range(0, count, 250)]
     return [out for batch in batches for out in llm.generate([PROMPT] * len(batch), batch)]
@@ -137,33 +136,37 @@ def said(spec: str, draft: Any, params: SamplingParams, count: int) -> list[Comp
         "ouroboros:gamma=2,window=1,ngram=3",
     ],
 )
-def test_a_seed_gives_the_same_text_under_follow(spec: str) -> None:
-    outs = said(without_budget(spec), padded(make("six_words_draft"), 9, bias=1.0), PLAIN, 250)
+def test_seeded_text_under_follow_equals_plain_decoding(spec: str) -> None:
+    outs = completions_by_seed(
+        without_budget(spec), padded(make("six_words_draft"), 9, bias=1.0), PLAIN, 250
+    )
     assert [out.token_ids for out in outs] == answers("none", PLAIN, 250, 250)
 
 
-def test_a_target_may_have_more_rows_and_draw_from_them() -> None:
-    """Tokens that only the target has are drawn by it alone; and the draft reads on behind them."""
+def test_target_may_sample_tokens_the_draft_lacks() -> None:
+    """Check that the draft model continues after tokens that only the target has."""
     target = padded(make("six_words"), 9)
-    llm = LLM(target, "draft_model:max_draft_tokens=2", make("six_words_draft"), words_tokenizer())
+    llm = LLM(
+        target, "draft_model:max_draft_tokens=2", make("six_words_draft"), six_word_tokenizer()
+    )
     params = SamplingParams(12, temperature=2.0, seed=3)
     outs = llm.generate([PROMPT, [*PROMPT, 8, 7]], params)
     assert max(token for out in outs for token in out.token_ids) >= WORDS
     follow = LLM(
-        target, "draft_model:verification=follow", make("six_words_draft"), words_tokenizer()
+        target, "draft_model:verification=follow", make("six_words_draft"), six_word_tokenizer()
     )
     plain = LLM(target, "none").generate([[*PROMPT, 8, 7]], params)[0]
     assert follow.generate([[*PROMPT, 8, 7]], params)[0].token_ids == plain.token_ids
 
 
-def words_tokenizer() -> Any:
-    """A tokenizer of six words that `LLM` takes."""
+def six_word_tokenizer() -> Any:
+    """Return a tokenizer of six words."""
     from tests.support.models import word_tokenizer
 
     return word_tokenizer(["a", "b", "c"])
 
 
-def test_logits_are_by_the_targets_ids() -> None:
+def test_logits_use_the_targets_ids() -> None:
     given = torch.arange(24.0).view(2, 12)
     for target_rows in (6, 9, 12, 16):
         shared = SharedVocabulary(5, target_rows, 12)
@@ -182,7 +185,7 @@ def test_logits_are_by_the_targets_ids() -> None:
 
 
 def test_through_generate_of_transformers(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
-    """The tokenizers are those in the folders that the models come from."""
+    """Check `generate` of transformers with tokenizers from the models' folders."""
     for name, model in (("target", pair.target), ("draft", padded(pair.draft, 320))):
         model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
@@ -194,10 +197,10 @@ def test_through_generate_of_transformers(pair: Pair, tokenizer: Any, tmp_path: 
     assert strategy.stats[0].accepted_tokens > 0
 
 
-def another(tokenizer: Any, place: int) -> Any:
-    """The tokens from `place` on in another order."""
+def reordered_tokenizer(tokenizer: Any, start: int) -> Any:
+    """Return a tokenizer with the tokens from `start` on in reverse order."""
 
-    class Other:
+    class ReorderedTokenizer:
         added_tokens_decoder = tokenizer.added_tokens_decoder
 
         def __call__(self, text: str) -> Any:
@@ -208,10 +211,10 @@ def another(tokenizer: Any, place: int) -> Any:
         def get_vocab(self) -> dict[str, int]:
             found = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
             names = [name for name, _ in found]
-            names[place:] = names[place:][::-1]
+            names[start:] = names[start:][::-1]
             return {name: number for number, name in enumerate(names)}
 
-    return Other()
+    return ReorderedTokenizer()
 
 
 def test_another_tokenizer_is_refused_at_the_same_size(
@@ -224,9 +227,15 @@ def test_another_tokenizer_is_refused_at_the_same_size(
         ConfigError,
         match=r"got a tokenizer in which id 100 is '.*'; expected '.*', as in the target's",
     ):
-        LLM(pair.target, "draft_model", tmp_path, another(tokenizer, 100))
-    LLM(pair.target, "draft_model", pair.draft, another(tokenizer, 100))  # the draft's is not known
-    llm = LLM(pair.target, "none", pair.draft.from_pretrained(tmp_path), another(tokenizer, 100))
+        LLM(pair.target, "draft_model", tmp_path, reordered_tokenizer(tokenizer, 100))
+    # the draft model's tokenizer is unknown
+    LLM(pair.target, "draft_model", pair.draft, reordered_tokenizer(tokenizer, 100))
+    llm = LLM(
+        pair.target,
+        "none",
+        pair.draft.from_pretrained(tmp_path),
+        reordered_tokenizer(tokenizer, 100),
+    )
     with pytest.raises(ConfigError, match="speculation: draft model: got a tokenizer"):
         llm.generate([pair.prompts[0]], SamplingParams(4, speculation="draft_model"))
 
@@ -240,7 +249,7 @@ def test_names_of_added_tokens_do_not_matter(pair: Pair, tokenizer: Any, tmp_pat
     LLM(pair.target, "draft_model", tmp_path, tokenizer)
 
 
-def test_sizes_that_padding_does_not_explain_are_refused(pair: Pair, tokenizer: Any) -> None:
+def test_sizes_beyond_padding_are_refused(pair: Pair, tokenizer: Any) -> None:
     for rows, known in ((320, None), (700, tokenizer), (200, tokenizer)):
         with pytest.raises(
             ConfigError,
@@ -258,7 +267,7 @@ def test_one_draft_serves_targets_of_one_size(pair: Pair, tokenizer: Any) -> Non
         LLM(padded(pair.target, 300), drafter, tokenizer=tokenizer)
 
 
-def test_the_shipped_head_goes_with_the_padded_draft() -> None:
+def test_shipped_head_works_with_a_padded_draft() -> None:
     target = AutoModelForCausalLM.from_pretrained(demo.TARGET, dtype=torch.float32)
     draft = padded(AutoModelForCausalLM.from_pretrained(demo.DRAFT, dtype=torch.float32), 4224)
     llm = LLM(target, "specdec_pp:budget=false", draft)
@@ -267,11 +276,12 @@ def test_the_shipped_head_goes_with_the_padded_draft() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["sssd", "rest", "auto"])
-def test_a_store_of_another_padding(
+def test_datastore_of_another_padding(
     pair: Pair, tokenizer: Any, tmp_path: Path, drafter: str
 ) -> None:
-    """Ids that the target has no row for end a continuation; a store of another tokenizer is
-    refused.
+    """Check that ids beyond the target's rows end a continuation.
+
+    A datastore whose tokenizer is unknown must be refused.
     """
     prompt, answer = pair.prompts[0], pair.answers[0]
     documents = [[*prompt, *answer[:4], 299, *answer[4:]], [*prompt, *answer[:2], 280]]
@@ -283,7 +293,9 @@ def test_a_store_of_another_padding(
         LLM(pair.target, f"{drafter}:datastore={tmp_path / 'store'}")
 
 
-def test_answers_with_ids_beyond_a_live_store(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
+def test_answers_with_ids_beyond_an_updated_datastore(
+    pair: Pair, tokenizer: Any, tmp_path: Path
+) -> None:
     datastore.build(tmp_path / "store", [[1, 2, 3]], TOKENS, tokenizer=tokenizer, workers=1)
     target = padded(pair.target, 300, bias=100.0)
     llm = LLM(
@@ -304,9 +316,7 @@ def test_kept_distributions_of_another_padding(pair: Pair, tokenizer: Any, tmp_p
         LLM(padded(pair.target, 300), spec)
 
 
-def test_heads_and_drafts_are_judged_by_the_common_tokens(
-    pair: Pair, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_agreement_counts_common_tokens_only(pair: Pair, tokenizer: Any, tmp_path: Path) -> None:
     draft = padded(pair.draft, 320, bias=100.0)
     shared = SharedVocabulary(TOKENS, TOKENS, 320)
     texts = [

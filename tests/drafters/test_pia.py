@@ -1,6 +1,4 @@
-"""PIA's tries by hand and against plain counting, what a query finds, eviction, and that
-requests leave nothing behind.
-"""
+"""Test PIA's tries by hand and against plain counting, its queries and its memory limits."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ from tests.support.shared import Pair
 Paths = dict[tuple[int, ...], tuple[dict[int, int], float]]
 
 
-def forest(tries: PhraseTries) -> Paths:
-    """Every phrase with its counts."""
+def phrase_counts(tries: PhraseTries) -> Paths:
+    """Return every phrase of the tries with its counts."""
     found: Paths = {}
 
     def walk(path: tuple[int, ...], children: Children) -> None:
@@ -40,14 +38,14 @@ def forest(tries: PhraseTries) -> Paths:
 
 
 def recounted(tries: PhraseTries) -> dict[int, tuple[int, int]]:
-    """What `counts` must say."""
-    nodes = Counter(path[0] for path in forest(tries))
-    outputs = Counter(path[0] for path, (_, output) in forest(tries).items() if output)
+    """Recount what `counts` should return."""
+    nodes = Counter(path[0] for path in phrase_counts(tries))
+    outputs = Counter(path[0] for path, (_, output) in phrase_counts(tries).items() if output)
     return {first: (count, outputs[first]) for first, count in nodes.items()}
 
 
-def running(drafter: Pia, prompt: list[int], output: list[int], new: int = 99) -> Request:
-    """A sequence that has answered `output`, a token a step."""
+def answering_request(drafter: Pia, prompt: list[int], output: list[int], new: int = 99) -> Request:
+    """Return a request that has answered `output`, one token per step."""
     seq = Request(prompt, SamplingParams(max_new_tokens=new))
     drafter.start(seq)
     for token in output:
@@ -61,7 +59,7 @@ def drafted(drafter: Pia, seq: Request, limit: int = 99) -> DraftTree:
     return tree
 
 
-def test_a_prompt_in_tries() -> None:
+def test_prompt_phrases_are_counted() -> None:
     tries = PhraseTries(2)
     tries.add_prompt([1, 2, 3, 1, 2, 4], 7)
     counts = {
@@ -74,9 +72,9 @@ def test_a_prompt_in_tries() -> None:
         (3, 1): 1,
         (3, 1, 2): 1,
     }
-    assert forest(tries) == {path: ({7: count}, 0.0) for path, count in counts.items()}
+    assert phrase_counts(tries) == {path: ({7: count}, 0.0) for path, count in counts.items()}
     tries.add_output([9, 1, 2, 3], 1, 3)
-    assert forest(tries)[1, 2, 3] == ({7: 1}, 1.0)
+    assert phrase_counts(tries)[1, 2, 3] == ({7: 1}, 1.0)
     assert tries.counts() == recounted(tries) == {1: (3, 2), 2: (3, 1), 3: (2, 0)}
 
 
@@ -86,16 +84,17 @@ def test_a_prompt_in_tries() -> None:
         max_size=14,
     )
 )
-def test_tries_are_plain_counts(steps: list[tuple[int, list[int]]]) -> None:
-    """Requests come with prompts, write, and leave, in any order: each step starts one, or lets
-    it write, or ends it.
+def test_tries_equal_plain_counts(steps: list[tuple[int, list[int]]]) -> None:
+    """Check counts while requests start, emit tokens and end in any order.
+
+    Each generated step starts a request, appends to it or ends it.
     """
     drafter = Pia(PiaOptions(max_draft_tokens=2, query_ngram=1))
     seqs: dict[int, Request] = {}
     done: list[list[int]] = []
     for number, tokens in steps:
         if number not in seqs:
-            seqs[number] = running(drafter, tokens, [])
+            seqs[number] = answering_request(drafter, tokens, [])
         elif len(tokens) == 1:
             done.append(seqs[number].output_ids)
             drafter.stop(seqs.pop(number))
@@ -113,45 +112,46 @@ def test_tries_are_plain_counts(steps: list[tuple[int, list[int]]]) -> None:
     )
     for path, count in outputs.items():
         counts[path] = (counts.get(path, ({}, 0.0))[0], float(count))
-    assert forest(drafter._tries) == counts
+    assert phrase_counts(drafter._tries) == counts
     assert drafter._tries.counts() == recounted(drafter._tries)
 
 
 def phrases(tokens: list[int], shortest: int) -> Counter[tuple[int, ...]]:
-    """All beginnings of all phrases of at most 3 tokens behind the first, of those that have
-    `shortest` of them.
+    """Count all prefixes of all phrases: a first token and up to 3 more.
+
+    Phrases with fewer than `shortest` more tokens are left out.
     """
     whole = [tuple(tokens[start : start + 4]) for start in range(len(tokens) - shortest)]
     return Counter(phrase[:end] for phrase in whole for end in range(2, len(phrase) + 1))
 
 
-def test_a_request_sees_its_own_prompt_and_all_outputs() -> None:
+def test_drafts_use_the_own_prompt_and_all_outputs() -> None:
     drafter = Pia(PiaOptions(max_draft_tokens=2))
     first, second = (
-        running(drafter, [1, 2, 3], [7, 1, 2, 4, 5]),
-        running(drafter, [1, 2, 6, 1, 2], []),
+        answering_request(drafter, [1, 2, 3], [7, 1, 2, 4, 5]),
+        answering_request(drafter, [1, 2, 6, 1, 2], []),
     )
     tree = drafted(drafter, second)
     assert (tree.token_ids, tree.parents) == ([6, 1, 4, 5], [-1, 0, -1, 2])
     assert tree.confidence == pytest.approx([0.9999, 1.0, 0.0001, 1.0])
     drafter.stop(second)
-    third = running(drafter, [3, 1, 2], [])
+    third = answering_request(drafter, [3, 1, 2], [])
     assert drafted(drafter, third).token_ids == [4, 5]
     drafter.stop(first)
     drafter.stop(third)
-    assert all(not inputs and output for inputs, output in forest(drafter._tries).values())
+    assert all(not inputs and output for inputs, output in phrase_counts(drafter._tries).values())
 
 
-def test_phrases_of_an_output_join_when_complete_and_at_its_end() -> None:
+def test_output_phrases_are_added_when_complete() -> None:
     drafter = Pia(PiaOptions(max_draft_tokens=2))
-    seq = running(drafter, [9], [1, 2, 3])
-    assert forest(drafter._tries) == {}
+    seq = answering_request(drafter, [9], [1, 2, 3])
+    assert phrase_counts(drafter._tries) == {}
     seq.append([4])
     drafter.observe([Outcome(seq, EMPTY_TREE, [], [4], [4])])
-    assert set(forest(drafter._tries)) == {(1, 2), (1, 2, 3), (1, 2, 3, 4)}
+    assert set(phrase_counts(drafter._tries)) == {(1, 2), (1, 2, 3), (1, 2, 3, 4)}
     drafter.stop(seq)
     drafter.stop(seq)
-    assert set(forest(drafter._tries)) == {
+    assert set(phrase_counts(drafter._tries)) == {
         (1, 2),
         (1, 2, 3),
         (1, 2, 3, 4),
@@ -159,12 +159,14 @@ def test_phrases_of_an_output_join_when_complete_and_at_its_end() -> None:
         (2, 3, 4),
         (3, 4),
     }
-    assert {output for _, output in forest(drafter._tries).values()} == {1.0}
+    assert {output for _, output in phrase_counts(drafter._tries).values()} == {1.0}
 
 
-def test_shorter_queries_are_asked_where_a_longer_one_gives_less_than_a_branch() -> None:
+def test_short_result_falls_back_to_shorter_queries() -> None:
     drafter = Pia(PiaOptions(max_draft_tokens=4))
-    assert drafted(drafter, running(drafter, [1, 2, 3, 4, 5, 6, 2, 7, 1, 2], [])).token_ids == [
+    assert drafted(
+        drafter, answering_request(drafter, [1, 2, 3, 4, 5, 6, 2, 7, 1, 2], [])
+    ).token_ids == [
         3,
         4,
         5,
@@ -182,21 +184,22 @@ def test_shorter_queries_are_asked_where_a_longer_one_gives_less_than_a_branch()
     } == {3, 7}
 
 
-def test_a_short_query_that_finds_nothing_leaves_what_there_is() -> None:
+def test_shorter_query_without_matches_keeps_the_result() -> None:
     drafter = Pia(PiaOptions(max_draft_tokens=9))
-    seq = running(drafter, [5, 1, 2, 5, 1], [])
-    other = running(drafter, [6, 7], [])
+    seq = answering_request(drafter, [5, 1, 2, 5, 1], [])
+    other = answering_request(drafter, [6, 7], [])
     assert drafted(drafter, seq).token_ids == [2, 5, 1]
     assert drafted(drafter, other) is EMPTY_TREE
 
 
-def test_limits_and_what_is_left() -> None:
+def test_draft_length_limits() -> None:
     drafter = Pia(PiaOptions(max_draft_tokens=3))
     prompt = [1, 2, 3, 4, 5, 6, 1]
     assert [
-        len(drafted(drafter, running(drafter, prompt, [], new))) for new in (1, 2, 3, 4, 9)
+        len(drafted(drafter, answering_request(drafter, prompt, [], new)))
+        for new in (1, 2, 3, 4, 9)
     ] == [0, 1, 2, 3, 3]
-    seq = running(drafter, prompt, [])
+    seq = answering_request(drafter, prompt, [])
     assert [drafted(drafter, seq, limit).token_ids for limit in range(5)] == [
         [],
         [2],
@@ -206,9 +209,10 @@ def test_limits_and_what_is_left() -> None:
     ]
 
 
-def test_the_best_outputs_and_the_best_scores_stay() -> None:
-    """Of four: the two most frequent in outputs, then by score, where the prompt counts 9,999
-    times as much.
+def test_selection_keeps_frequent_outputs_and_best_scores() -> None:
+    """Check selections of 1, 2, 4 and 6 nodes, among which frequent outputs come first.
+
+    Further nodes are ranked by score, where a prompt weighs 9,999 times as much.
     """
     tries = PhraseTries(1)
     for token, inputs, outputs in [
@@ -237,7 +241,7 @@ def test_the_best_outputs_and_the_best_scores_stay() -> None:
     st.integers(1, 30),
     st.integers(1, 4),
 )
-def test_a_selection_is_full_and_keeps_the_best(
+def test_selection_is_full_and_keeps_the_best(
     prompt: list[int], output: list[int], limit: int, depth: int
 ) -> None:
     tries = PhraseTries(5)
@@ -245,7 +249,7 @@ def test_a_selection_is_full_and_keeps_the_best(
     tries.add_output(output, 0, len(output) - 1)
     known = {
         path[1:]: counts
-        for path, counts in forest(tries).items()
+        for path, counts in phrase_counts(tries).items()
         if path[0] == 0 and len(path) <= depth + 1
     }
     scores = {
@@ -264,14 +268,14 @@ def test_a_selection_is_full_and_keeps_the_best(
         assert confidence == pytest.approx(scores[path] / siblings)
 
 
-def test_a_squeeze_halves_outputs_and_drops_the_rare() -> None:
+def test_squeeze_halves_outputs_and_drops_rare_ones() -> None:
     tries = PhraseTries(2, TrieLimits(nodes=100, outputs=3, touched=2))
     for text, times in (([1, 2, 3], 4), ([1, 2, 4], 1), ([1, 5], 1), ([2, 3], 0)):
         for _ in range(times):
             tries.add_output(text, 0, 1)
     tries.add_prompt([1, 5, 6], 8)
     tries.squeeze()
-    assert tries.counts()[1] == (5, 4)  # one tree is not enough
+    assert tries.counts()[1] == (5, 4)  # one tree over its limit is not enough
     tries.add_output([2, 3], 0, 1)
     tries.squeeze()
     left = {
@@ -280,14 +284,14 @@ def test_a_squeeze_halves_outputs_and_drops_the_rare() -> None:
         (1, 5): ({8: 1}, 0.0),
         (1, 5, 6): ({8: 1}, 0.0),
     }
-    assert forest(tries) == left | {(2, 3): ({}, 1.0), (5, 6): ({8: 1}, 0.0)}
+    assert phrase_counts(tries) == left | {(2, 3): ({}, 1.0), (5, 6): ({8: 1}, 0.0)}
     assert tries.counts() == recounted(tries)
     tries.forget_prompt([1, 5, 6], 8)
-    assert set(forest(tries)) == {(1, 2), (1, 2, 3), (2, 3)}
+    assert set(phrase_counts(tries)) == {(1, 2), (1, 2, 3), (2, 3)}
 
 
 def test_memory_is_bounded() -> None:
-    """Even if all goes into few trees, which the number of trees touched would never let shrink."""
+    """Check the node limit where all phrases fall into few trees."""
     tries, rng = PhraseTries(4, TrieLimits(nodes=200, outputs=50)), random.Random(1)
     largest = 0
     for request in range(300):
@@ -302,7 +306,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_an_engine_learns_from_its_answers(pair: Pair) -> None:
-    """The same prompts again need fewer forwards; no request is left in the tries."""
+    """Check that repeated prompts need fewer forward passes and that no request's data stays."""
     llm = pair.engine("pia")
     params = SamplingParams(max_new_tokens=40)
     first, second = (llm.generate(pair.prompts, params) for _ in range(2))
@@ -311,7 +315,7 @@ def test_an_engine_learns_from_its_answers(pair: Pair) -> None:
         out.stats.target_forwards for out in first
     )
     assert isinstance(llm.drafter, Pia)
-    assert not any(inputs for inputs, _ in forest(llm.drafter._tries).values())
+    assert not any(inputs for inputs, _ in phrase_counts(llm.drafter._tries).values())
 
 
 @pytest.mark.parametrize(
@@ -323,6 +327,6 @@ def test_an_engine_learns_from_its_answers(pair: Pair) -> None:
         ("max_draft_tokens=2,query_ngram=4", "query_ngram: got 4; expected from 1 to 3"),
     ],
 )
-def test_bad_options(options: str, words: str) -> None:
+def test_invalid_options_are_refused(options: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         create(f"pia:{options}")

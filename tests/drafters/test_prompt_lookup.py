@@ -1,4 +1,4 @@
-"""Prompt lookup by hand: what it proposes, in which order, and how sure it is."""
+"""Test prompt lookup by hand: its drafts, their order and their confidences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.drafters.shared.frequencies import Frequencies
 
-# behind 1, 2 come 4 and before that 3; 7, 1 and 2 are the most frequent tokens
+# 1, 2 was followed by 4 and, earlier, by 3; the most frequent tokens are 7, 1 and 2
 TEXT = [
     7,
     1,
@@ -46,7 +46,7 @@ def proposed(
     return tree
 
 
-def test_a_chain_is_what_followed_the_latest_match() -> None:
+def test_chain_continues_the_latest_match() -> None:
     tree = proposed("prompt_lookup:max_matches=1,max_frequent_tokens=0,max_draft_tokens=3", TEXT)
     assert (tree.token_ids, tree.parents) == ([4, 9, 1], [-1, 0, 1])
 
@@ -58,9 +58,9 @@ def test_earlier_matches_are_branches() -> None:
     assert first > second
 
 
-def test_frequent_tokens_come_last_the_most_frequent_first() -> None:
+def test_frequent_tokens_come_last_in_order() -> None:
     tree = proposed("prompt_lookup:max_draft_tokens=1", TEXT)
-    assert tree.token_ids == [4, 3, 7, 1, 2, 9]  # 4 and 3 are there already
+    assert tree.token_ids == [4, 3, 7, 1, 2, 9]  # 4 and 3 are already drafted
     assert tree.parents == [-1] * 6
     chances = (tree.confidence or [])[2:]
     assert chances == sorted(chances, reverse=True)
@@ -83,16 +83,16 @@ def test_frequent_tokens_come_last_the_most_frequent_first() -> None:
     assert proposed("prompt_lookup:max_draft_tokens=1", TEXT, nodes=3).token_ids == [4, 3, 7]
 
 
-def test_where_nothing_matches_frequent_tokens_are_all_there_is() -> None:
-    alone, beside = (
+def test_only_frequent_tokens_without_a_match() -> None:
+    alone, with_match = (
         proposed("prompt_lookup:max_draft_tokens=1", text).confidence
         for text in ([5, 5, 6, 8], TEXT)
     )
     assert proposed("prompt_lookup", [5, 5, 6, 8]).token_ids == [5, 6, 8]
-    assert (alone or [])[0] > (beside or [])[2]  # the likelier, the less else is known
+    assert (alone or [])[0] > (with_match or [])[2]  # likelier where there is no match
     assert (
         proposed("prompt_lookup:budget=false", [5, 5, 6, 8]) is EMPTY_TREE
-    )  # else each of them would be fed at every step
+    )  # without a budget, each of them would be fed at every step
     assert proposed("prompt_lookup:budget=false,max_frequent_tokens=1", [5, 5, 6, 8]).token_ids == [
         5
     ]
@@ -103,10 +103,10 @@ def test_nothing_is_proposed_for_the_last_token() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=40), st.integers(0, 12))
-def test_tokens_by_how_often_they_are_there(pieces: list[list[int]], most: int) -> None:
+def test_frequencies_equal_plain_counts(parts: list[list[int]], most: int) -> None:
     frequencies, text = Frequencies(), list[int]()
-    for piece in pieces:
-        text += piece
+    for part in parts:
+        text += part
         frequencies.update(text)
     found, counts = frequencies.most_frequent(most), Counter(text)
     assert [counts[token] for token, _ in found] == sorted(counts.values(), reverse=True)[:most]
@@ -116,6 +116,6 @@ def test_tokens_by_how_often_they_are_there(pieces: list[list[int]], most: int) 
 @pytest.mark.parametrize(
     "spec", ["prompt_lookup:max_frequent_tokens=-1", "prompt_lookup:max_frequent_tokens=few"]
 )
-def test_bad_numbers_of_frequent_tokens_are_refused(spec: str) -> None:
+def test_invalid_frequent_token_counts_are_refused(spec: str) -> None:
     with pytest.raises(ValueError, match="frequent"):
         create(spec)

@@ -1,4 +1,4 @@
-"""Distributions that are kept, and trees grown from them, by hand."""
+"""Test recycled distributions, and the trees built from them, by hand."""
 
 from __future__ import annotations
 
@@ -35,37 +35,37 @@ from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.shared.tree_candidate import CANDIDATE
 from paceline.errors import ConfigError
 
-# the newest tokens -> what the target says then
-Said = dict[tuple[int, ...], list[tuple[int, float]]]
+# the newest tokens -> the target's distribution after them
+Distributions = dict[tuple[int, ...], list[tuple[int, float]]]
 
 
-def remember(
+def store_top_tokens(
     table: SuccessorTable, newest: IntArray, keys: int, tree: DraftTree, top: TopTokens
 ) -> None:
-    """Cache what the target said of one request's tree."""
-    record = ids(*record_of(newest.tolist(), tree, [], 0, 0))
+    """Store the target's top tokens after each node of one request's tree."""
+    record = as_ids(*record_of(newest.tolist(), tree, [], 0, 0))
     none: Any = np.empty(0, dtype=CANDIDATE)
     learn_step(table, new_source_calibration(), keys, record, none, top.token_ids, top.probs)
 
 
-def draft(
+def draft_tree(
     made: Recycler,
     request: Request,
     max_nodes: int,
     least: float = 0.0,
     trees: Mapping[DraftSource, DraftTree] | None = None,
 ) -> DraftTree:
-    """The tree of one request."""
+    """Return the tree of one request."""
     given = {source: ArrayTrees.of([tree]) for source, tree in (trees or {}).items()}
     (tree,) = made.draft([request], [max_nodes], least, given)
     return tree
 
 
-def ids(*tokens: int) -> IntArray:
+def as_ids(*tokens: int) -> IntArray:
     return np.array(tokens, dtype=np.int64)
 
 
-def tops(rows: list[list[tuple[int, float]]]) -> TopTokens:
+def top_tokens(rows: list[list[tuple[int, float]]]) -> TopTokens:
     width = max(map(len, rows))
     filled = [row + [(0, 0.0)] * (width - len(row)) for row in rows]
     return TopTokens(
@@ -74,8 +74,8 @@ def tops(rows: list[list[tuple[int, float]]]) -> TopTokens:
     )
 
 
-def kept(table: Any, *newest: int, keys: int = LONGEST_KEY) -> tuple[list[int], int]:
-    """Tokens of the entry of the longest key that is known, and its length."""
+def entry_of(table: Any, *newest: int, keys: int = LONGEST_KEY) -> tuple[list[int], int]:
+    """Return the tokens of the longest known key's entry, and that key's length."""
     tail = np.zeros(LONGEST_KEY, dtype=np.int64)
     tail[LONGEST_KEY - len(newest) :] = newest
     place, size = look_up(table, tail, min(keys, len(newest)))
@@ -85,55 +85,55 @@ def kept(table: Any, *newest: int, keys: int = LONGEST_KEY) -> tuple[list[int], 
     return entry["tokens"][entry["probs"] > 0].tolist(), size
 
 
-def test_what_was_said_after_every_node_is_kept_under_keys_of_all_lengths() -> None:
+def test_distributions_are_stored_under_all_key_lengths() -> None:
     table = new_table(64)
-    said = tops([[(7, 0.6), (9, 0.3)], [(4, 0.8)], [(5, 0.9)]])
-    remember(table, ids(1, 2), 3, DraftTree([7, 9], [-1, -1]), said)
-    assert kept(table, 1, 2) == ([7, 9], 2)
-    assert kept(table, 8, 2) == ([7, 9], 1)
-    assert kept(table, 1, 2, 7) == ([4], 3)
-    assert kept(table, 2, 9) == ([5], 2)
-    assert kept(table, 3) == ([], 0)
-    again = tops([[(9, 0.7)]])
-    remember(table, ids(8, 2), 3, EMPTY_TREE, again)
-    assert kept(table, 1, 2) == ([7, 9], 2)  # the longer key still has what it had
-    assert kept(table, 2) == ([9], 1)  # the newest
+    distributions = top_tokens([[(7, 0.6), (9, 0.3)], [(4, 0.8)], [(5, 0.9)]])
+    store_top_tokens(table, as_ids(1, 2), 3, DraftTree([7, 9], [-1, -1]), distributions)
+    assert entry_of(table, 1, 2) == ([7, 9], 2)
+    assert entry_of(table, 8, 2) == ([7, 9], 1)
+    assert entry_of(table, 1, 2, 7) == ([4], 3)
+    assert entry_of(table, 2, 9) == ([5], 2)
+    assert entry_of(table, 3) == ([], 0)
+    again = top_tokens([[(9, 0.7)]])
+    store_top_tokens(table, as_ids(8, 2), 3, EMPTY_TREE, again)
+    assert entry_of(table, 1, 2) == ([7, 9], 2)  # the longer key keeps its entry
+    assert entry_of(table, 2) == ([9], 1)  # the newest distribution
 
 
 def test_a_full_table_forgets_the_oldest() -> None:
     table = new_table(8)
     for token in range(100):
-        said = tops([[(token + 1, 0.9)]])
-        remember(table, ids(token), 1, EMPTY_TREE, said)
-    assert kept(table, 99) == ([100], 1)
-    assert sum(kept(table, token)[1] for token in range(100)) == 8
+        distributions = top_tokens([[(token + 1, 0.9)]])
+        store_top_tokens(table, as_ids(token), 1, EMPTY_TREE, distributions)
+    assert entry_of(table, 99) == ([100], 1)
+    assert sum(entry_of(table, token)[1] for token in range(100)) == 8
 
 
-def test_the_longest_key_in_use_bounds_what_is_looked_up() -> None:
+def test_lookup_uses_the_longest_key_in_use() -> None:
     table = new_table(64)
-    said = tops([[(7, 0.6)]])
-    remember(table, ids(1, 2, 3), 1, EMPTY_TREE, said)
-    assert kept(table, 1, 2, 3, keys=3) == ([7], 1)
+    distributions = top_tokens([[(7, 0.6)]])
+    store_top_tokens(table, as_ids(1, 2, 3), 1, EMPTY_TREE, distributions)
+    assert entry_of(table, 1, 2, 3, keys=3) == ([7], 1)
 
 
-def taught(said: Said, keys: int = 3) -> Recycler:
+def recycler_with(distributions: Distributions, keys: int = 3) -> Recycler:
     made = Recycler(keys, rows=256)
-    teach(made, said, keys)
+    store_distributions(made, distributions, keys)
     return made
 
 
-def teach(made: Recycler, said: Said, keys: int = 3) -> None:
-    for newest, row in said.items():
-        top = tops([row])
-        remember(made.table, ids(*newest), keys, EMPTY_TREE, top)
+def store_distributions(made: Recycler, distributions: Distributions, keys: int = 3) -> None:
+    for newest, row in distributions.items():
+        top = top_tokens([row])
+        store_top_tokens(made.table, as_ids(*newest), keys, EMPTY_TREE, top)
 
 
-def test_the_likeliest_paths_come_first_from_both_sources() -> None:
-    """The example of `merged_tree`."""
-    made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
+def test_likeliest_paths_of_both_sources_come_first() -> None:
+    """Check the example of `merged_tree`."""
+    made = recycler_with({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
     drafted = DraftTree([7, 4], [-1, 0], None, [0.8, 0.3])
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
-    tree = draft(made, request, 8, 0.0, {RETRIEVAL: drafted})
+    tree = draft_tree(made, request, 8, 0.0, {RETRIEVAL: drafted})
     assert tree.token_ids[:2] == [7, 5]
     assert set(zip(tree.parents, tree.token_ids, strict=True)) == {(-1, 7), (0, 5), (-1, 9), (0, 4)}
     assert tree.confidence is not None
@@ -141,109 +141,114 @@ def test_the_likeliest_paths_come_first_from_both_sources() -> None:
     for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
         paths.append(confidence * (paths[parent] if parent >= 0 else 1.0))
     assert paths == sorted(paths, reverse=True)
-    assert len(draft(made, request, 2, 0.0, {RETRIEVAL: drafted})) == 2
-    assert len(draft(made, request, 8, 0.5, {RETRIEVAL: drafted})) < 4
-    assert draft(made, request, 0, 0.0, {RETRIEVAL: drafted}) is EMPTY_TREE
+    assert len(draft_tree(made, request, 2, 0.0, {RETRIEVAL: drafted})) == 2
+    assert len(draft_tree(made, request, 8, 0.5, {RETRIEVAL: drafted})) < 4
+    assert draft_tree(made, request, 0, 0.0, {RETRIEVAL: drafted}) is EMPTY_TREE
 
 
-def test_what_a_draft_model_says_is_weighed_against_the_others() -> None:
-    """Where it was asked: 9 rises, 7 falls, 3 comes; behind 7 it was not, and 5 keeps its
-    chance.
+def test_draft_model_probabilities_are_merged() -> None:
+    """Check the confidences after a draft model predicted 9 and 3 below the root.
+
+    9 rises, 7 falls and 3 is added; below 7 it did not run, so 5 stays as it was.
     """
-    made = taught({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
+    made = recycler_with({(2,): [(7, 0.6), (9, 0.3)], (2, 7): [(5, 0.9)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     plain, joint = (
-        draft(made, request, 8),
-        draft(made, request, 8, 0.0, {DRAFT_MODEL: DraftTree([9, 3], [-1, -1], None, [0.9, 0.2])}),
+        draft_tree(made, request, 8),
+        draft_tree(
+            made, request, 8, 0.0, {DRAFT_MODEL: DraftTree([9, 3], [-1, -1], None, [0.9, 0.2])}
+        ),
     )
 
-    def chances(tree: DraftTree) -> dict[int, float]:
+    def confidences(tree: DraftTree) -> dict[int, float]:
         assert tree.confidence is not None
         return dict(zip(tree.token_ids, tree.confidence, strict=True))
 
-    before, after = chances(plain), chances(joint)
+    before, after = confidences(plain), confidences(joint)
     assert set(after) == {*before, 3}
     assert after[9] > before[9]
     assert after[7] < before[7]
     assert after[5] == before[5]
     counted = made.calibration.trials.copy()
     request.append([9])
-    made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
-    assert (made.calibration.trials != counted).sum() == 5  # of 7 and 9 two cells each, of 3 one
+    made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], top_tokens([[(9, 0.9)]]))])
+    assert (made.calibration.trials != counted).sum() == 5  # two cells each for 7 and 9, one for 3
 
 
-@pytest.mark.parametrize(("asked", "cells"), [(False, 3), (True, 5)])
-def test_head_and_model_have_separate_counts(asked: bool, cells: int) -> None:
-    """It comes before what a draft model says, which is weighed against both."""
-    made = taught({(2,): [(7, 0.6)]})
+@pytest.mark.parametrize(("has_model", "cells"), [(False, 3), (True, 5)])
+def test_draft_head_and_draft_model_count_separately(has_model: bool, cells: int) -> None:
+    """Check that a draft head is merged first, and a draft model with the result."""
+    made = recycler_with({(2,): [(7, 0.6)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
-    said = DraftTree([9], [-1], None, [0.6])
-    model = replace(said, origins=[Origin.MODEL]) if asked else EMPTY_TREE
-    tree = draft(
+    distributions = DraftTree([9], [-1], None, [0.6])
+    model = replace(distributions, origins=[Origin.MODEL]) if has_model else EMPTY_TREE
+    tree = draft_tree(
         made,
         request,
         8,
         0.0,
-        {DRAFT_HEAD: replace(said, origins=[Origin.DRAFT_HEAD]), DRAFT_MODEL: model},
+        {DRAFT_HEAD: replace(distributions, origins=[Origin.DRAFT_HEAD]), DRAFT_MODEL: model},
     )
     assert set(tree.origins or ()) == {
         Origin.RECYCLED,
-        Origin.MODEL if asked else Origin.DRAFT_HEAD,
+        Origin.MODEL if has_model else Origin.DRAFT_HEAD,
     }
     counted = made.calibration.trials.copy()
     request.append([9])
-    made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], tops([[(9, 0.9)]]))])
+    made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], top_tokens([[(9, 0.9)]]))])
     (changed,) = np.nonzero(made.calibration.trials != counted)
-    assert len(changed) == cells  # of 7 one more than of 9, which nobody else has
+    assert len(changed) == cells  # one cell more for 7 than for 9, which no other source has
     first = weighed_cell(DRAFT_HEAD.calibration_table, False, 0.0, -1.0)
     assert first < changed[-2] < changed[-1] < CELLS
 
 
-def test_what_all_say_is_likelier_than_what_some_say() -> None:
-    made = taught({(2,): [(7, 0.6)]})
+def test_agreement_of_sources_raises_confidence() -> None:
+    made = recycler_with({(2,): [(7, 0.6)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     seven, nine = (
         DraftTree([token], [-1], None, [0.6], origins=[Origin.MODEL]) for token in (7, 9)
     )
-    chances = [
+    confidences = [
         dict(zip(tree.token_ids, tree.confidence or (), strict=True))[7]
         for tree in (
-            draft(made, request, 8, 0.0, {DRAFT_HEAD: one, DRAFT_MODEL: other})
+            draft_tree(made, request, 8, 0.0, {DRAFT_HEAD: one, DRAFT_MODEL: other})
             for one in (nine, seven)
             for other in (nine, seven)
         )
     ]
-    assert chances[0] < min(chances[1:3]) <= max(chances[1:3]) < chances[3]
+    assert confidences[0] < min(confidences[1:3]) <= max(confidences[1:3]) < confidences[3]
 
 
-def test_no_tree_is_deeper_than_the_answer_may_be_long() -> None:
-    made = taught({(2,): [(2, 0.9)]})
-    tree = draft(made, Request([2], SamplingParams(max_new_tokens=4)), 20)
+def test_trees_are_no_deeper_than_the_remaining_answer() -> None:
+    made = recycler_with({(2,): [(2, 0.9)]})
+    tree = draft_tree(made, Request([2], SamplingParams(max_new_tokens=4)), 20)
     assert len(tree) == 3
 
 
-def test_chances_are_counted_of_what_was_fed_and_of_what_was_not() -> None:
-    made = taught({(2,): [(7, 0.6), (9, 0.3)], (7,): [(5, 0.6)]})
+def test_calibration_counts_fed_and_unfed_nodes() -> None:
+    made = recycler_with({(2,): [(7, 0.6), (9, 0.3)], (7,): [(5, 0.6)]})
     request = Request([1, 2], SamplingParams(max_new_tokens=8))
     before = made.calibration.hits / made.calibration.trials
-    draft(made, request, 8)
+    draft_tree(made, request, 8)
     request.append([7, 3])
-    made.observe([Outcome(request, EMPTY_TREE, [], [7, 3], [7], tops([[(7, 0.9)]]))])
+    made.observe([Outcome(request, EMPTY_TREE, [], [7, 3], [7], top_tokens([[(7, 0.9)]]))])
     after = made.calibration.hits / made.calibration.trials
     for probability, better in (
         (0.3, False),
         (0.6, True),
-    ):  # of two guesses at 0.6 one came true, which is above their prior
+    ):  # of two guesses at 0.6 one was right, which is above their prior
         cell = pair_cell(False, 1, probability, -1.0)
         assert (after[cell] > before[cell]) == better
     assert (after != before).sum() == 2
 
 
-def test_sampled_requests_have_chances_of_their_own() -> None:
+def test_sampled_requests_are_calibrated_separately() -> None:
     assert pair_cell(False, 1, 0.5, -1.0) != pair_cell(True, 1, 0.5, -1.0)
-    made = taught({(2,): [(7, 0.8), (9, 0.2)]})
+    made = recycler_with({(2,): [(7, 0.8), (9, 0.2)]})
     hot, cold = (
-        draft(made, Request([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1).confidence
+        draft_tree(
+            made, Request([2], SamplingParams(max_new_tokens=9, temperature=heat)), 1
+        ).confidence
         for heat in (5.0, 0.2)
     )
     assert hot is not None
@@ -251,7 +256,7 @@ def test_sampled_requests_have_chances_of_their_own() -> None:
     assert hot[0] < cold[0]
 
 
-def test_the_prior_knows_nothing_of_what_nobody_offers() -> None:
+def test_prior_is_zero_where_no_source_proposes() -> None:
     calibration = new_source_calibration()
     assert calibration.hits[pair_cell(False, 0, 0.0, -1.0)] == 0
     assert (calibration.hits <= calibration.trials).all()

@@ -1,6 +1,4 @@
-"""Drafters from outside: entry points of other packages, and `module:Class` wherever a name is
-accepted.
-"""
+"""Test drafters of other packages, given as entry points or as `module:Class`."""
 
 from __future__ import annotations
 
@@ -101,7 +99,7 @@ number = 3
 
 
 def install(folder: Path, package: str, **points: str) -> None:
-    """Lay out what an installed package with these entry points leaves in site-packages."""
+    """Write the site-packages metadata of an installed package with these entry points."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -111,9 +109,7 @@ def install(folder: Path, package: str, **points: str) -> None:
 
 @pytest.fixture
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path with the module `outside_drafters` above; two packages declare
-    drafters.
-    """
+    """Put the module `outside_drafters` on the path, with packages that declare drafters."""
     (tmp_path / "outside_drafters.py").write_text(MODULE)
     (tmp_path / "broken_drafters.py").write_text("raise RuntimeError('out of order')\n")
     install(
@@ -141,7 +137,7 @@ SPECS = ["repeat", "repeat:times=3", "outside_drafters:Repeat", "outside_drafter
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_drafter_from_outside_runs_everywhere(pair: Pair, spec: str) -> None:
+def test_outside_drafter_works_everywhere(pair: Pair, spec: str) -> None:
     params = SamplingParams(max_new_tokens=24)
     assert (
         LLM(pair.target, spec).generate([pair.prompts[1]], params)[0].token_ids
@@ -164,13 +160,13 @@ def test_a_drafter_from_outside_runs_everywhere(pair: Pair, spec: str) -> None:
 
 
 @pytest.mark.usefixtures("outside")
-def test_names_are_listed_and_nothing_is_imported() -> None:
+def test_listing_names_imports_nothing() -> None:
     names = available()
     assert names[-5:] == ["broken", "crooked", "missing", "repeat", "twice"]
     assert len(names) == len(set(names))
     assert (
         entry("none").target == "paceline.drafters.none:NoDrafter"
-    )  # no package takes a name of ours
+    )  # packages cannot override our names
     assert "outside_drafters" not in sys.modules
     assert entry("repeat").describe() == "Guesses that the newest token comes again."
     assert not entry("repeat").needs_draft_model
@@ -219,7 +215,7 @@ def test_names_are_listed_and_nothing_is_imported() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(pair: Pair, spec: str, words: str) -> None:
+def test_broken_drafters_are_refused_by_name(pair: Pair, spec: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         create(spec)
     with pytest.raises(ConfigError, match=words):
@@ -227,7 +223,7 @@ def test_what_is_wrong_is_said(pair: Pair, spec: str, words: str) -> None:
 
 
 @pytest.mark.usefixtures("outside")
-def test_a_draft_model_is_passed_on(pair: Pair) -> None:
+def test_draft_model_is_passed_to_outside_drafters(pair: Pair) -> None:
     spec = "outside_drafters:Needy"
     (out,) = LLM(pair.target, spec, draft_model=pair.draft).generate(
         [pair.prompts[1]], SamplingParams(max_new_tokens=8)
@@ -235,7 +231,7 @@ def test_a_draft_model_is_passed_on(pair: Pair) -> None:
     assert out.token_ids == pair.answers[1][:8]
 
 
-def test_the_command_lists_the_good_and_names_the_broken(outside: Path) -> None:
+def test_command_lists_valid_and_broken_drafters(outside: Path) -> None:
     done = run_command("paceline", "drafters", folder=outside)
     assert done.returncode == 0, done.stderr
     assert "Guesses that the newest token comes again." in done.stdout
@@ -264,7 +260,7 @@ def test_specs_split_into_name_and_options() -> None:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_the_registry_says_what_the_class_says(name: str) -> None:
+def test_registry_matches_the_classes(name: str) -> None:
     found, cls = REGISTRY[name], REGISTRY[name].load()
     assert found.options() is cls.Options
     assert (found.needs_draft_model, found.needs_trained, found.needs_store) == (
@@ -272,4 +268,4 @@ def test_the_registry_says_what_the_class_says(name: str) -> None:
         cls.needs_trained,
         cls.needs_store,
     )
-    assert cls.__dict__["keeps_tokens"]  # test_contract.py checks it, in a class that wraps `cls`
+    assert cls.__dict__["keeps_tokens"]  # checked by test_contract.py, in a class that wraps `cls`

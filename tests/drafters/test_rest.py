@@ -1,5 +1,6 @@
-"""REST: trees of hand-made stores, the same by slow counting, bad input, and why its public
-verification is not lossless.
+"""Test REST's trees by hand and by slow counting, and its options.
+
+Also show why the verification of its public code is not lossless.
 """
 
 from __future__ import annotations
@@ -33,41 +34,44 @@ def drafted(
     new: int = 99,
     **options: Any,
 ) -> DraftTree:
-    """What is proposed after `text` with `new` tokens left."""
+    """Return the tree after `text` with `new` tokens left."""
     drafter = create("rest", datastore=tiny_store(documents, 10), **options)
     (tree,) = drafter.propose([Request(text, SamplingParams(max_new_tokens=new))], [limit])
     return tree
 
 
 def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
-    """Every node as its path, with its confidence."""
+    """Map each node's path to its confidence."""
     assert tree.confidence is not None or not len(tree)
     return {path_to(tree, node): share for node, share in enumerate(tree.confidence or [])}
 
 
 def test_prefixes_are_counted() -> None:
-    """Behind "1 2": 3 4, 3 5 and 6. The longest suffix counts only, so 8 is not guessed."""
+    """Check the continuations 3 4, 3 5 and 6 of 1 2.
+
+    Only the longest suffix is used, so 8 is not drafted.
+    """
     tree = drafted(HAND_MADE, [9, 1, 2])
     assert (tree.token_ids, tree.parents) == ([3, 4, 5, 6], [-1, 0, 0, -1])
     assert tree.confidence == [2 / 3, 1 / 2, 1 / 2, 1 / 3]
     assert set(paths(drafted(HAND_MADE, [9, 2], min_ngram=1))) == {(3,), (3, 4), (3, 5), (6,), (8,)}
 
 
-def test_the_most_frequent_stay_and_shallow_ones_before_deep_ones() -> None:
+def test_frequent_and_shallow_nodes_come_first() -> None:
     kept = [drafted(HAND_MADE, [1, 2], max_nodes=count).token_ids for count in range(1, 5)]
     assert kept == [[3], [3, 6], [3, 4, 6], [3, 4, 5, 6]]
     assert [drafted(HAND_MADE, [1, 2], limit=count).token_ids for count in range(5)] == [[], *kept]
 
 
 def test_only_the_first_matches_are_read() -> None:
-    """In the order of the suffix array: a biased sample."""
+    """Check that they are read in suffix-array order, which is a biased sample."""
     documents = ((1, 2, 3), (1, 2, 5, 6), (1, 2, 4), (1, 2, 5))
     assert [
         sorted(drafted(documents, [1, 2], max_matches=count).token_ids) for count in (1, 2, 4)
     ] == [[3], [3, 4], [3, 4, 5, 6]]
 
 
-def test_suffixes_shorter_than_the_shortest_are_not_looked_up() -> None:
+def test_suffixes_below_min_ngram_are_not_looked_up() -> None:
     assert drafted(HAND_MADE, [4, 2]) is EMPTY_TREE
     assert drafted(HAND_MADE, [9, 9], min_ngram=1) is EMPTY_TREE
     assert drafted(HAND_MADE, [2]) is EMPTY_TREE
@@ -75,14 +79,14 @@ def test_suffixes_shorter_than_the_shortest_are_not_looked_up() -> None:
 
 
 def test_a_continuation_ends_with_its_document() -> None:
-    """And where all matches end theirs, a shorter suffix is looked up."""
+    """Check that a shorter suffix is looked up where all matches end their documents."""
     documents = ((1, 2), (3, 4), (5, 2, 6))
     assert drafted(documents, [1, 2]) is EMPTY_TREE
     assert drafted(documents, [1, 2], min_ngram=1).token_ids == [6]
     assert drafted(documents, [1, 2], min_ngram=1).confidence == [1 / 2]
 
 
-def test_no_deeper_than_length_and_what_is_left() -> None:
+def test_depth_is_limited() -> None:
     documents = ((1, 2, 3, 4, 5, 6),)
     assert drafted(documents, [1, 2], max_draft_tokens=3).token_ids == [3, 4, 5]
     assert [len(drafted(documents, [1, 2], new=new)) for new in range(1, 7)] == [0, 1, 2, 3, 4, 4]
@@ -91,7 +95,7 @@ def test_no_deeper_than_length_and_what_is_left() -> None:
 def expected(
     documents: Documents, text: list[int], longest: int, shortest: int, length: int
 ) -> Counter[tuple[int, ...]]:
-    """Every prefix of what follows, counted; the empty one counts all matches."""
+    """Count every prefix of the continuations; the empty prefix counts all matches."""
     for size in range(min(longest, len(text)), shortest - 1, -1):
         found = continuations(documents, text[-size:], length)
         if any(found):
@@ -106,7 +110,7 @@ def expected(
     nodes=st.integers(1, 40),
     seed=st.integers(0, 3),
 )
-def test_trees_are_those_of_slow_counting(
+def test_trees_equal_slow_counting(
     text: list[int], spans: tuple[int, int], length: int, nodes: int, seed: int
 ) -> None:
     documents = random_documents(30, seed=seed)
@@ -128,9 +132,7 @@ def test_trees_are_those_of_slow_counting(
 
 
 def test_several_shards_and_a_batch(tmp_path: Path) -> None:
-    """The batch is searched in one call: the trees are those of each sequence alone, and of one
-    shard.
-    """
+    """Check that one search per batch finds the trees of single requests and of one shard."""
     documents = random_documents(300)
     many = tmp_path / "many"
     datastore.build(many, documents, 6, shard_tokens=1024, workers=1)
@@ -167,18 +169,18 @@ def test_several_shards_and_a_batch(tmp_path: Path) -> None:
         ("datastore=x,max_nodes=0", "max_nodes: got 0"),
     ],
 )
-def test_bad_options(options: str, words: str) -> None:
+def test_invalid_options_are_refused(options: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         create(f"rest:{options}")
 
 
-def test_no_store(tmp_path: Path) -> None:
+def test_missing_datastore_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatastoreError, match="nowhere"):
         create("rest", datastore=str(tmp_path / "nowhere"))
 
 
-def test_a_store_of_more_tokens_than_the_target_has(pair: Pair, tmp_path: Path) -> None:
-    """Fewer are fine: models often have more rows than their tokenizer has tokens."""
+def test_datastore_with_a_larger_vocabulary_is_refused(pair: Pair, tmp_path: Path) -> None:
+    """Check that a smaller vocabulary is accepted: models often have padding rows."""
     datastore.build(tmp_path, [[1, 2, 300]], 301, workers=1)
     with pytest.raises(
         ConfigError, match=r"vocabulary of 301 tokens; expected at most 256, .*target's tokenizer"
@@ -199,10 +201,9 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
 
 
 def public_rule(tree: DraftTree, oracle: Oracle) -> tuple[int, ...]:
-    """Acceptance as in REST's public code: each branch is checked with draws of its own, and the
-    one that agrees longest is kept.
+    """Accept as in REST's public code, which draws separately for each branch.
 
-    The token after it is drawn afresh, from all of the target's distribution.
+    The longest accepted branch wins, and the next token is drawn from the whole distribution.
     """
     parents = set(tree.parents)
     best: tuple[int, ...] = ()
@@ -218,16 +219,14 @@ def public_rule(tree: DraftTree, oracle: Oracle) -> tuple[int, ...]:
     "tree",
     [DraftTree([1], [-1]), DraftTree([0, 2, 1], [-1, -1, 0]), DraftTree([0, 1, 2], [-1, 0, 0])],
 )
-def test_the_public_verification_is_not_lossless(tree: DraftTree) -> None:
-    """Ours follows the target's own draws, and is."""
+def test_public_verification_is_not_lossless(tree: DraftTree) -> None:
+    """Compare with our verification, which follows the target's own draws and is lossless."""
     assert Oracle().enumerate(lambda oracle: public_rule(tree, oracle)) != PLAIN
     assert followed(lambda oracle: tree) == PLAIN
 
 
-def test_the_public_verification_doubles_a_guess() -> None:
-    """Target (0.4, 0.3, 0.2, 0.1), token 1 guessed: it is emitted with p + (1 - p) p = 0.51
-    instead of 0.3.
-    """
+def test_public_verification_overrates_a_guess() -> None:
+    """Check that guess 1 of (0.4, 0.3, 0.2, 0.1) is emitted with p + (1 - p) p = 0.51, not 0.3."""
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:
         agreed = oracle.draw(dist(4, 3, 2, 1)) == 1

@@ -1,6 +1,4 @@
-"""The scripted drafter says what its script says; the public contract check finds what breaks
-the contract.
-"""
+"""Test the scripted drafter and the public contract check."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from paceline.errors import ConfigError, DrafterError
 from tests.support.shared import Pair
 
 
-def test_a_script_goes_step_by_step_for_each_sequence(pair: Pair) -> None:
+def test_scripts_advance_per_sequence(pair: Pair) -> None:
     drafter = ScriptedDrafter([[3, 4, 5], DraftTree([6, 7], [-1, -1])])
     llm = LLM(pair.target, drafter, max_nodes=2)
     outs = llm.generate(pair.prompts[1:3], SamplingParams(max_new_tokens=6))
@@ -35,7 +33,7 @@ def test_a_script_goes_step_by_step_for_each_sequence(pair: Pair) -> None:
     assert not drafter.open
 
 
-def test_a_function_is_taken_at_its_word(pair: Pair) -> None:
+def test_function_scripts_are_not_cut(pair: Pair) -> None:
     def script(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         return [
             DraftTree.chain(pair.answers[1][len(request.output_ids) :][:limit])
@@ -55,7 +53,7 @@ def test_a_function_is_taken_at_its_word(pair: Pair) -> None:
         ).generate([pair.prompts[1]])
 
 
-def test_the_contract_check_reports_what_a_drafter_did(pair: Pair) -> None:
+def test_contract_check_reports_drafts_and_steps(pair: Pair) -> None:
     report = check_drafter(create("prompt_lookup"), pair.target, pair.prompts)
     assert report.drafted > report.accepted > 0
     assert report.steps > 40
@@ -63,38 +61,38 @@ def test_the_contract_check_reports_what_a_drafter_did(pair: Pair) -> None:
     assert check_drafter(
         create("draft_model", draft_model=pair.draft), pair.target, pair.prompts
     ).draws
-    report = check_drafter(create("pia"))  # on the embedded model
+    report = check_drafter(create("pia"))  # with the embedded model
     assert report.accepted > 0
 
 
-class Changing(ScriptedDrafter):
+class ChangesTokens(ScriptedDrafter):
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         requests[0].token_ids[-1] = 5
         return super().propose(requests, max_nodes)
 
 
-class Keeping(ScriptedDrafter):
+class KeepsStopped(ScriptedDrafter):
     def stop(self, request: Request) -> None:
         self.open.add(request.id)
 
 
-class Late(ScriptedDrafter):
-    """Changes an answer once it is there, and with it what follows."""
+class RewritesAnswer(ScriptedDrafter):
+    """Drafter that changes an answer after it was emitted."""
 
     def observe(self, outcomes: Any) -> None:
         for outcome in outcomes:
             outcome.request.token_ids[-1] = 7
 
 
-class Inheriting(PromptLookup):
-    """Changes an answer; the promise of its base class does not cover it."""
+class InheritsPromise(PromptLookup):
+    """Drafter that changes an answer although its base class promises not to."""
 
     def observe(self, outcomes: Any) -> None:
         outcomes[0].request.token_ids[0] = 7
 
 
-class Heating(ScriptedDrafter):
-    """Changes how answers are drawn."""
+class ChangesTemperature(ScriptedDrafter):
+    """Drafter that changes the sampling parameters."""
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -106,31 +104,31 @@ BROKEN: dict[str, tuple[Drafter, str]] = {
         ScriptedDrafter(lambda requests, _: [DraftTree.chain([1, 2, 3])] * len(requests)),
         "proposed 3 nodes",
     ),
-    "another's tokens": (Changing([]), "drafter 'scripted': got changed token_ids of request"),
+    "another's tokens": (ChangesTokens([]), "drafter 'scripted': got changed token_ids of request"),
     "state kept": (
-        Keeping([]),
+        KeepsStopped([]),
         "The drafter 'scripted' still holds stopped requests in open, _steps",
     ),
-    "an answer rewritten": (Late([]), "got changed token_ids of request"),
+    "an answer rewritten": (RewritesAnswer([]), "got changed token_ids of request"),
     "a promise inherited": (
-        Inheriting(PromptLookupOptions()),
+        InheritsPromise(PromptLookupOptions()),
         "got changed token_ids of request",
     ),
     "another answer": (
-        Heating([]),
+        ChangesTemperature([]),
         "changed answer .*: token .* differs from plain decoding",
     ),
 }
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_the_contract_check_finds_what_is_broken(pair: Pair, fault: str) -> None:
+def test_contract_check_finds_breaches(pair: Pair, fault: str) -> None:
     drafter, words = BROKEN[fault]
     with pytest.raises(DrafterError, match=words):
         check_drafter(drafter, pair.target, pair.prompts)
 
 
-def test_what_the_contract_check_refuses(pair: Pair) -> None:
+def test_contract_check_refuses_unfit_input(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="got 2 prompts; expected at least 4"):
         check_drafter(create("none"), pair.target, pair.prompts[:2])
     half: Any = type(pair.target)(pair.target.config).to(torch.bfloat16)

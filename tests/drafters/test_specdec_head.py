@@ -1,4 +1,4 @@
-"""The acceptance head: its formula, its files, whom it refuses, and the threshold it chooses."""
+"""Test the acceptance head: its formula, its files, compatibility checks and thresholds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def some_head(draft: Any, depth: int = 2, scalars: bool = True, **facts: Any) ->
     return AcceptanceHead(card, tensors)
 
 
-def questions(hidden: int, count: int = 9) -> tuple[Tensor, Tensor, Tensor]:
+def head_inputs(hidden: int, count: int = 9) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
     return (
         torch.randn(count, hidden, generator=generator),
@@ -52,10 +52,10 @@ def questions(hidden: int, count: int = 9) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("depth", range(5))
 @pytest.mark.parametrize("scalars", [False, True])
-def test_confidences_are_the_papers_formula(depth: int, scalars: bool) -> None:
+def test_confidences_equal_the_papers_formula(depth: int, scalars: bool) -> None:
     draft = tiny_llama()
     head = some_head(draft, depth, scalars, scale=0.7, shift=-0.3)
-    hidden, log_probs, entropies = questions(64)
+    hidden, log_probs, entropies = head_inputs(64)
     wanted = []
     for row, log_prob, entropy in zip(hidden, log_probs, entropies, strict=True):
         x = row
@@ -74,7 +74,7 @@ def test_confidences_are_the_papers_formula(depth: int, scalars: bool) -> None:
     )
 
 
-def test_a_saved_head_comes_back(tmp_path: Path) -> None:
+def test_saved_head_is_loaded(tmp_path: Path) -> None:
     draft = tiny_llama()
     curve = (ThresholdPoint(0.1, 0.5, 0.1), ThresholdPoint(0.5, 0.4, 0.3))
     head = some_head(
@@ -90,13 +90,13 @@ def test_a_saved_head_comes_back(tmp_path: Path) -> None:
     head.save(tmp_path)
     again = AcceptanceHead.load(tmp_path, draft)
     assert again.card == head.card
-    assert torch.equal(again.confidences(*questions(64)), head.confidences(*questions(64)))
+    assert torch.equal(again.confidences(*head_inputs(64)), head.confidences(*head_inputs(64)))
     assert again.card.seen_prompts == {"01234567", "89abcdef"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [CARD, WEIGHTS]
 
 
-def test_the_confidence_in_a_token_before_its_hidden_state_is_known() -> None:
-    _, log_probs, entropies = questions(64)
+def test_early_confidences_need_no_hidden_state() -> None:
+    _, log_probs, entropies = head_inputs(64)
     assert torch.allclose(
         some_head(tiny_llama()).early_confidences(log_probs, entropies), log_probs.exp()
     )
@@ -107,21 +107,21 @@ def test_the_confidence_in_a_token_before_its_hidden_state_is_known() -> None:
         some_head(tiny_llama(), prior=(1.0, 2.0))
 
 
-def test_a_certain_draft_is_no_trouble() -> None:
-    hidden, _, entropies = questions(64)
+def test_confidences_of_a_certain_draft_are_finite() -> None:
+    hidden, _, entropies = head_inputs(64)
     confidences = some_head(tiny_llama()).confidences(hidden, torch.zeros(9), entropies)
     assert bool(confidences.isfinite().all())
 
 
-def test_hidden_states_of_a_half_precision_draft_are_taken() -> None:
+def test_half_precision_hidden_states_are_accepted() -> None:
     head = some_head(tiny_llama())
-    hidden, log_probs, entropies = questions(64)
+    hidden, log_probs, entropies = head_inputs(64)
     half = head.confidences(hidden.bfloat16(), log_probs, entropies)
     assert half.dtype == torch.float32
     assert torch.allclose(half, head.confidences(hidden.bfloat16().float(), log_probs, entropies))
 
 
-def test_one_checkpoint_has_one_fingerprint_in_any_precision() -> None:
+def test_fingerprint_does_not_depend_on_precision() -> None:
     stored = tiny_llama().to(torch.bfloat16)
     assert model_identity(copy.deepcopy(stored).float()) == model_identity(stored)
     other = copy.deepcopy(stored)
@@ -130,7 +130,7 @@ def test_one_checkpoint_has_one_fingerprint_in_any_precision() -> None:
     assert model_identity(other) != model_identity(stored)
 
 
-def test_every_damage_is_refused_by_name(tmp_path: Path) -> None:
+def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     draft, rng = tiny_llama(), random.Random(0)
     some_head(draft, 1).save(tmp_path)
     for name in (WEIGHTS, CARD):
@@ -173,9 +173,7 @@ def test_weights_of_another_head_are_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_card_that_does_not_fit_its_file_is_refused(
-    tmp_path: Path, facts: dict[str, Any], message: str
-) -> None:
+def test_mismatched_card_is_refused(tmp_path: Path, facts: dict[str, Any], message: str) -> None:
     draft = tiny_llama()
     head = some_head(draft, 2)
     head.save(tmp_path)
@@ -203,10 +201,10 @@ def test_a_card_that_does_not_fit_its_file_is_refused(
         ("more", 1, r"more is unexpected"),
     ],
 )
-def test_entries_that_no_card_has_are_refused(
+def test_invalid_card_entries_are_refused(
     tmp_path: Path, entry: str, value: Any, message: str
 ) -> None:
-    """Even where the checksum fits."""
+    """Check entries whose checksum is correct."""
     some_head(tiny_llama()).save(tmp_path)
     entries = json.loads((tmp_path / CARD).read_text())
     entries.pop("sha256")
@@ -217,7 +215,7 @@ def test_entries_that_no_card_has_are_refused(
         AcceptanceHead.load(tmp_path, tiny_llama())
 
 
-def test_another_draft_is_refused_and_both_are_named(pair: Pair, tmp_path: Path) -> None:
+def test_head_of_another_draft_model_is_refused(pair: Pair, tmp_path: Path) -> None:
     draft = tiny_llama()
     some_head(draft).save(tmp_path)
     with pytest.raises(ConfigError, match=r"closeness is -?0\.\d\d; expected at least 0\.8"):
@@ -239,7 +237,7 @@ def test_an_enlarged_draft_keeps_its_head(tmp_path: Path, size: tuple[int, int])
     some_head(draft, 3).save(tmp_path)
     larger = enlarge(enlarge(draft, 80, 3), *size)
     ids = torch.randint(3, 97, (1, 30), generator=torch.Generator().manual_seed(1))
-    _, log_probs, entropies = questions(64, 30)
+    _, log_probs, entropies = head_inputs(64, 30)
     with torch.inference_mode():
         own, padded = (model.model(ids).last_hidden_state[0] for model in (draft, larger))
     assert torch.allclose(own, padded[:, :64], atol=1e-4)
@@ -249,10 +247,10 @@ def test_an_enlarged_draft_keeps_its_head(tmp_path: Path, size: tuple[int, int])
     assert torch.allclose(wanted, got, atol=1e-4)
 
 
-def published(
+def write_published_head(
     folder: Path, stored: list[int], depth: int = 3, hidden: int = 64
 ) -> dict[str, Tensor]:
-    """A head as the public code saves it, with the tensors of its one block under these places."""
+    """Write a head as the public code saves it, with its one block under these indices."""
     block = torch.randn(hidden, hidden) * 0.2, torch.randn(hidden) * 0.2
     tensors = {
         f"model.{depth}.weight": torch.randn(2, hidden),
@@ -270,33 +268,33 @@ def published(
 
 
 @pytest.mark.parametrize("stored", [[0, 1, 2], [0], [2]])
-def test_a_published_head_is_untied(tmp_path: Path, stored: list[int]) -> None:
+def test_published_head_is_untied(tmp_path: Path, stored: list[int]) -> None:
     draft = tiny_llama()
-    tensors = published(tmp_path, stored)
+    tensors = write_published_head(tmp_path, stored)
     head = AcceptanceHead.load(tmp_path, draft)
     block = tensors[f"model.{stored[0]}.linear.weight"]
     blocks = [head.tensors[f"blocks.{place}.weight"] for place in range(3)]
     assert all(torch.equal(one, block) for one in blocks)
     assert len({one.data_ptr() for one in blocks}) == 3
-    x = questions(64)[0]
+    x = head_inputs(64)[0]
     for _ in range(3):
         x = x + torch.nn.functional.silu(x @ block.T + tensors[f"model.{stored[0]}.linear.bias"])
     wanted = (x @ tensors["model.3.weight"].T + tensors["model.3.bias"]).softmax(-1)[:, 1]
-    assert torch.allclose(head.confidences(*questions(64)), wanted, atol=1e-5)
+    assert torch.allclose(head.confidences(*head_inputs(64)), wanted, atol=1e-5)
     head.save(tmp_path / "ours")
     assert torch.equal(
-        AcceptanceHead.load(tmp_path / "ours", draft).confidences(*questions(64)),
-        head.confidences(*questions(64)),
+        AcceptanceHead.load(tmp_path / "ours", draft).confidences(*head_inputs(64)),
+        head.confidences(*head_inputs(64)),
     )
 
 
-def test_a_published_head_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_published_heads_are_refused(tmp_path: Path) -> None:
     draft = tiny_llama()
-    published(tmp_path, [0, 1, 2])
+    write_published_head(tmp_path, [0, 1, 2])
     (tmp_path / "config.json").write_text('{"hidden_size": 64, "num_layers": 2}')
     with pytest.raises(ConfigError, match=r"got model\.0\.linear.*; expected 2 residual blocks"):
         AcceptanceHead.load(tmp_path, draft)
-    published(tmp_path, [0], hidden=32)
+    write_published_head(tmp_path, [0], hidden=32)
     with pytest.raises(ConfigError, match="hidden size 64; expected 32"):
         AcceptanceHead.load(tmp_path, draft)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
@@ -316,7 +314,7 @@ def test_no_file_is_unpickled(tmp_path: Path) -> None:
         AcceptanceHead.load(tmp_path, draft)
 
 
-def test_the_threshold_is_the_cheapest_of_the_curve() -> None:
+def test_threshold_is_the_cheapest_of_the_curve() -> None:
     rng = random.Random(0)
     curve = tuple(
         ThresholdPoint(0.05 * place, 0.9 - 0.04 * place, 0.002 * place**2) for place in range(1, 20)
@@ -334,10 +332,10 @@ def test_the_threshold_is_the_cheapest_of_the_curve() -> None:
         assert costs[chosen[-1][1]] == min(costs.values())
     assert [h for _, h in sorted(chosen)] == sorted(
         h for _, h in chosen
-    )  # a slower target asks for longer drafts
+    )  # a slower target needs longer drafts
 
 
-def test_thresholds_that_cannot_be_chosen() -> None:
+def test_threshold_without_curve_or_times_is_refused() -> None:
     head = some_head(tiny_llama())
     with pytest.raises(
         ConfigError, match=r"has no curve; expected.*paceline head calibrate.*threshold=0\.7"

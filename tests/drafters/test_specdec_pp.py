@@ -1,6 +1,4 @@
-"""SpecDec++: when it stops, what the head reads, what it says of a draft, and how the threshold
-follows the clock.
-"""
+"""Test SpecDec++: draft lengths, the head's input and confidences, and the threshold."""
 
 from __future__ import annotations
 
@@ -27,9 +25,10 @@ from tests.support.models import make
 from tests.support.shared import COUNT, NotingDrafter, Pair, draft_room, random_head, with_head
 
 
-class Constant:
-    """A head that always says the same, also at first if `first`; `best` answers for the
-    threshold.
+class ConstantHead:
+    """Fake head with a constant confidence, also in early tokens if `first`.
+
+    Its thresholds are taken from `best`, one after the other.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Constant:
         first: bool = False,
     ) -> None:
         self.card = SimpleNamespace(curve=curve, prior=(1.0,) if first else ())
-        self.asked: list[tuple[float, float]] = []
+        self.times: list[tuple[float, float]] = []
         self._chance, self._best = chance, list(best)
 
     def confidences(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
@@ -51,11 +50,11 @@ class Constant:
         return torch.full_like(log_probs, self._chance)
 
     def threshold(self, target_seconds: float, draft_seconds: float) -> float:
-        self.asked.append((target_seconds, draft_seconds))
-        return self._best[len(self.asked) - 1]
+        self.times.append((target_seconds, draft_seconds))
+        return self._best[len(self.times) - 1]
 
 
-def drafting(pair: Pair, head: Any, **options: Any) -> NotingDrafter:
+def recording_drafter(pair: Pair, head: Any, **options: Any) -> NotingDrafter:
     return NotingDrafter(
         SpecDecPP(SpecDecPPOptions(**{"budget": False, **options}), CachedLM(pair.draft), head)
     )
@@ -64,24 +63,24 @@ def drafting(pair: Pair, head: Any, **options: Any) -> NotingDrafter:
 @pytest.mark.parametrize(
     ("chance", "options", "length"),
     [
-        (0.9, {}, 13),  # measured in the public code: 0.9 ** 12 < 0.3 <= 0.9 ** 11
+        (0.9, {}, 13),  # as measured in the public code: 0.9 ** 12 < 0.3 <= 0.9 ** 11
         (0.9, {"threshold": 0.7}, 13),
         (0.9, {"threshold": 0.5}, 8),
         (0.9, {"max_draft_tokens": 10}, 10),
         (0.1, {}, 2),
-        (0.1, {"min_draft_tokens": 1}, 2),  # nothing is judged before the second
+        (0.1, {"min_draft_tokens": 1}, 2),  # confidences count from the second token
         (0.1, {"min_draft_tokens": 5}, 5),
         (1.0, {}, 20),
-        (0.5, {"threshold": 0.5}, 3),  # "exceeds"
+        (0.5, {"threshold": 0.5}, 3),  # must exceed the threshold
         (0.9, {"use_prompt_lookup": True}, 13),
         (0.9, {"verification": "follow"}, 13),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_constant_head_by_hand(
+def test_draft_lengths_of_a_constant_head(
     pair: Pair, chance: float, options: dict[str, Any], length: int, temperature: float
 ) -> None:
-    drafter = drafting(pair, Constant(chance), **options)
+    drafter = recording_drafter(pair, ConstantHead(chance), **options)
     LLM(pair.target, drafter=drafter, max_batch=3).generate(
         pair.prompts[:5], SamplingParams(COUNT, temperature, ignore_eos=True)
     )
@@ -97,9 +96,9 @@ def test_a_constant_head_by_hand(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float) -> None:
-    """It is verified like any other; nothing is drafted after it."""
+    """Check that the end token is drafted and verified, and nothing after it."""
     ends = [pair.answers[1][6], *range(0, 256, 9)]
-    drafter = drafting(pair, Constant(1.0))
+    drafter = recording_drafter(pair, ConstantHead(1.0))
     llm = LLM(pair.target, drafter=drafter, max_batch=3)
     llm.eos_token_ids = ends
     llm.generate(pair.prompts, SamplingParams(COUNT, temperature))
@@ -116,9 +115,9 @@ def test_an_end_of_sequence_token_ends_the_draft(pair: Pair, temperature: float)
 
 
 @pytest.mark.parametrize(("newest", "length"), [(True, 12), (False, 13)])
-def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> None:
-    """One token sooner, since 13 factors of 0.9 are needed, the last one for the newest."""
-    drafter = drafting(pair, Constant(0.9, first=True), count_undecided=newest)
+def test_undecided_newest_token_counts(pair: Pair, newest: bool, length: int) -> None:
+    """Check that drafts are one token shorter: the last of 13 factors is the newest token's."""
+    drafter = recording_drafter(pair, ConstantHead(0.9, first=True), count_undecided=newest)
     LLM(pair.target, drafter=drafter, max_batch=3).generate(
         pair.prompts, SamplingParams(COUNT, ignore_eos=True)
     )
@@ -135,10 +134,12 @@ def test_the_newest_token_counts_too(pair: Pair, newest: bool, length: int) -> N
     "options", [{}, {"verification": "follow"}, {"second_choices": False}, {"budget": False}]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_guesses_have_second_choices_with_the_budget(
+def test_second_choices_are_drafted_with_a_budget(
     pair: Pair, temperature: float, options: dict[str, Any]
 ) -> None:
-    drafter = drafting(pair, Constant(0.8), **{"budget": True, "max_draft_tokens": 8, **options})
+    drafter = recording_drafter(
+        pair, ConstantHead(0.8), **{"budget": True, "max_draft_tokens": 8, **options}
+    )
     guesses = temperature == 0.0 or "verification" in options
     llm = LLM(pair.target, drafter=drafter, max_batch=3)
     outs = llm.generate(pair.prompts[:6], SamplingParams(COUNT, temperature, seed=3))
@@ -150,17 +151,17 @@ def test_guesses_have_second_choices_with_the_budget(
         assert len(tree) <= min(8, draft_room(request, tokens))
         found += len(tree) - first
         for at in range(first, len(tree)):
-            beside = tree.parents[at] + 1  # the token of the chain that it stands in for
-            assert tree.token_ids[at] != tree.token_ids[beside]
+            first_choice = tree.parents[at] + 1  # the token of the chain it is an alternative to
+            assert tree.token_ids[at] != tree.token_ids[first_choice]
             assert tree.confidence is not None
-            assert tree.confidence[at] <= 1 - tree.confidence[beside] + 1e-6
+            assert tree.confidence[at] <= 1 - tree.confidence[first_choice] + 1e-6
     assert (found > 10) is (
         guesses and options.get("second_choices", True) and options.get("budget", True)
     )
 
 
 @torch.no_grad()
-def judged(
+def expected_confidences(
     pair: Pair,
     head: AcceptanceHead,
     tokens: list[int],
@@ -168,7 +169,7 @@ def judged(
     temperature: float,
     top_k: int,
 ) -> list[float]:
-    """What the head should say of each node, from one plain forward of the draft model."""
+    """Return the head's confidences from one plain forward pass of the draft model."""
     made = pair.draft(torch.tensor([tokens + tree.token_ids]), output_hidden_states=True)
     scores = made.logits[0, len(tokens) - 1 : -1]
     if temperature:
@@ -183,14 +184,12 @@ def judged(
 
 @pytest.mark.parametrize("lookup", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-def test_the_head_judges_every_token_by_its_own_state(
+def test_head_reads_each_tokens_own_hidden_state(
     pair: Pair, temperature: float, lookup: bool
 ) -> None:
-    """Also in ragged batches, after rejections and behind looked-up text; and the draft stops
-    where the product says so.
-    """
+    """Check ragged batches, rejections and looked-up text, and where the drafts stop."""
     head = AcceptanceHead.load(random_head(pair.draft), pair.draft)
-    drafter = drafting(
+    drafter = recording_drafter(
         pair, head, threshold=0.9, min_draft_tokens=1, max_draft_tokens=7, use_prompt_lookup=lookup
     )
     params = SamplingParams(COUNT, temperature, top_k=30)
@@ -199,7 +198,7 @@ def test_the_head_judges_every_token_by_its_own_state(
     for request, tokens, tree in drafter.notes[::3]:
         if tree.confidence is not None:
             assert tree.confidence == pytest.approx(
-                judged(pair, head, tokens, tree, temperature, 30), rel=1e-3, abs=1e-5
+                expected_confidences(pair, head, tokens, tree, temperature, 30), rel=1e-3, abs=1e-5
             )
             product = torch.tensor(tree.confidence[:-1], dtype=torch.float64).cumprod(0)
             assert (1 - product[:-1] <= 0.9).all()
@@ -211,10 +210,8 @@ def test_the_head_judges_every_token_by_its_own_state(
 @pytest.mark.parametrize(
     "name", ["llama", "gpt2", "opt", "gemma3", "qwen2_mixed", "bloom", "falcon_alibi"]
 )
-def test_hidden_states_are_those_the_head_was_fed(name: str) -> None:
-    """In one forward of a ragged batch, or row by row where slots are positions; other users of
-    the model pay nothing.
-    """
+def test_hidden_states_are_the_lm_heads_input(name: str) -> None:
+    """Check ragged batches, and that no hook stays on the model."""
     model = make(name)
     lm, other = CachedLM(model), CachedLM(model)
     requests = [Request(list(range(3, 3 + length)), SamplingParams()) for length in (4, 9, 6)]
@@ -241,14 +238,12 @@ def test_a_model_without_an_lm_head_is_refused(monkeypatch: pytest.MonkeyPatch) 
         lm.forward_with_hidden([request], [EMPTY_TREE])
 
 
-def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Medians after 8 steps, then every 32; outliers do not matter, steps without a draft do not
-    count.
-    """
+def test_cost_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check medians after 8 steps and every 32, without outliers and steps without a draft."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = CostClock()
-    said = {}
+    medians = {}
     for step in range(1, 80):
         clock.drafted(0.0, 0)
         assert clock.verified() is None
@@ -256,34 +251,33 @@ def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += 7.0 if step == 5 else 0.5
         times = clock.verified()
         if times:
-            said[step] = times
-    assert list(said) == [8, 40, 72]
-    assert said[8] == pytest.approx((0.5, 0.1))
-    assert said[72] == pytest.approx((0.5, 0.2))
+            medians[step] = times
+    assert list(medians) == [8, 40, 72]
+    assert medians[8] == pytest.approx((0.5, 0.1))
+    assert medians[72] == pytest.approx((0.5, 0.2))
 
 
-def test_auto_follows_the_head(pair: Pair) -> None:
-    """It begins at the ratio of the paper's pair, then asks with the measured times; the answers
-    stay the target's.
-    """
-    head = Constant(0.8, curve=["a point"], best=[0.5, 0.1, 0.95, 0.95, 0.95])
-    drafter = drafting(pair, head)
+def test_auto_threshold_follows_measured_times(pair: Pair) -> None:
+    """Check that the threshold starts at the paper's time ratio, then uses measured times."""
+    head = ConstantHead(0.8, curve=["a point"], best=[0.5, 0.1, 0.95, 0.95, 0.95])
+    drafter = recording_drafter(pair, head)
     inner = drafter.inner
     assert isinstance(inner, SpecDecPP)
-    assert (head.asked, inner.threshold) == ([(5.0, 1.0)], 0.5)
+    assert (head.times, inner.threshold) == ([(5.0, 1.0)], 0.5)
     outs = LLM(pair.target, drafter=drafter, max_batch=2).generate(
         pair.prompts, SamplingParams(COUNT)
     )
     assert [out.token_ids for out in outs] == pair.answers
-    assert len(head.asked) > 2
-    assert all(0 < seconds < 60 for times in head.asked[1:] for seconds in times)
+    assert len(head.times) > 2
+    assert all(0 < seconds < 60 for times in head.times[1:] for seconds in times)
     assert inner.threshold == 0.95
     lengths = [
         len(tree) for request, tokens, tree in drafter.notes if draft_room(request, tokens) > 16
     ]
     assert (lengths[0], min(lengths), max(lengths)) == (5, 2, 15)
-    assert drafting(pair, Constant(0.8, curve=["a point"]), threshold=0.4).inner.threshold == 0.4  # type: ignore[attr-defined]
-    assert drafting(pair, Constant(0.8)).inner.threshold == 0.7  # type: ignore[attr-defined]
+    fixed: Any = recording_drafter(pair, ConstantHead(0.8, curve=["a point"]), threshold=0.4).inner
+    default: Any = recording_drafter(pair, ConstantHead(0.8)).inner
+    assert (fixed.threshold, default.threshold) == (0.4, 0.7)
 
 
 @pytest.mark.parametrize(
@@ -306,13 +300,13 @@ def test_auto_follows_the_head(pair: Pair) -> None:
         ("head=no/such/folder", "'no/such/folder'"),
     ],
 )
-def test_options(pair: Pair, options: str, words: str) -> None:
+def test_invalid_options_are_refused(pair: Pair, options: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         create(with_head(f"specdec_pp:{options}", pair.draft), draft_model=pair.draft)
 
 
-def test_a_draft_model_without_a_head(pair: Pair, tmp_path: Path) -> None:
-    """The shipped head belongs to another draft model, and so does this one."""
+def test_draft_model_without_a_head_is_refused(pair: Pair, tmp_path: Path) -> None:
+    """Check that the shipped head and another model's head are refused."""
     with pytest.raises(
         ConfigError,
         match=r"no head was given.*Train a head for this draft model.*pass head=DIRECTORY",

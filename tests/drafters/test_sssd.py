@@ -1,4 +1,4 @@
-"""The `sssd` drafter: its index, its trees, its sources, its calibration."""
+"""Test the `sssd` drafter: its index, trees, sources and calibration."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from tests.support.stores import continuations, random_documents, store
 VOCAB = 6
 ALL_LINKS = 10**4
 FUSIONS = ("calibrated", "paper")
-PIECES = st.lists(st.lists(st.integers(0, 2), max_size=25), min_size=1, max_size=8)
+PARTS = st.lists(st.lists(st.integers(0, 2), max_size=25), min_size=1, max_size=8)
 
 
 def matches(text: Sequence[int]) -> dict[int, int]:
-    """Place behind every earlier occurrence of the newest tokens -> its length."""
+    """Map the position after each earlier occurrence of the newest tokens to its length."""
     found = {}
     for end in range(1, len(text)):
         size = 0
@@ -56,13 +56,13 @@ def matches(text: Sequence[int]) -> dict[int, int]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(PIECES)
-def test_the_index_finds_every_earlier_occurrence(pieces: list[list[int]]) -> None:
-    """Also of the newest tokens, at once, and with the length it really has."""
+@given(PARTS)
+def test_the_index_finds_every_earlier_occurrence(parts: list[list[int]]) -> None:
+    """Check occurrences of tokens just appended, with their exact lengths."""
     index, text = RequestIndex(), list[int]()
-    for piece in pieces:
-        index.append(piece)
-        text += piece
+    for part in parts:
+        index.append(part)
+        text += part
         assert len(index) == len(text)
         if text:
             assert dict(index.find(max_links=ALL_LINKS)) == matches(text)
@@ -77,7 +77,7 @@ def test_the_index_grows() -> None:
     assert max(index.find(), key=lambda one: one[1]) == (1010, 10)
 
 
-def test_the_latest_links_are_followed_only() -> None:
+def test_only_the_latest_links_are_followed() -> None:
     index = RequestIndex()
     index.append([1, 2] * 50)
     assert {place for place, _ in index.find(max_links=3)} == {
@@ -87,7 +87,7 @@ def test_the_latest_links_are_followed_only() -> None:
 
 
 def drafted(drafter: Sssd, text: Sequence[int], nodes: int, room: int = 40) -> DraftTree:
-    """The tree after `text`."""
+    """Return the tree after `text`."""
     request = Request(list(text), SamplingParams(max_new_tokens=room))
     drafter.start(request)
     (tree,) = drafter.propose([request], [nodes])
@@ -97,7 +97,7 @@ def drafted(drafter: Sssd, text: Sequence[int], nodes: int, room: int = 40) -> D
 
 
 def paths(tree: DraftTree) -> list[list[int]]:
-    """The tokens from the root to every node."""
+    """Return the tokens from the root to every node."""
     found: list[list[int]] = []
     for token, parent in zip(tree.token_ids, tree.parents, strict=True):
         found.append([*(found[parent] if parent >= 0 else []), token])
@@ -105,10 +105,8 @@ def paths(tree: DraftTree) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
-    """Every path continues some suffix of the text, in the text or in a document; confidences
-    are in (0, 1].
-    """
+def test_tree_paths_come_from_text_or_datastore(tmp_path: Path, fusion: str) -> None:
+    """Check that every path continues some suffix and that confidences are in (0, 1]."""
     documents = random_documents()
     drafter = Sssd(SssdOptions(str(store(tmp_path / "store", documents)), fusion, max_nodes=40))
     rng = random.Random(4)
@@ -122,7 +120,7 @@ def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
         assert not len(tree) or node_depths(tree.parents).max() <= room - 1
         assert all(0 < one <= 1 for one in tree.confidence or ())
         for path in paths(tree):
-            query = [text[-1], *path]  # the shortest match that could have led here
+            query = [text[-1], *path]  # the shortest match that could lead here
             repeated = any(
                 [*text, *path][i : i + len(query)] == query for i in range(len(text) - 1)
             )
@@ -136,7 +134,7 @@ def test_trees_hold_what_both_sources_say(tmp_path: Path, fusion: str) -> None:
     assert nodes > 200
 
 
-def test_a_batch_shares_nodes_unless_the_options_say_how_many() -> None:
+def test_batch_shares_nodes_unless_max_nodes_is_set() -> None:
     free, fixed = Sssd(SssdOptions(budget=False)), Sssd(SssdOptions(max_nodes=24))
     assert [node_limit(free.node_rule, batch, 256) for batch in (1, 2, 3, 4, 8, 16, 64)] == [
         7,
@@ -161,8 +159,7 @@ def test_a_batch_shares_nodes_unless_the_options_say_how_many() -> None:
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_a_batch_is_as_one_by_one(tmp_path: Path, fusion: str) -> None:
-    """Whatever the thread that searches."""
+def test_batched_drafts_equal_single_drafts(tmp_path: Path, fusion: str) -> None:
     path = str(store(tmp_path / "store"))
     rng = random.Random(5)
     texts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 60))] for _ in range(33)]
@@ -176,7 +173,7 @@ def test_a_batch_is_as_one_by_one(tmp_path: Path, fusion: str) -> None:
 
 
 def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
-    """Over the shards together."""
+    """Check the intervals over all shards together."""
     documents = random_documents(200)
     datastore.build(tmp_path / "store", documents, VOCAB, shard_tokens=1024, workers=1)
     snapshot = datastore.open(tmp_path / "store").snapshot
@@ -202,7 +199,7 @@ def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
             ]
 
 
-def test_confidences_are_those_of_the_network(tmp_path: Path) -> None:
+def test_confidences_equal_the_networks_output(tmp_path: Path) -> None:
     rng = random.Random(6)
     documents = [[rng.randrange(60) for _ in range(40)] for _ in range(80)]
     path = store(tmp_path / "store", documents, 60)
@@ -221,14 +218,15 @@ def test_confidences_are_those_of_the_network(tmp_path: Path) -> None:
 
 
 def test_a_period_is_continued_beyond_the_text() -> None:
-    """A match that runs into the newest token goes on with what was drafted."""
+    """Check that a match that reaches the newest token continues with drafted tokens."""
     tree = drafted(create("sssd"), [1, 2, 3, 4] * 8, 32)  # type: ignore[arg-type]
     assert max(paths(tree), key=len)[:20] == [1, 2, 3, 4] * 5
 
 
-def test_the_paper_by_hand() -> None:
-    """After 1 2 the text had 3 twice and 4 once: 0.6 times the share, by the longer and by the
-    shorter match alike.
+def test_paper_fusion_by_hand() -> None:
+    """Check 1 2, which was followed by 3 twice and by 4 once.
+
+    Matches of both lengths give 0.6 times the share.
     """
     text = [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 5, 1, 2]
     tree = drafted(create("sssd:fusion=paper"), text, 4)  # type: ignore[arg-type]
@@ -265,7 +263,7 @@ def test_finished_answers_become_searchable(tmp_path: Path) -> None:
         assert opened.snapshot.find([[7, 8, 50]]).lengths[0, 0] == 3
 
 
-def test_what_one_request_says_is_drafted_for_another(tmp_path: Path) -> None:
+def test_answers_are_drafted_for_other_requests(tmp_path: Path) -> None:
     path = store(tmp_path / "store", [[0, 1]], vocab_size=100)
     drafter = Sssd(SssdOptions(str(path), update_datastore=True))
     one, other = (
@@ -287,10 +285,10 @@ def test_what_one_request_says_is_drafted_for_another(tmp_path: Path) -> None:
     drafter.stop(other)
     assert drafter._store is not None
     drafter._store.close()
-    assert datastore.info(path).tokens == 2 + 8 + 6  # each answer once
+    assert datastore.info(path).tokens == 2 + 8 + 6  # each answer is stored once
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_damaged_shard_is_named(tmp_path: Path) -> None:
     path = store(tmp_path / "store", random_documents(400))
     for fusion in FUSIONS:
         drafter = Sssd(SssdOptions(str(path), fusion))
@@ -317,12 +315,12 @@ def test_damage_is_named(tmp_path: Path) -> None:
         ("sssd:datastore=demo,update_datastore=true", "only read"),
     ],
 )
-def test_wrong_options_are_named(spec: str, message: str) -> None:
+def test_invalid_options_are_refused(spec: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         create(spec)
 
 
-def test_a_store_that_is_not_there() -> None:
+def test_missing_datastore_is_refused() -> None:
     with pytest.raises(DatastoreError, match="no store"):
         create("sssd:datastore=nowhere")
 
@@ -346,8 +344,8 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
         load_weights(path)
 
 
-def test_a_store_helps(tmp_path: Path) -> None:
-    """An answer that stands in the store is guessed from it."""
+def test_datastore_raises_tokens_per_step(tmp_path: Path) -> None:
+    """Check that an answer in the datastore is drafted from it."""
     rng = random.Random(9)
     documents = [[rng.randrange(500) for _ in range(80)] for _ in range(30)]
     traces = [(document[:4], document[4:]) for document in documents]
@@ -360,7 +358,7 @@ def test_a_store_helps(tmp_path: Path) -> None:
         )
 
 
-def test_a_store_of_more_tokens_than_the_target_is_refused(tmp_path: Path) -> None:
+def test_datastore_with_a_larger_vocabulary_is_refused(tmp_path: Path) -> None:
     path = store(tmp_path / "store", vocab_size=100)
     with pytest.raises(
         ConfigError, match="vocabulary of 100 tokens; expected at most 50, the target's"

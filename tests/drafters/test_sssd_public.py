@@ -1,5 +1,6 @@
-"""`fusion=paper` against a plain simulation of the public code, on the package's own sources as
-text.
+"""Compare `fusion=paper` with a plain simulation of the public code.
+
+The text is the package's own source code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.support.sssd_public import Request, Store, draft, tokens_per_step
 
 
 def test_by_hand() -> None:
-    """What follows in the store, and in the output nothing before a window of it is complete."""
+    """Check the datastore, and that output is found only once a window of it is complete."""
     store = Store([[1, 2, 3, 4], [1, 2, 7, 8], [5, 6, 9]])
     assert draft(Request([50, 51, 52]), store, [1, 2], 7) == {3: {4: {}}, 7: {8: {}}}
     request = Request([50, 51, 52])
@@ -31,7 +32,7 @@ def test_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
-    """Sources of the package, a number for each word and sign."""
+    """Return the package's source files with a number for each word and sign."""
     ids: dict[str, int] = {}
     files = sorted(Path(paceline.__file__).parent.glob("*.py"))
     return [
@@ -44,8 +45,10 @@ def texts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("nodes", [8, 16, 32])
-def test_as_the_public_code(tmp_path: Path, texts: list[list[int]], nodes: int) -> None:
-    """Within 3 % of its tokens per step."""
+def test_tokens_per_step_equal_the_public_code(
+    tmp_path: Path, texts: list[list[int]], nodes: int
+) -> None:
+    """Check that they are within 3 %."""
     documents, answers = texts[::2], texts[1::2]
     traces = [(text[:150], text[150:350]) for text in answers if len(text) > 350]
     datastore.build(tmp_path / "store", documents, 1 + max(map(max, texts)), workers=1)

@@ -1,4 +1,4 @@
-"""`last_logits`: the other top tokens of the target's last logits become children of the root."""
+"""Test `last_logits`, which adds the target's other top tokens as children of the root."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drafted(text: list[int], top_tokens: list[int], spec: str = SPEC) -> DraftTr
     return tree
 
 
-def test_they_follow_the_root_in_their_order() -> None:
+def test_top_tokens_follow_the_root_in_order() -> None:
     tree = drafted([1, 2, 3], [3, 10, 11, 12, 13, 14, 15, 16])
     assert tree.token_ids[:7] == [10, 11, 12, 13, 14, 15, 16]
     assert tree.parents[:7] == [-1] * 7
@@ -47,8 +47,8 @@ def test_they_follow_the_root_in_their_order() -> None:
     assert set(tree.origins) == {Origin.RECYCLED}
 
 
-def test_what_follows_them_is_looked_up() -> None:
-    """After 20 came 21 22 in the prompt; 20 is only a runner-up of the last logits."""
+def test_continuations_of_top_tokens_are_looked_up() -> None:
+    """Check that 20, a runner-up of the last logits, continues with 21 as in the prompt."""
     tree = drafted([20, 21, 22, 5, 6], [6, 20, 30, 31, 32, 33, 34, 35])
     child = tree.token_ids.index(20)
     followers = [
@@ -68,8 +68,8 @@ def test_a_retrieved_child_keeps_its_confidence() -> None:
     assert 9 not in plain.token_ids
 
 
-def test_a_replay_accepts_them() -> None:
-    """The record has no repeats, so retrieval finds nothing; the second top token comes next."""
+def test_replay_accepts_top_tokens() -> None:
+    """Check an answer without repeats whose next token is always the second top token."""
     answer = list(range(10, 20))
     tops = np.array([[*range(token, token + 2), *range(40, 40 + COUNT - 2)] for token in answer])
     top = TopTokens(tops, np.full(tops.shape, 0.1, np.float32))
@@ -81,11 +81,11 @@ def test_a_replay_accepts_them() -> None:
         replay(create(SPEC), [([1, 2], answer)])
 
 
-def test_it_keeps_the_contract() -> None:
+def test_contract() -> None:
     report = check_drafter(create(SPEC))
     assert report.drafted > report.accepted > 0
 
 
-def test_paper_weights_do_not_score_them() -> None:
+def test_paper_fusion_refuses_last_logits() -> None:
     with pytest.raises(ConfigError, match="last_logits"):
         create("sssd:last_logits=true,fusion=paper")

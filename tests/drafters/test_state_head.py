@@ -1,6 +1,4 @@
-"""Published heads: loaded as their authors compute them, in batches, and refused with one line
-where they cannot fit. That answers stay the same is held with those of all drafters.
-"""
+"""Test published EAGLE-3 heads: their logits, their use in batches, and refused files."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ LENGTH = 17
 
 
 def head_folder(target: Any, folder: Path, **changes: Any) -> str:
-    """A random head with a reduced vocabulary, and norms that are not trivial."""
+    """Write a random head with a reduced vocabulary and non-trivial norms."""
     config = eagle3_config(target, len(KEPT), [0, 1], **changes)
     module = module_for(target, config)
     with torch.no_grad():
@@ -59,13 +57,15 @@ def loaded(target: Any, folder: str) -> Eagle3Head:
 
 @torch.no_grad()
 def states_of(target: Any, text: Tensor) -> Tensor:
-    """States for all tokens but the first, [n - 1, 1 + layers, hidden]."""
+    """Return states for all tokens but the first, [n - 1, 1 + layers, hidden]."""
     states = target(text[None], output_hidden_states=True).hidden_states
     return torch.stack([states[-1], states[0], states[1]], dim=2)[0, :-1]
 
 
-def opened(head: Eagle3Head, tokens: Tensor, states: Tensor, cuts: Sequence[int] = ()) -> HeadText:
-    """A text that the head has read, in the parts that begin at `cuts`."""
+def read_text(
+    head: Eagle3Head, tokens: Tensor, states: Tensor, cuts: Sequence[int] = ()
+) -> HeadText:
+    """Return a text that the head has read in parts that start at `cuts`."""
     text = head.open(64)
     text.restart(1)
     for begin, end in zip((0, *cuts), (*cuts, len(states)), strict=True):
@@ -78,7 +78,7 @@ def root_logits(head: Eagle3Head, text: HeadText) -> Tensor:
 
 
 def reference(weights: dict[str, Tensor], embedded: Tensor, joined: Tensor) -> Tensor:
-    """The logits after the last token, from the formulas of the paper; Llama layers, one pass."""
+    """Return the logits after the last token, computed from the paper's formulas."""
     layer = {name.removeprefix("layers.0."): weight for name, weight in weights.items()}
     states = normed(joined @ weights["fc.weight"].T, layer["hidden_norm.weight"])
     inputs = torch.cat((normed(embedded, layer["input_layernorm.weight"]), states), dim=-1)
@@ -98,14 +98,14 @@ def reference(weights: dict[str, Tensor], embedded: Tensor, joined: Tensor) -> T
     return normed(hidden, weights["norm.weight"])[-1] @ weights["lm_head.weight"].T
 
 
-def test_logits_are_those_of_the_formulas(pair: Pair, tmp_path: Path) -> None:
+def test_logits_equal_the_formulas(pair: Pair, tmp_path: Path) -> None:
     head = loaded(pair.target, head_folder(pair.target, tmp_path))
     tokens = torch.tensor(pair.prompts[0][:LENGTH])
     states = states_of(pair.target, tokens)
     embedded = pair.target.get_input_embeddings().weight.detach()[tokens[1:]]
     weights = find_head(str(tmp_path))._files.tensors()  # type: ignore[attr-defined]
     expected = reference(weights, embedded, states[:, 1:].flatten(1))
-    found = root_logits(head, opened(head, tokens, states))
+    found = root_logits(head, read_text(head, tokens, states))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
@@ -118,33 +118,33 @@ def test_logits_are_those_of_the_formulas(pair: Pair, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_text_read_in_parts_gives_the_same_predictions(
+def test_reading_in_parts_gives_the_same_logits(
     pair: Pair, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """A chain of draft nodes predicts what the head predicts if it reads them at once."""
+    """Check also that a chain of draft nodes gives the logits of reading them at once."""
     head = loaded(pair.target, head_folder(pair.target, tmp_path, **changes))
     tokens = torch.tensor(pair.prompts[0][:LENGTH])
     states = states_of(pair.target, tokens)
-    whole = root_logits(head, opened(head, tokens, states))
-    parts = opened(head, tokens, states, cuts=(3, 4, 11))
+    whole = root_logits(head, read_text(head, tokens, states))
+    parts = read_text(head, tokens, states, cuts=(3, 4, 11))
     torch.testing.assert_close(root_logits(head, parts), whole)
-    # A chain of draft nodes, among siblings and another text that is behind.
-    other = opened(head, tokens[:6], states[:5])
+    # A chain of draft nodes, among siblings and with a shorter text in the batch.
+    other = read_text(head, tokens[:6], states[:5])
     root = [HeadNode(ROOT, 0, ())]
     head.predict([parts, other], [root, root])
     nodes = [HeadNode(0, 7, (0,)), HeadNode(1, 9, (1,))]
     head.predict([parts, other], [nodes, nodes[:1]])
     deep = [HeadNode(2, 11, (1, 2))]
     branched = head.logits([parts, other], [deep, []])[0][0]
-    alone = opened(head, tokens, states)
+    alone = read_text(head, tokens, states)
     root_logits(head, alone)
     head.logits([alone], [[HeadNode(0, 9, (0,))]])
     chain = head.logits([alone], [[HeadNode(1, 11, (0, 1))]])[0][0]
     torch.testing.assert_close(branched, chain)
 
 
-def test_a_head_of_the_authors_format_is_read(pair: Pair, tmp_path: Path) -> None:
-    """Layers named "midlayer", flat settings, and layer numbers that count outputs."""
+def test_head_in_the_authors_format_is_loaded(pair: Pair, tmp_path: Path) -> None:
+    """Check layers named "midlayer", flat settings, and layer numbers that count outputs."""
     config = eagle3_config(pair.target, len(KEPT), [1, 1], norm_before_residual=False)
     module = module_for(pair.target, config)
     flat = {
@@ -167,7 +167,7 @@ def test_a_head_of_the_authors_format_is_read(pair: Pair, tmp_path: Path) -> Non
 
 
 def test_default_layers_depend_on_the_target(tmp_path: Path) -> None:
-    """The shape as published: states of the second, the middle and the third layer from the end."""
+    """Check the published default: the second, the middle and the third layer from the end."""
     target = make("six_words")
     target = type(target)(
         type(target.config)(**{**target.config.to_dict(), "num_hidden_layers": 8})
@@ -185,8 +185,8 @@ def test_default_layers_depend_on_the_target(tmp_path: Path) -> None:
     assert [out.token_ids for out in found] == [out.token_ids for out in plain]
 
 
-def test_a_prefix_without_states_is_left_out(pair: Pair) -> None:
-    """A follow-up whose beginning is cached still gets drafts, once there are states."""
+def test_cached_prefix_without_states_gets_drafts(pair: Pair) -> None:
+    """Check that a request with a cached prefix gets drafts once there are states."""
     folder = trained_eagle3(pair.target, pair.texts())
     llm = LLM(pair.target, drafter=f"state_head:head={folder},budget=false", keep_prefixes=1)
     (first,) = llm.generate([pair.prompts[0]], SamplingParams(max_new_tokens=8))
@@ -197,7 +197,7 @@ def test_a_prefix_without_states_is_left_out(pair: Pair) -> None:
     assert again.stats.accepted_tokens > 0
 
 
-def test_inside_transformers(pair: Pair) -> None:
+def test_generate_of_transformers(pair: Pair) -> None:
     spec = f"state_head:head={trained_eagle3(pair.target, pair.texts())},budget=false"
     ids = torch.tensor([pair.prompts[1]])
     strategy = Strategy(spec)
@@ -279,7 +279,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_head_is_refused_with_one_line(pair: Pair, tmp_path: Path, fault: str) -> None:
+def test_broken_heads_are_refused(pair: Pair, tmp_path: Path, fault: str) -> None:
     folder = head_folder(pair.target, tmp_path)
     damage, message = BROKEN[fault]
     damage(tmp_path)
@@ -336,7 +336,7 @@ def test_a_head_shares_the_lm_head_of_its_target(pair: Pair, tmp_path: Path) -> 
 def test_a_head_from_the_hub(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
-    """Files that the hub's client has in its cache, offline."""
+    """Check files from the hub client's cache, offline."""
     commit = "a" * 40
     folder = tmp_path / "models--someone--head" / "snapshots" / commit
     folder.mkdir(parents=True)
