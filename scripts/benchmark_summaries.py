@@ -26,7 +26,7 @@ from papers.part import setting  # noqa: E402
 PLAIN = "none"  # plain decoding in the same engine
 SUMMARY = " (summary)"  # at the end of the kind of a summary
 _PAPER = "paceline paper "
-_RAW = ("calls", "cells", "divergences", "turn", "intrusion", "soak")
+_RAW = ("calls", "cells", "divergences")
 _OF_PAPERS = ("schema", "kind", "complete", "command", "convention", "sections", "config")
 _DIGITS = 5
 # Bench runs whose figures by kind of text a page shows; other summaries have only the totals.

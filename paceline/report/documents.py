@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,6 @@ from paceline.util.files import parse_json, write_atomically
 from paceline.util.text_files import read_text
 
 T = TypeVar("T")
-_KEY = "document_key"  # metadata of a field whose key in documents is not its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +32,6 @@ class DocumentKind(Generic[T]):
     name: str
     schema: int
     content: type[T]
-
-
-def saved_as(key: str) -> Any:
-    """Return a dataclass field that has a different key in documents.
-
-    Args:
-        key: Key in the document.
-    """
-    return field(metadata={_KEY: key})
 
 
 def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derived: Any) -> None:
@@ -143,14 +133,12 @@ def _describe(error: BaseException, expected: type | None) -> str:
 
 
 def _overrides(kind: Any) -> dict[str, Any]:
-    """Return cattrs overrides that omit per-request options and rename keys."""
-    overrides = {}
-    for entry in fields(kind):
-        if entry.metadata.get("per_request"):
-            overrides[entry.name] = override(omit=True)
-        elif _KEY in entry.metadata:
-            overrides[entry.name] = override(rename=entry.metadata[_KEY])
-    return overrides
+    """Return cattrs overrides that omit per-request options."""
+    return {
+        entry.name: override(omit=True)
+        for entry in fields(kind)
+        if entry.metadata.get("per_request")
+    }
 
 
 def _has_overrides(kind: Any) -> bool:

@@ -30,7 +30,7 @@ from paceline.bench.serving import (
 )
 from paceline.bench.serving.clients import closed_loop, open_loop, poisson, waited
 from paceline.bench.serving.prompts import grown
-from paceline.bench.serving.studies import Soak, percentile
+from paceline.bench.serving.result import percentile
 from paceline.bench.serving.transports import ClientRequest, Http, Piece, Transport, transport_to
 from paceline.errors import CapacityError, ConfigError, PacelineError
 from paceline.report.prompts import Prompt, load_prompts
@@ -207,14 +207,6 @@ def test_prompts_are_as_long_as_they_should_be() -> None:
         grown(prompts, 1, 300, llm.tokenizer, 200)
 
 
-def test_soak_grows_where_memory_does() -> None:
-    flat, rising = (
-        Soak(tuple((float(i), 100 + i * step) for i in range(40)), 1, 0, 0) for step in (0, 10)
-    )
-    assert flat.growth == 1
-    assert rising.growth > 1.5
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -225,7 +217,6 @@ def test_soak_grows_where_memory_does() -> None:
         ({"contexts": "short,huge"}, "contexts: got 'short,huge'"),
         ({"contexts": ""}, "contexts: got ''"),
         ({"medium": 2}, "medium"),
-        ({"soak": -1}, "soak"),
     ],
 )
 def test_what_cannot_be_asked_for(options: dict[str, Any], words: str) -> None:
@@ -245,7 +236,6 @@ def test_a_server_that_refuses_ends_the_run() -> None:
 
 
 def test_on_the_command_line_over_http(tmp_path: Path) -> None:
-    """The run includes all further measurements."""
     words = [
         "bench",
         "--serve",
@@ -265,26 +255,10 @@ def test_on_the_command_line_over_http(tmp_path: Path) -> None:
         "2",
         "--drafter",
         "prompt_lookup",
-        "--turn",
-        "150",
-        "--intruders",
-        "150",
-        "--soak",
-        "0.03",
     ]
     status, _ = call(*words, "--json", tmp_path / "r.json")
     assert status == 0
     result = read_json(tmp_path / "r.json")
-    assert result.turn is not None
-    assert min(result.turn.reused_tokens) >= 150
-    assert max(result.turn.recomputed_tokens) < 10
-    assert result.turn.ratio > 1
-    assert result.intrusion is not None
-    assert result.intrusion.begun > 0
-    assert len(result.intrusion.disturbed) > 20
-    assert result.soak is not None
-    assert result.soak.answers > 2
-    assert result.soak.left_open == 0
     assert all(row.equal == row.compared for row in result.figures())
     assert result.config.command().startswith("paceline bench demo --serve")
     for extra in (["--batch", "2"], ["--temperature", "1"]):

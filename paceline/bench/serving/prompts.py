@@ -59,7 +59,7 @@ def grown(
     if tokens > room:
         raise CapacityError(
             f"bench: got prompts of {tokens} tokens, but the model's context has room for only"
-            f" {room}. Lower medium, long, turn or intruders, or the number of new tokens."
+            f" {room}. Lower medium or long, or the number of new tokens."
         )
     text, others = prompts[index].text, islice(cycle(prompts), index + 1 + drop, None)
     while len(ids := encode(replace(prompts[index], text=text), tokenizer)) < tokens:

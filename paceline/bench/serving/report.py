@@ -10,7 +10,6 @@ from rich.markup import escape
 from paceline.bench.report import provenance
 from paceline.bench.serving.report_settings import WIDE_COLUMNS
 from paceline.bench.serving.result import LoadFigures, ServingResult
-from paceline.bench.serving.studies import percentile
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Column, Table
 
@@ -134,37 +133,8 @@ def figures_table(result: ServingResult) -> Table:
 
 
 def notes(result: ServingResult) -> list[str]:
-    """Return a sentence for each additional measurement."""
-    sentences = []
-    if result.turn is not None:
-        turn = result.turn
-        sentences.append(
-            f"In the second turn of a chat, after {turn.before} tokens, the first token takes"
-            f" {_ms(turn.reused, 0.5)} with prefix reuse ({min(turn.reused_tokens)} cached tokens)."
-            f" Without prefix reuse ({max(turn.recomputed_tokens)} cached tokens), the first token"
-            f" takes {_ms(turn.recomputed, 0.5)}, {turn.ratio:.1f} times as long. Both times are"
-            f" medians of {len(turn.reused)} measurements."
-        )
-    if result.intrusion is not None:
-        gaps = result.intrusion
-        sentences.append(
-            "Without other load, the 99th percentile of the gaps between the chunks of a stream is"
-            f" {_ms(gaps.alone, 0.99)}, and the longest gap is {_ms(gaps.alone, 1)}. While prompts"
-            f" of {gaps.tokens} tokens arrive ({gaps.begun} started), the 99th percentile is"
-            f" {_ms(gaps.disturbed, 0.99)} ({gaps.ratio:.1f}x), and the longest gap is"
-            f" {_ms(gaps.disturbed, 1)}."
-        )
-    if result.soak is not None:
-        soak = result.soak
-        sizes = [size / 1e6 for _, size in soak.resident]
-        sentences.append(
-            f"In a soak test of {soak.resident[-1][0] / 60:.1f} minutes, the server completed"
-            f" {soak.answers} answers, clients aborted {soak.aborted} others, and"
-            f" {soak.left_open} remained open at the end. The memory use was between"
-            f" {min(sizes):.0f} and {max(sizes):.0f} MB. In the last quarter of the run, the"
-            f" memory use was {soak.growth:.3f} times as high as in the second quarter."
-        )
-    return [*sentences, *_repeating(result), *_differing(result.figures())]
+    """Return sentences about repeated prompts and different answers."""
+    return [*_repeating(result), *_differing(result.figures())]
 
 
 def _repeating(result: ServingResult) -> list[str]:
@@ -188,7 +158,3 @@ def _differing(figures: list[LoadFigures]) -> list[str]:
         " differ."
         for row in differing
     ]
-
-
-def _ms(values: tuple[float, ...], share: float) -> str:
-    return f"{1000 * percentile(values, share):.0f} ms"

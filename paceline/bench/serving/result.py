@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.bench.environment import Environment
 from paceline.bench.serving.settings import ServingConfig
-from paceline.bench.serving.studies import Intrusion, SecondTurn, Soak, percentile
 from paceline.core.metrics import Timing
 from paceline.drafters import PLAIN
 
@@ -151,7 +151,6 @@ class ServingResult:
         dtype: Data type of the model.
         invariant: Whether batch invariance was guaranteed (`LLM.invariance`).
         cells: Measurements of all loads with all drafters.
-        turn, intrusion, soak: Additional measurements; None if not configured.
         invariance: Why `invariant` is true or false; empty in files from earlier versions.
     """
 
@@ -162,9 +161,6 @@ class ServingResult:
     dtype: str
     invariant: bool
     cells: tuple[Cell, ...]
-    turn: SecondTurn | None = None
-    intrusion: Intrusion | None = None
-    soak: Soak | None = None
     invariance: str = ""
 
     @property
@@ -211,6 +207,11 @@ class ServingResult:
             equal=sum(answer.equal is True for answer in answers),
             compared=sum(answer.equal is not None for answer in answers),
         )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return a percentile of the values, by nearest rank."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def throughput(cells: Iterable[Cell]) -> float:

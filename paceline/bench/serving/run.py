@@ -7,8 +7,6 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,7 +17,6 @@ from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.models import torch_threads
 from paceline.bench.serving.clients import Reply, ask, closed_loop, open_loop, poisson, waited
 from paceline.bench.serving.measure_settings import ARRIVAL_SEED, MIN_PROMPT_TOKENS, WARMUP_TOKENS
-from paceline.bench.serving.measures import intrusion, second_turn, soak
 from paceline.bench.serving.prompts import prompts_of
 from paceline.bench.serving.result import Cell, LoadLevel, ServingResult, TimedAnswer
 from paceline.bench.serving.settings import ServingConfig
@@ -58,9 +55,7 @@ class _Bench:
         selection = config.selection
         self._prompts = prompts or load_prompts(selection.prompts, selection.limit, selection.every)
         self._users = max(config.load.user_counts)
-        # With a single slot, arriving prompts would wait for the end of the stream.
-        max_batch = max(self._users, 2) if config.load.intruders else self._users
-        self._llm, self._make = _engine(config, max_batch)
+        self._llm, self._make = engine_of(config, self._users)
         self._room = self._llm.max_length - config.max_new_tokens
         if self._room < MIN_PROMPT_TOKENS:
             raise CapacityError(
@@ -77,15 +72,12 @@ class _Bench:
         self._plain_replies: dict[tuple[str, str], Reply] = {}
 
     def run(self) -> ServingResult:
-        """Run all loads and additional measurements."""
+        """Run all loads."""
         config, llm = self._config, self._llm
         gc.collect()
         environment = look_around(llm.model.device)
-        extras: dict[str, Any] = {}
         with transport_to(llm, config, self._users) as transport:
             complete = self._all(transport)
-            for name, measure in self._measures(transport).items() if complete else ():
-                extras[name] = measure()
         environment = dataclasses.replace(
             environment, load_end=load_average(), peak_memory=peak_memory()
         )
@@ -98,28 +90,7 @@ class _Bench:
             llm.invariance.on,
             tuple(self._cells),
             invariance=llm.invariance.reason,
-            **extras,
         )
-
-    def _measures(self, transport: Transport) -> dict[str, Callable[[], Any]]:
-        """Return the additional measurements that are configured."""
-        load, length = self._config.load, self._config.max_new_tokens
-        measures: dict[str, Callable[[], Any]] = {}
-        if load.turn:
-            measures["turn"] = partial(second_turn, self._config, self._prompts, self._llm)
-        if load.intruders:
-            measures["intrusion"] = partial(
-                intrusion, transport, self._config, self._prompts, self._llm
-            )
-        if load.soak:
-            requests = [
-                ClientRequest(name, ids, length, drafter)
-                for prompts in self._encoded_prompts.values()
-                for name, ids in prompts
-                for drafter in self._config.drafters
-            ]
-            measures["soak"] = partial(soak, transport, requests, self._users, load.soak, self._llm)
-        return measures
 
     def _all(self, transport: Transport) -> bool:
         """Run all loads; return False if interrupted."""
@@ -228,7 +199,7 @@ class _Bench:
         return max(len(cell.answers) / cell.seconds for cell in plain if cell.load.kind == "closed")
 
 
-def _engine(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
+def engine_of(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
     """Return the engine for all loads, and a factory for its drafters."""
     options = config.models
     draft_name = demo.draft_name(options.model, options.draft_model)

@@ -45,14 +45,6 @@ class LoadOptions:
         requests: Number of requests per load; at least 0. With 0, each user sends two requests, and
             at least eight are sent in total.
         transport: 'http' starts a server in this process; 'direct' uses the engine's asyncio calls.
-        turn: Number of tokens before the second turn of a chat; at least 0. The benchmark measures
-            the time to the first token of the second turn, with and without prefix reuse. 0 skips
-            this measurement.
-        intruders: Number of tokens in each long prompt that arrives while an answer is streamed; at
-            least 0. The benchmark measures the gaps between the chunks of the stream. 0 skips this
-            measurement.
-        soak: Duration in minutes of a mixed load with aborted answers; at least 0. The benchmark
-            records the memory use. 0 skips this measurement.
 
     Raises:
         ConfigError: A value is out of range.
@@ -65,15 +57,11 @@ class LoadOptions:
     long: int = 3000
     requests: int = 0
     transport: Transport = "http"
-    turn: int = 0
-    intruders: int = 0
-    soak: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("medium", "long"):
             require_range("load", name, getattr(self, name), 8)
-        for name in ("requests", "turn", "intruders", "soak"):
-            require_range("load", name, getattr(self, name), 0)
+        require_range("load", "requests", self.requests, 0)
         if min(self.user_counts) < 1:
             raise ConfigError(
                 f"users: got {self.users!r}; expected numbers of at least 1, such as 1,8,32."
