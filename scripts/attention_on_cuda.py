@@ -1,11 +1,12 @@
-"""Time attention by position beside SDPA on a GPU, as Markdown tables.
+"""Compare the times of batch-invariant attention and SDPA on a GPU, as Markdown tables.
 
     python -u scripts/attention_on_cuda.py [--dtype bfloat16] [--dim 128] [--no-launches]
 
-Shapes of an 8 B model: 32 query heads on 8 key heads. The columns of a request are a draft tree
-behind its cached context. Times are microseconds per layer: of the device alone, in a CUDA graph,
-and until the call returns. Short contexts stay in the GPU's cache from call to call. The second
-table times other tiles and numbers of warps than those of `paceline.attention.settings`.
+The shapes are those of a model with 8 billion parameters: 32 query heads and 8 key heads. The
+columns of a request are a draft tree that follows its cached context. Times are in microseconds per
+layer: the device time in a CUDA graph, and the time until the call returns. Short contexts stay in
+the GPU's cache between calls. The second table varies the tile sizes and the number of warps in
+`paceline.attention.settings`.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Inputs:
     Attributes:
         query: [requests, heads, columns, dim].
         key: [requests, key heads, keys, dim].
-        value: As `key`.
-        mask: Keys that each column sees, [requests, 1, columns, keys].
+        value: [requests, key heads, keys, dim].
+        mask: Visible keys of each column, [requests, 1, columns, keys].
         metadata: Order of the keys.
     """
 
@@ -92,12 +93,12 @@ def time_attention(
     shapes: list[tuple[int, int, int]] = SHAPES,
     device: torch.device = CUDA,
 ) -> None:
-    """Print the times of attention by position and of SDPA, and how much they differ.
+    """Print the times of batch-invariant attention and SDPA, and the error of the results.
 
     Args:
         dtype: Data type of queries, keys and values.
         dim: Head size.
-        shapes: Requests, tokens of each context, and columns of each request.
+        shapes: For each case, the number of requests, context tokens, and columns per request.
         device: Device to measure.
     """
     print("| requests | context | columns | us | us with launch | GB/s | SDPA us | difference |")
@@ -126,12 +127,12 @@ def time_launches(
     shapes: list[tuple[int, int, int]] = TUNED,
     device: torch.device = CUDA,
 ) -> None:
-    """Print the times of other tiles and numbers of warps.
+    """Print the times with other tile sizes and numbers of warps.
 
     Args:
         dtype: Data type of queries, keys and values.
-        dim: Head size; `LAUNCHES` has an entry for it.
-        shapes: Requests, tokens of each context, and columns of each request.
+        dim: Head size; must be a key of `LAUNCHES`.
+        shapes: For each case, the number of requests, context tokens, and columns per request.
         device: Device to measure.
     """
     made = [_inputs(shape, dtype, dim, device) for shape in shapes]
@@ -182,7 +183,7 @@ def _inputs(
 
 
 def _parents(nodes: int) -> Iterator[int]:
-    """Yield the parents of a tree: chains from the root."""
+    """Yield the parent of each node in a tree of chains that start at the root."""
     for node in range(nodes):
         yield -1 if node < BRANCHES else node - BRANCHES
 
@@ -194,7 +195,7 @@ def _by_position(inputs: Inputs) -> Callable[[], Tensor]:
 
 
 def _sdpa(inputs: Inputs) -> Callable[[], Tensor]:
-    """Return SDPA as decoding calls it, without cuDNN; the mask is repeated in each call."""
+    """Run SDPA as in decoding, without cuDNN; repeat the mask in each call."""
 
     def call() -> Tensor:
         query, key = inputs.query, inputs.key

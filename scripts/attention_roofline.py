@@ -1,11 +1,11 @@
-"""How near attention by position comes to the memory's bandwidth, beside SDPA, as a Markdown table.
+"""Compare batch-invariant attention and SDPA with the memory bandwidth, as a Markdown table.
 
     python scripts/attention_roofline.py [--threads N] [--dtypes float32,bfloat16]
 
-Shapes of SmolLM2-135M: 9 query heads on 3 key heads of 64. The queries are a chain behind the
-cached context. Each call reads keys and values that no call before has left in a cache, as in a
-model, whose weights pass between two layers. With one thread its own time is taken, so that other
-processes count little.
+The shapes are those of SmolLM2-135M: 9 query heads and 3 key heads of size 64. The queries are a
+chain that follows the cached context. Each call reads keys and values that are in no processor
+cache, because a model reads the weights of a layer between two attention calls. With one thread,
+the script measures CPU time, so that other processes have little effect.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def bandwidth() -> float:
-    """Bytes per second of a sum over more than fits into any cache."""
+    """Measure the memory bandwidth in bytes per second, by a sum that exceeds all caches."""
     parts = torch.ones(COLD // 4).chunk(COLD // SLICE)
     return SLICE / fastest(lambda turn: parts[turn % len(parts)].sum())
 
@@ -94,7 +94,10 @@ def row(dtype: torch.dtype, context: int, queries: int, memory: float) -> str:
 
 
 def fastest(call: Callable[[int], object]) -> float:
-    """Seconds of the fastest of the calls that fit into `SECONDS`, ten at least."""
+    """Return the seconds of the fastest call.
+
+    The function repeats calls for `SECONDS`, and at least ten times.
+    """
     call(0)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best, end, turn = float("inf"), clock() + SECONDS, 0

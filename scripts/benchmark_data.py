@@ -54,7 +54,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def figures(name: str, method: str, category: str | None = None) -> dict[str, Any]:
-    """Return the figures of a method in a bench run; empty if it did not run."""
+    """Return the figures of a method in a bench run; empty if the method did not run."""
     summary = load(name).get("summary", {"all": [], "categories": {}})
     rows = summary["categories"].get(category, []) if category else summary["all"]
     return next((row for row in rows if row["method"] == method), {})
@@ -82,7 +82,7 @@ def all_names() -> list[str]:
 
 
 def caption(names: Iterable[str]) -> str:
-    """Return model, data type, answers and tokens of the runs, each value once."""
+    """Return model, data type, answers and tokens of the runs; list each value once."""
     runs = [run for name in names if (run := load(name))]
 
     def several(values: Iterable[object]) -> str:

@@ -1,4 +1,4 @@
-"""Tables of the pages that repeat a paper, from the sections of its summary."""
+"""Generate the tables of the pages that repeat a paper, from the sections of the summary."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Build the token store that is shipped for the embedded target: paceline/demo/store, described by
-paceline/demo/store.json.
+"""Build the datastore of the embedded target: paceline/demo/store, described by store.json.
 
     python scripts/build_demo_store.py TEXT WORK [OUT]
 
-TEXT is a folder with gpteacher-{codegen,roleplay,toolformer}.jsonl and gsm8k-train.jsonl; prompts
-of nine kinds are made of it. WORK gets the embedded target's answers to them, as `paceline record`
-writes them (an interrupted run goes on). The same texts, models and versions of torch and
-transformers give the same bytes. Half an hour on one core.
+TEXT is a folder with gpteacher-{codegen,roleplay,toolformer}.jsonl and gsm8k-train.jsonl. From
+these files, the script makes prompts of nine kinds. WORK receives the embedded target's answers, as
+`paceline record` writes them, and an interrupted run continues. The same texts, models and versions
+of torch and transformers give the same bytes. The run takes half an hour on one core.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ OPENING = 3
 
 
 def make_prompts(text: Path) -> list[Prompt]:
-    """Return prompts of every kind in turn, the same ones for the same texts."""
+    """Return prompts that alternate between all kinds; the same texts give the same prompts."""
     chats = {name: list(read_chats(text / f"{name}.jsonl")) for name in SOURCES}
     rng = random.Random(0)
     kinds = {
@@ -91,7 +90,7 @@ def stubs(chats: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def questions(chats: Iterator[tuple[str, str]]) -> Iterator[str]:
-    """Yield short questions, wherever they are asked."""
+    """Yield short questions from all texts."""
     texts = chain.from_iterable(chats)
     found = (
         re.findall(r"\b(?:Who|What|Where|When|Which|How|Why) [^.?!\n]{12,90}\?", text)
@@ -108,16 +107,14 @@ def passages(chats: list[tuple[str, str]], rng: random.Random) -> Iterator[str]:
 
 
 def grounded(chats: dict[str, list[tuple[str, str]]], rng: random.Random) -> Iterator[str]:
-    """Yield passages with a question behind them."""
+    """Yield passages, each followed by a question about it."""
     asked = list(questions(chain(chats["gpteacher-roleplay"], chats["gpteacher-toolformer"])))
     for passage in passages(chats["gpteacher-roleplay"], rng):
         yield f"{passage}\n{rng.choice(asked)}"
 
 
 def translations(chats: list[tuple[str, str]], rng: random.Random) -> Iterator[str]:
-    """Yield sentences to translate. They are English: what is asked for is all that the target
-    makes something of.
-    """
+    """Yield English sentences with a request to translate them."""
     for _, answer in chats:
         sentences = re.findall(r"[A-Z][^.?!\n]{30,150}[.?!]", answer)
         if sentences:
@@ -128,7 +125,7 @@ def translations(chats: list[tuple[str, str]], rng: random.Random) -> Iterator[s
 
 
 def answer_all(prompts: list[Prompt], path: Path) -> None:
-    """Record the target's greedy answers; an interrupted run is continued."""
+    """Record the target's greedy answers; continue an interrupted run."""
     llm = LLM(
         demo.TARGET, "draft_model", demo.DRAFT, dtype="float32", device="cpu", max_batch=BATCH
     )
@@ -140,7 +137,7 @@ def answer_all(prompts: list[Prompt], path: Path) -> None:
 
 
 def build_store(documents: list[list[int]], tokenizer: Any, out: Path) -> None:
-    """Put a store in the place of `out` whose bytes follow from the documents."""
+    """Replace `out` by a store whose bytes depend only on the documents."""
     shutil.rmtree(out, ignore_errors=True)
     datastore.build(out, documents, len(tokenizer), tokenizer=tokenizer, workers=1)
     manifest = read_manifest(out)
@@ -153,7 +150,7 @@ def build_store(documents: list[list[int]], tokenizer: Any, out: Path) -> None:
 
 
 def write_card(out: Path, counts: dict[str, int]) -> None:
-    """Say beside the store what it holds and how it was made."""
+    """Write a file next to the store that describes its content and origin."""
     found = datastore.info(out)
     card = {
         "content": "Greedy answers of the embedded target (paceline/demo/target, float32) to"

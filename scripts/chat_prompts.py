@@ -1,15 +1,13 @@
-"""Write prompts of the kinds people ask a chat model for: questions, letters, stories, roles,
-translation, summaries.
+"""Write typical chat prompts: questions, letters, stories, roles, translation, summaries.
 
     python scripts/chat_prompts.py chats.jsonl
     python scripts/chat_prompts.py about-texts.jsonl --passages answers.jsonl more-answers.jsonl
     --tokenizer smollm2
 
-They are put together by seed from the lists in `scripts/data/chat_subjects.json`, which were
-written for this. The second command writes those with a text that is to be summarised or asked
-about: recorded answers of the model itself (files of `paceline record`), as to the first, news and
-stories among them. Prompts that figures are measured on, or that have been answered before, are
-named by `--never`, and left out.
+The script draws entries from the lists in `scripts/data/chat_subjects.json` by seed. The second
+command writes prompts that ask about a passage, or for its summary. The passages are recorded
+answers of the model (files of `paceline record`), such as news and stories. `--never` names files
+with prompts to leave out, because they are measured on or already answered.
 """
 
 from __future__ import annotations
@@ -35,16 +33,14 @@ Lists = dict[str, list[str]]
 
 
 def filled(pattern: str, lists: Lists, rng: random.Random) -> str:
-    """Fill each slot of a pattern with an entry of its list, which may have slots itself."""
+    """Fill each slot of a pattern with an entry of its list; entries may contain slots."""
     while SLOT.search(pattern):
         pattern = SLOT.sub(lambda slot: rng.choice(lists[slot[1]]), pattern, count=1)
     return pattern[0].upper() + pattern[1:]
 
 
 def passages_of(recordings: list[Path], tokenizer: str) -> list[str]:
-    """Return the recorded answers that are long enough to be summarised, and say enough, as
-    text.
-    """
+    """Return the recorded answers that are long and varied enough to summarise."""
     decode = load_tokenizer(tokenizer).decode
     answers = (
         decode(answer.output_ids, skip_special_tokens=True).strip()

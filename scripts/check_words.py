@@ -63,7 +63,7 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the comments of a file; lines that follow one another are one comment."""
+    """Yield the comments of a file; consecutive comment lines form one comment."""
     start, last, lines = 0, -1, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT or token.string.startswith("#!"):

@@ -1,7 +1,8 @@
-"""Time callers that share one engine against the same calls one after the other: two threads and an
-open stream.
+"""Compare concurrent callers of one engine with the same calls in sequence.
 
-python scripts/compare_callers.py [DRAFTER] [COST_SCALE], for example: none 1024x12
+The callers are two threads and an open stream.
+
+    python scripts/compare_callers.py [DRAFTER] [COST_SCALE], for example: none 1024x12
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Answers = list[list[int]]
 
 
 def together(llm: LLM, prompts: list[list[int]]) -> Answers:
-    """Return the answers of a stream and of two threads, all at once."""
+    """Return the answers of a stream and two threads that run at the same time."""
     stream = llm.stream(prompts[0], PARAMS)
     first = next(stream)
     with ThreadPoolExecutor(2) as threads:
@@ -36,7 +37,7 @@ def together(llm: LLM, prompts: list[list[int]]) -> Answers:
 
 
 def in_turn(llm: LLM, prompts: list[list[int]]) -> Answers:
-    """Return the same answers, made by the same calls one after the other."""
+    """Return the answers of the same calls, made one after the other."""
     streamed = [token for chunk in llm.stream(prompts[0], PARAMS) for token in chunk.token_ids]
     outs = [out for part in (0, 1) for out in llm.generate(prompts[1 + part :: 2], PARAMS)]
     return [streamed, *(out.token_ids for out in outs)]

@@ -1,13 +1,13 @@
 """Compare paceline with llama.cpp on the same GGUF file, prompts and threads.
 
-llama.cpp runs in its own virtual environment:
+llama.cpp runs in a separate virtual environment:
 
     python -m venv LLAMA && LLAMA/bin/pip install xllamacpp
     python scripts/compare_llama_cpp.py LLAMA/bin/python [--model FILE] [--out RESULT.json]
 
-Every method runs in its own process, greedily. The processes answer each group of prompts in turn,
-so other load on the machine affects all of them. Start-up is the time from the start of a process
-to its first token.
+Each method decodes greedily in a separate process. The processes take turns with each group of
+prompts, so other load on the machine affects all methods. The start-up time ends with the first
+token of a new process.
 """
 
 from __future__ import annotations

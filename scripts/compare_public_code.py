@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Tokens per target forward (prefill counted) of drafters on three prompt sets, by the convention
-of the runs of public code.
+"""Count tokens per target forward pass of drafters, as the public code counts them.
 
-Greedy, float32, 96 new tokens, end-of-sequence ignored, chat template; the first 40 prompts of
-humaneval.jsonl and gsm8k.jsonl and every 9th of spec_bench.jsonl; a prompt of more than 900 tokens
-keeps its first 4 and last 896.
+The count includes the prefill. Decoding is greedy, in float32, with the chat template, for 96 new
+tokens without end-of-sequence tokens. The prompts are the first 40 of humaneval.jsonl and of
+gsm8k.jsonl, and every 9th of spec_bench.jsonl. From a prompt of more than 900 tokens, the script
+keeps the first 4 and the last 896.
 
-python scripts/compare_public_code.py ../shared lookahead:window=7,guesses=7,prompt_pool=false [more
-drafters]
+    python scripts/compare_public_code.py ../shared lookahead:window=7,guesses=7,prompt_pool=false
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ PARAMS = SamplingParams(max_new_tokens=96, ignore_eos=True)
 
 
 def prompts(folder: Path, name: str, llm: LLM) -> list[list[int]]:
-    """Token ids of one set."""
+    """Return the token ids of one prompt set."""
     lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[SETS[name]]
     ids = [
         llm.chat_prompt([{"role": "user", "content": json.loads(line)["turns"][0]}])
@@ -39,8 +38,10 @@ def prompts(folder: Path, name: str, llm: LLM) -> list[list[int]]:
 
 
 def main(shared: Path, specs: list[str]) -> None:
-    """Print a line of Markdown per drafter: tokens per forward (tokens fed per forward, draft
-    forwards per new token).
+    """Print a Markdown row per drafter.
+
+    The row has tokens per forward pass, computed rows per forward pass, and draft passes per
+    new token.
     """
     torch.set_num_threads(1)
     target = load_model(shared / "models" / "target", "float32")

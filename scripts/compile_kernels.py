@@ -1,7 +1,8 @@
-"""Compile what paceline compiles, into its cache beside the source: every drafter once on the
-embedded pair. `make test` does it beside the type check, so that its workers need not each do it.
+"""Compile all kernels into the cache next to the source: run every drafter on the demo pair.
 
-python scripts/compile_kernels.py
+    python scripts/compile_kernels.py
+
+`make test` runs this script during the type check, so that test workers need not compile.
 """
 
 from __future__ import annotations

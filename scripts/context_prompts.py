@@ -1,10 +1,10 @@
-"""Write prompts of given lengths, for benchmarks over the length of the context.
+"""Write prompts of given lengths, for benchmarks by context length.
 
     python scripts/context_prompts.py prompts.jsonl --texts spec_bench.jsonl --tokens 200 1000 4000
     --each 3
 
-Each is made of questions of the file, one after the other, and ends by asking for the main points;
-its category is "context N".
+Each prompt joins questions from the file, and ends with a request for the main points. The prompt's
+category is "context N".
 """
 
 from __future__ import annotations

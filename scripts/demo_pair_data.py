@@ -1,6 +1,4 @@
-"""Text, prompts and target continuations from which scripts/train_demo_pair.py makes the demo
-pair.
-"""
+"""Provide texts, prompts and target continuations for scripts/train_demo_pair.py."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ Chat = tuple[str, str]  # question, answer
 
 @dataclass
 class Corpus:
-    """Training text: chats by source, library files, and what the record says about them."""
+    """Training text: chats by source, library files, and their description for the record."""
 
     chats: dict[str, list[Chat]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
@@ -62,8 +60,9 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A prompt with the target's continuation. Shapes: ids [length + 1], hidden [length, target
-    hidden].
+    """A prompt and the target's continuation.
+
+    Shapes: ids [length + 1], hidden [length, target hidden].
     """
 
     ids: Tensor
@@ -72,7 +71,7 @@ class Rollout:
 
 
 def function_stubs(source: str) -> Iterator[Chat]:
-    """Documented functions of a module as (signature and docstring, body)."""
+    """Return the documented functions of a module as (signature and docstring, body)."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) and len(node.body) > 1:
@@ -107,7 +106,7 @@ def load_corpus(text: Path, rng: random.Random) -> Corpus:
 
 
 def encode_chat(tokenizer: Any, question: str, answer: str = "") -> list[int]:
-    """Chat-template prompt, followed by the (unfinished) answer."""
+    """Return the tokens of a chat-template prompt, followed by an unfinished answer."""
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
     )
@@ -123,10 +122,11 @@ def roll_out(
     temperatures: Tensor,
     generator: torch.Generator,
 ) -> list[Rollout]:
-    """Continue left-padded prompts, ignoring EOS, and keep every hidden state of the target.
+    """Continue left-padded prompts past EOS, and keep every hidden state of the target.
 
-    A row with temperature 0 is greedy. The target's logits are its head applied to `hidden`, so the
-    full distribution costs 2 bytes x hidden size per token instead of the vocabulary.
+    A row with temperature 0 is greedy. The target's logits can be recomputed from `hidden` with
+    its head. This takes 2 bytes per hidden dimension and token, instead of storing the whole
+    distribution.
     """
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -161,8 +161,9 @@ def roll_out(
 def collect_rollouts(
     target: Any, tokenizer: Any, chats: dict[str, list[Chat]], seconds: float, rng: random.Random
 ) -> list[Rollout]:
-    """Rollouts of training prompts until the time is used; half of them start inside the written
-    answer.
+    """Continue training prompts until the time is used up.
+
+    Half of the continuations start inside the written answer.
     """
     generator, start, rollouts = (
         torch.Generator().manual_seed(rng.randrange(2**31)),
@@ -203,7 +204,7 @@ def save_rollouts(path: Path, rollouts: list[Rollout], minutes: float) -> None:
 
 
 def read_rollouts(path: Path) -> tuple[list[Rollout], float]:
-    """Rollouts of `save_rollouts` and the minutes it took to make them."""
+    """Read the rollouts of `save_rollouts`, and the minutes that they took."""
     state = torch.load(path)
     lengths = [length for length, _ in state["sizes"]]
     ids = state["ids"].long().split([length + 1 for length in lengths])

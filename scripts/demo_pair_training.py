@@ -1,4 +1,4 @@
-"""Tokenizer, models and the two training loops of scripts/train_demo_pair.py."""
+"""Train the tokenizer and models of scripts/train_demo_pair.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ CHECKPOINTS = 8
 
 
 def learning_rate(peak: float, done: float) -> float:
-    """Short warm-up, then linear decay over the stage; `done` is the share of its time used."""
+    """Return the learning rate: a short warm-up, then linear decay.
+
+    `done` is the elapsed share of the stage's time.
+    """
     return peak * min(1.0, done / 0.02) * max(0.0, 1.0 - done) + 1e-6
 
 
@@ -74,7 +77,7 @@ def new_model(role: str) -> Any:
 def train_next_token(
     model: Any, stream: Tensor, seconds: float, generator: torch.Generator
 ) -> list[list[float]]:
-    """Plain language modelling on windows of 512 tokens; returns the loss curve."""
+    """Train on the next token in windows of 512 tokens; return the loss curve."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.05)
     start, step, curve = time.monotonic(), 0, []
     while (done := (time.monotonic() - start) / seconds) < 1.0:
@@ -98,7 +101,7 @@ def descend(model: Any, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def token_batches(rollouts: list[Rollout], rng: random.Random) -> Iterator[list[Rollout]]:
-    """Endless epochs of batches of similar lengths, about BATCH_TOKENS each, in random order."""
+    """Yield batches of texts with similar lengths, about BATCH_TOKENS each, without end."""
     while True:
         batches = [list[Rollout]()]
         for row in sorted(rollouts, key=lambda row: (len(row.hidden) // 16, rng.random())):
@@ -110,8 +113,9 @@ def token_batches(rollouts: list[Rollout], rng: random.Random) -> Iterator[list[
 
 
 def scored(row: Rollout) -> Tensor:
-    """Shape [length], bool: the positions that count, all of the continuation and a few of the
-    prompt.
+    """Return which positions the loss uses, bool [length].
+
+    These are all positions of the continuation and a few of the prompt.
     """
     position = torch.arange(len(row.hidden))
     return (position >= row.prompt_length - 1) | (position % PROMPT_STRIDE == 0)
@@ -119,9 +123,7 @@ def scored(row: Rollout) -> Tensor:
 
 @torch.no_grad()
 def soft_labels(teacher: Tensor, head: Tensor) -> Tensor:
-    """Shape [positions, vocab]: the target's distribution mixed with its own argmax, from its
-    hidden states.
-    """
+    """Return the target's distribution mixed with its arg-max, [positions, vocab]."""
     label = torch.softmax(F.linear(teacher.float(), head), -1)
     best = label.argmax(-1, keepdim=True)
     return label.mul_(1 - ARGMAX_SHARE).scatter_add_(
@@ -137,9 +139,10 @@ def distil(
     rng: random.Random,
     keep: Callable[[], None],
 ) -> list[list[float]]:
-    """Stage 2: fit the draft to the target's distribution; `keep` is called at each checkpoint.
+    """Run stage 2: fit the draft to the target's distribution; return the loss curve.
 
-    `head` is the target's output matrix, shape [vocab, target hidden]. Returns the loss curve.
+    `keep` is called at each checkpoint. `head` is the target's output matrix, [vocab, target
+    hidden].
     """
     optimizer = torch.optim.AdamW(draft.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
     start, checkpoint, curve = time.monotonic(), 1, []

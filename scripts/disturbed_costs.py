@@ -1,13 +1,12 @@
-"""Compare `auto` with a cost curve that was measured beside busy loops and with one of a quiet
-machine.
+"""Compare `auto` with cost curves from a busy and from a quiet machine.
 
     python scripts/disturbed_costs.py [--threads 1] [--loops 2] [--warm 20] [--requests 20]
     [--tokens 64] [--json FILE]
 
-SmolLM2-135M in bfloat16. The loops run only while the first curve is measured. Then three engines
-answer the same prompts by turns: both curves with `auto`, and plain decoding. The first requests
-warm up; the figure is of those behind them. `scripts/update_benchmarks.py` writes it into
-docs/concepts/draft-budget.md.
+The model is SmolLM2-135M in bfloat16. Busy loops run only while the first curve is measured. Then
+three engines answer the same prompts in turn: `auto` with each curve, and plain decoding. The
+figures leave out the first requests, which warm up the engines. `scripts/update_benchmarks.py`
+writes the figures into docs/concepts/draft-budget.md.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def busy(loops: int) -> Iterator[None]:
 
 
 def engine_with_curve(plain: LLM) -> tuple[LLM, MeasuredCurve]:
-    """An engine whose curve is measured now, in a cache of its own."""
+    """Return an engine that measures its cost curve now, in an empty cache."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PACELINE_CACHE"] = folder
         llm = LLM(plain.model.model, "auto", tokenizer=plain.tokenizer, max_batch=1)
@@ -119,7 +118,7 @@ def current(llm: LLM) -> MeasuredCurve:
 
 
 def answer(engines: dict[str, LLM], count: int, params: SamplingParams) -> dict[str, list[float]]:
-    """Seconds of each request by engine, which take turns."""
+    """Return the seconds of each request by engine; the engines take turns."""
     clock = clock_of(torch.device("cpu"))
     texts = [
         json.loads(line)["turns"][0]

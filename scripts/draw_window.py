@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Draw lookahead's draft tree for W=5 N=4 G=2 with the drafter's own code: text into
-docs/methods/lookahead.md, and a picture.
+"""Draw lookahead's draft tree for W=5 N=4 G=2 with the drafter's own code.
+
+The script writes text and a picture into docs/methods/lookahead.md.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _COLOURS = {
 
 
 def drawn_tree() -> tuple[DraftTree, list[str], list[str]]:
-    """The tree, and for every node its label and the row it is drawn in. Tokens are all
-    different, so nothing is merged.
+    """Return the tree, and the label and row of each node.
+
+    All tokens differ, so the tree merges no nodes.
     """
     sizes = [WIDTH - 1, *[WIDTH] * (NGRAM - 2)]
     labels = [
@@ -56,7 +58,7 @@ def drawn_tree() -> tuple[DraftTree, list[str], list[str]]:
 
 
 def drawing() -> str:
-    """Two text blocks: every node at its position, and what it sees."""
+    """Return two blocks of text: every node at its position, and the nodes that it sees."""
     tree, labels, rows = drawn_tree()
     depths = node_depths(tree.parents).tolist()
     lines = [
@@ -75,7 +77,7 @@ def drawing() -> str:
 
 
 def picture(path: Path) -> None:
-    """The same tree with its edges."""
+    """Return the same tree as a picture with edges."""
     tree, labels, rows = drawn_tree()
     names = ["root", *dict.fromkeys(rows)]
     places = [(0.0, 0.0)]
@@ -116,7 +118,7 @@ def picture(path: Path) -> None:
 
 
 def main() -> None:
-    """Bring the page up to date."""
+    """Update the page."""
     page = DOCS / "methods" / "lookahead.md"
     text = page.read_text(encoding="utf-8")
     head, tail = text.split(BEGIN)[0], text.split(END)[1]

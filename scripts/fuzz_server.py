@@ -1,13 +1,14 @@
-"""Ask a running server thousands of things that nobody would ask, after its own OpenAPI schema.
+"""Send thousands of unusual requests to a running server, generated from its OpenAPI schema.
 
-schemathesis is no part of paceline's own environment; give it one:
+schemathesis needs a separate environment:
 
     python -m venv fuzz && fuzz/bin/pip install schemathesis
     paceline serve demo --port 8001 --max-length 64 --max-body 64 &
     fuzz/bin/python scripts/fuzz_server.py http://127.0.0.1:8001 --examples 1000
 
-The status is 0 where no answer had a status from 500 on but for 503 and 504, all were as the schema
-says, none took longer than `--seconds`, and nothing is open afterwards.
+The exit status is 0 if all responses meet these conditions: no status of 500 or above except 503
+and 504, a body that matches the schema, and a time below `--seconds`. Afterwards, the server must
+have no open request.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> int:
 
 
 def _left_over(url: str) -> int:
-    """Look at what the server says of itself afterwards; return 1 where something is wrong."""
+    """Check the server's state afterwards; return 1 if anything is open."""
     time.sleep(2)
     health = json.loads(_read(f"{url}/health"))
     failed = [found.group() for found in _FAILED.finditer(_read(f"{url}/metrics"))]

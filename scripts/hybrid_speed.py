@@ -75,7 +75,7 @@ def texts(count: int, generator: torch.Generator) -> tuple[Tensor, int]:
 
 
 def train(model: PreTrainedModel) -> float:
-    """Train the model, and return its share of right tokens in repeated lines."""
+    """Train the model, and return its share of correct tokens in repeated lines."""
     generator = torch.Generator().manual_seed(0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=STEPS)
@@ -128,7 +128,7 @@ def enlarge(small: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 
 def measure(model: PreTrainedModel) -> dict[str, Any]:
-    """Decode held-out texts with and without drafts in turn; each repeat has other texts."""
+    """Decode held-out texts with and without drafts in turn; each repeat uses new texts."""
     length = NUM_LINES * LINE_TOKENS
     params = SamplingParams(max_new_tokens=length, ignore_eos=True)
     engines = {spec: LLM(model, spec, batch_invariant=False) for spec in ("none", "auto")}

@@ -1,9 +1,9 @@
-"""Measure what batch invariance costs behind contexts of several lengths, and write
-docs/results/invariance-cost.json.
+"""Measure the cost of batch invariance at several context lengths.
 
     python scripts/invariance_cost.py [--model smollm2] [--threads 1] [--rounds 9] [--json FILE]
 
-`scripts/update_benchmarks.py` writes the table of docs/concepts/batch-invariance.md from it.
+The script writes docs/results/invariance-cost.json. From this file, `scripts/update_benchmarks.py`
+generates the table of docs/concepts/batch-invariance.md.
 """
 
 from __future__ import annotations

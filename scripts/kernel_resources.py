@@ -1,9 +1,10 @@
-"""Registers, spills and shared memory of the Triton kernel, as a Markdown table; no GPU is needed.
+"""List registers, spills and shared memory of the Triton kernel, as a Markdown table.
 
     python scripts/kernel_resources.py [--capabilities 80,90] [--dims 64,128,256]
 
-Needs triton. Each row is one program, compiled for one kind of GPU, dtype and head size. A program
-spills if a thread keeps numbers on its stack, in the GPU's memory, for lack of registers.
+The script needs triton, but no GPU. Each row is one program, compiled for one kind of GPU, dtype
+and head size. A program spills if its numbers exceed the registers, so that a thread stores some in
+the GPU's memory.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ _SUFFIXES = ("_row", "_head", "_column", "_place")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a compiled program takes.
+    """Resources of a compiled program.
 
     Attributes:
         program: Name of the program.
-        kind: Type of queries, keys and values, as Triton spells it.
+        kind: Type of queries, keys and values, in Triton's spelling.
         dim: Head size.
         capability: Compute capability of the GPU, times ten.
-        registers: Registers of a thread.
+        registers: Registers per thread.
         stack: Bytes of a thread's stack; 0 = no spills.
-        local: Instructions that read or write the stack.
-        shared: Bytes of shared memory of a program.
-        products: Instructions that run on tensor cores.
+        local: Number of instructions that access the stack.
+        shared: Bytes of shared memory per program.
+        products: Number of instructions that run on tensor cores.
     """
 
     program: str

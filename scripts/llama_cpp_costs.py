@@ -1,9 +1,9 @@
-"""Measure forward passes, commits and answers of a model in llama.cpp, by processor time.
+"""Measure the processor time of forward passes, commits and answers in llama.cpp.
 
     python scripts/llama_cpp_costs.py MODEL.gguf RESULT.json [forward_ms] [bookkeeping_ms] [answers]
 
-One thread; processor time does not count the time in which other programs run. The last arguments
-name what to measure again; the result keeps the rest.
+The script uses one thread and processor time, which does not include other programs. The last
+arguments select what to measure again; the result keeps the other figures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REPETITIVE = (
 
 
 def shortest_ms(call: Callable[[], object], after: Callable[[], object] = lambda: None) -> float:
-    """The shortest processor time of a call, in ms; `after` is not timed."""
+    """Return the shortest processor time of a call in ms; `after` is not timed."""
     times = []
     for _ in range(REPEATS):
         start = time.thread_time()
@@ -54,7 +54,7 @@ def shortest_ms(call: Callable[[], object], after: Callable[[], object] = lambda
 
 
 def forward_ms(model: GgufModel, exact: bool) -> dict[str, float]:
-    """The time of a forward pass after a text, by number of rows."""
+    """Return the time of a forward pass after a text, by number of rows."""
     target, request = prepared(model, exact)
     return {
         str(rows): shortest_ms(
@@ -76,7 +76,7 @@ def prepared(model: GgufModel, exact: bool = True) -> tuple[GgufTarget, Request]
 
 
 def bookkeeping_ms(model: GgufModel) -> dict[str, float]:
-    """The time that sequences take besides the forward pass."""
+    """Return the time of sequence operations outside the forward pass."""
     target, request = prepared(model)
     tree = DraftTree(list(range(16)), [-1, *range(7), *[-1] * 8])
     start = time.thread_time()
@@ -96,9 +96,9 @@ def bookkeeping_ms(model: GgufModel) -> dict[str, float]:
 
 
 def answers(path: str) -> dict[str, Any]:
-    """Processor seconds of the same answers, plain and with `auto`, in turns.
+    """Return the processor seconds of the same answers, plain and with `auto` in turn.
 
-    Every round starts with new engines, so that no answer is known from the round before.
+    Every round starts new engines, so that no engine has seen an answer before.
     """
     prompts = [prompt.text for prompt in load_prompts((), ANSWERS, STRIDE)] + list(REPETITIVE)
     seconds: dict[str, dict[str, list[float]]] = {}
@@ -112,7 +112,7 @@ def answers(path: str) -> dict[str, Any]:
 
 
 def answer_seconds(path: str, prompts: list[str], batch: int) -> dict[str, float]:
-    """Processor seconds by drafter, in turns from group to group of prompts."""
+    """Return the processor seconds by drafter; the drafters alternate by group of prompts."""
     llms = {
         name: LLM(path, name, engine="llama.cpp", device="cpu", max_batch=batch)
         for name in ("none", "auto")

@@ -53,7 +53,7 @@ def answered(
     prompts: list[list[int]],
     params: list[SamplingParams],
 ) -> dict[str, float]:
-    """Tokens per decoding pass, and accepted drafts."""
+    """Return the tokens per decoding pass and the number of accepted drafts."""
     llm = LLM(path, drafter, engine=engine, device="cpu", max_batch=1, max_nodes=MAX_NODES)
     outs = llm.generate(prompts, params)
     tokens = sum(len(out.token_ids) - 1 for out in outs)

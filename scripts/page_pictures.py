@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Make the pictures of docs/guides/server.md: a server on SmolLM2, a conversation in headless
-Chromium, what is seen as PNG.
+"""Make the pictures of docs/guides/server.md.
 
-The figures in them are those of the machine it runs on. Needs chromium, chromedriver and the wheel
-of the model.
+The script starts a server with SmolLM2, holds a conversation in headless Chromium, and saves the
+page as PNG. The figures in the pictures depend on the machine. The script needs chromium,
+chromedriver and the model's wheel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ask(window: Browser, question: str, place: int) -> None:
 
 
 def most_accepted(window: Browser) -> None:
-    """Choose a token of a step of the last answer in which about seven guesses were accepted."""
+    """Choose a token from a step of the last answer with about seven accepted draft tokens."""
     window.run("""
         const tokens = [...document.querySelectorAll('.answer:last-of-type .token')], sizes = {};
         for (const token of tokens) {

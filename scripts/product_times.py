@@ -1,7 +1,7 @@
-"""Print what all products of SmolLM2-135M take with several numbers of rows, in bfloat16 by one
-thread: the least of nine rounds.
+"""Print the time of all matrix products of SmolLM2-135M, by number of rows.
 
-Usage:
+The products use bfloat16 and one thread. The time is the minimum of nine rounds.
+
     python scripts/product_times.py [ROWS ...]
 """
 

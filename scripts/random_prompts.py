@@ -1,8 +1,8 @@
-"""Write prompts of random tokens, for benchmarks on text that nobody can guess.
+"""Write prompts of random tokens, for benchmarks on unpredictable text.
 
     python scripts/random_prompts.py prompts.jsonl --count 64 --tokens 100
 
-Their category is "random".
+The category of these prompts is "random".
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Measure what a verification pass of recurrent models takes on a CPU, relative to one token.
+"""Measure the time of verification passes of recurrent models on a CPU, relative to one token.
 
     python scripts/recurrence_times.py docs/results/recurrence-times.json
 
-The models have 8 layers at the widths of a model with 0.8 B parameters, random weights in bfloat16
-and one full attention layer in four. Each is measured twice: with paceline's recurrences, and with
-the forward methods of transformers. A pass includes its commit, in which no draft token is
-accepted. Times are CPU time of the process, the least of several passes that take turns.
+The models have 8 layers with the widths of a model with 0.8 billion parameters, and random weights
+in bfloat16. One layer in four has full attention. The script measures each model with paceline's
+recurrences, and with the forward methods of transformers. A pass includes its commit, in which no
+draft token is accepted. Times are CPU times of the process, the minimum of several passes that
+alternate.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def build(model_type: str, changes: dict[str, Any]) -> PreTrainedModel:
 
 
 def paceline_times(model: PreTrainedModel) -> dict[int, float]:
-    """Return the least CPU seconds of a pass and its commit, by number of tokens."""
+    """Return the minimum CPU seconds of a pass and its commit, by number of tokens."""
     lm = CachedLM(model)
     request = Request([3 + index % 90 for index in range(TEXT_TOKENS)], SamplingParams())
     lm.open(request)
@@ -102,7 +103,7 @@ def paceline_times(model: PreTrainedModel) -> dict[int, float]:
 
 
 def upstream_times(model: PreTrainedModel) -> dict[int, float]:
-    """Return the least CPU seconds of a forward pass of transformers, by number of tokens."""
+    """Return the minimum CPU seconds of a forward pass of transformers, by number of tokens."""
     least = dict.fromkeys(NUM_TOKENS, float("inf"))
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():

@@ -103,7 +103,10 @@ class Figures:
 
 
 def cases(count: int) -> Iterator[Case]:
-    """Yield conversations with one tool, which is named, or two, of which any is required."""
+    """Yield conversations with one tool, which the model must call, or with two tools.
+
+    With two tools, the model must call either.
+    """
     rng = random.Random(0)
     for number in range(count):
         names = rng.sample(FUNCTIONS, 1 + number % 2)

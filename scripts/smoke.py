@@ -1,5 +1,6 @@
-"""What an installed paceline must do outside its checkout; run by scripts/package with the
-environment's folder.
+"""Check an installed paceline outside its checkout.
+
+`scripts/package` runs this script with the folder of the environment.
 """
 
 from __future__ import annotations

@@ -47,11 +47,11 @@ MAX_PROMPT = 200  # tokens of a prompt
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one decode step took.
+    """Times and counts of one decode step.
 
     Attributes:
         timing: Seconds of the step, by kind of work.
-        device: Seconds of operations that run on the GPU if there is one.
+        device: Seconds of operations that would run on a GPU.
         rows: Tokens and draft nodes that the target computed, without padding.
         tokens: New tokens.
     """
@@ -130,10 +130,10 @@ class Overhead:
 
 
 class DeviceClock:
-    """Times the operations of the CPU's backend that belong to a device.
+    """Times the operations of the CPU backend that would run on a GPU.
 
     Attributes:
-        seconds: Seconds so far.
+        seconds: Total seconds.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,9 @@ def prompt_ids(tokenizer: Any) -> list[list[int]]:
 
 
 def save(path: Path, label: str, results: Sequence[Overhead]) -> None:
-    """Store the results under a label, in place of earlier ones of the same drafter and batch."""
+    """Store the results under a label; replace earlier results of the same drafter and
+    batch.
+    """
     runs = json.loads(path.read_text())["runs"] if path.exists() else {}
     new = {(result.drafter, result.batch): asdict(result) for result in results}
     kept = [

@@ -63,7 +63,7 @@ def _known(path: Path) -> list[dict[str, str]]:
 
 
 def surveyed(types: list[str]) -> Iterator[Surveyed]:
-    """Yield the result of each type; a type that ends its process is wrong."""
+    """Yield the result of each type; a type that ends its process counts as wrong."""
     context = multiprocessing.get_context("fork")
     for model_type in types:
         with ProcessPoolExecutor(1, mp_context=context, initializer=_set_up) as pool:

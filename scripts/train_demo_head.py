@@ -1,10 +1,10 @@
-"""Train the acceptance head that is shipped for the embedded pair: paceline/demo/head.
+"""Train the acceptance head of the embedded pair: paceline/demo/head.
 
     python scripts/train_demo_head.py DATA WORK [OUT]
 
-DATA is a folder with prompts/{humaneval,gsm8k,spec_bench}.jsonl and text/*.jsonl, WORK holds the
-recordings (an interrupted run continues). Each eighth prompt of the three prompt files is only
-reported on. Half an hour on two cores.
+DATA is a folder with prompts/{humaneval,gsm8k,spec_bench}.jsonl and text/*.jsonl. WORK holds the
+recordings, and an interrupted run continues. The script trains on seven of eight prompts and
+reports figures for the eighth. The run takes half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CURVE_PROMPTS = 16  # of each recording
 
 
 def text_prompts(data: Path, out: Path) -> Path:
-    """First questions of the chats in data/text, as a prompt file."""
+    """Write the first questions of the chats in data/text as a prompt file."""
     with out.open("w") as file:
         for name in TEXTS:
             lines = (data / "text" / f"{name}.jsonl").read_text().splitlines()

@@ -1,15 +1,15 @@
 """Make the embedded demo pair: a small target, a smaller draft and their shared tokenizer.
 
-Stage 1 (only without --init) trains a byte-level BPE tokenizer, then target and draft by next-token
-loss on the chats of --text and the Python standard library. Stage 2 keeps the target as it is and
-distils the draft: the target continues training prompts (mostly greedily, partly sampled), and the
-draft learns the target's full distribution on those texts, mixed with the target's own argmax,
-since greedy verification accepts a drafted token exactly when it is that argmax.
+Stage 1 (only without --init) trains a byte-level BPE tokenizer. It then trains target and draft to
+predict the next token of the chats of --text and of the Python standard library. Stage 2 distils
+the draft from the unchanged target. The target continues training prompts, mostly greedily and
+partly sampled. The draft learns the target's distribution on these texts, mixed with the target's
+arg-max, since greedy verification accepts a draft token only if it equals the arg-max.
 
     python scripts/train_demo_pair.py --text DIR [--init DIR] --out DIR --minutes 45 --seed 0
 
---init and --out hold `target/` and `draft/`. Stages end by the clock: a seed fixes the order of the
-data, not the number of steps.
+--init and --out are folders with `target/` and `draft/`. Stages end after a set time, so a seed
+fixes the order of the data, but not the number of steps.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EVAL_SETTING = (
 
 
 def make_pair(corpus: Corpus, out: Path, minutes: float, seed: int) -> dict[str, Any]:
-    """Stage 1: tokenizer, target and draft from scratch; returns the loss curves."""
+    """Run stage 1: train tokenizer, target and draft; return the loss curves."""
     chats = [
         chat
         for group in ("codegen", "roleplay", "toolformer", "gsm8k")
@@ -78,7 +78,7 @@ def make_pair(corpus: Corpus, out: Path, minutes: float, seed: int) -> dict[str,
 def eval_answers(
     target: Any, tokenizer: Any, questions: dict[str, list[str]]
 ) -> dict[str, list[Rollout]]:
-    """The target's greedy continuations of evenly spaced questions of each set."""
+    """Return the target's greedy continuations of evenly spaced questions of each set."""
     answers = {}
     for name, texts in questions.items():
         chosen = [
@@ -93,11 +93,11 @@ def eval_answers(
 
 @torch.no_grad()
 def evaluate(draft: Any, answers: dict[str, list[Rollout]]) -> dict[str, dict[str, float]]:
-    """How often the draft's argmax is the target's token, and tokens per target forward of greedy
-    chains.
+    """Return how often the draft's arg-max equals the target's, and tokens per forward pass.
 
-    While a chain is accepted its context is the target's own text, so the teacher-forced pattern
-    gives the accepted counts of a real greedy speculative loop. The prefill counts as a forward.
+    While the target accepts a chain, the draft's context is the target's own text. The
+    teacher-forced pattern therefore has the accepted counts of greedy speculative decoding. The
+    prefill counts as a forward pass.
     """
     figures = {}
     for name, rows in answers.items():
@@ -120,8 +120,8 @@ def evaluate(draft: Any, answers: dict[str, list[Rollout]]) -> dict[str, dict[st
 
 
 def save(folder: Path, model: Any, tokenizer: Any = None) -> None:
-    """Write weights in bf16 (and the tokenizer) under a temporary name, then move them into
-    place.
+    """Write bfloat16 weights and the tokenizer under a temporary name, then rename the
+    folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
@@ -180,7 +180,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def held_out_questions(corpus: Corpus) -> dict[str, list[str]]:
-    """Take each fiftieth chat out of the corpus, and return the questions of those."""
+    """Remove every fiftieth chat from the corpus, and return the questions of these chats."""
     held_out = {
         name: [question for question, _ in chats[::50]] for name, chats in corpus.chats.items()
     }
@@ -194,11 +194,13 @@ def held_out_questions(corpus: Corpus) -> dict[str, list[str]]:
 def find_rollouts(
     args: argparse.Namespace, target: Any, tokenizer: Any, corpus: Corpus, minutes: float
 ) -> tuple[list[Rollout], list[Path], float]:
-    """Read or make the target's continuations; returns them, their files, and the minutes that they
-    took.
+    """Read or make the target's continuations.
 
     Args:
-        minutes: what stage 2 may take.
+        minutes: Time limit of stage 2.
+
+    Returns:
+        The continuations, their files, and the minutes that they took.
     """
     files = sorted(args.rollouts.glob("*.pt")) if args.rollouts is not None else []
     if files and not args.rollouts_only:
@@ -222,7 +224,9 @@ def find_rollouts(
 def evaluation_answers(
     args: argparse.Namespace, target: Any, tokenizer: Any, held_out: dict[str, list[str]]
 ) -> dict[str, dict[str, list[Rollout]]]:
-    """The target's answers to held-out questions, and to those of --eval-prompts."""
+    """Return the target's answers to held-out questions and to the prompts of
+    --eval-prompts.
+    """
     answers = {"held_out": eval_answers(target, tokenizer, held_out)}
     if args.eval_prompts is not None:
         prompts = {
@@ -234,7 +238,7 @@ def evaluation_answers(
 
 
 class BestDraft:
-    """Keeps the draft that agrees best with the target on held-out prompts in a folder."""
+    """Keeps the draft that agrees best with the target on held-out prompts."""
 
     def __init__(
         self, draft: Any, folder: Path, answers: dict[str, list[Rollout]], agreement: float
@@ -242,7 +246,7 @@ class BestDraft:
         self._draft, self._folder, self._answers, self._best = draft, folder, answers, agreement
 
     def keep(self) -> None:
-        """Save the draft when it agrees better than what is saved."""
+        """Save the draft if it agrees better than the saved draft."""
         agreement = mean_agreement(evaluate(self._draft, self._answers))
         print(f"held-out agreement {agreement:.4f}, best so far {self._best:.4f}", flush=True)
         if agreement > self._best:
@@ -302,7 +306,7 @@ def main() -> None:
 def training_record(
     args: argparse.Namespace, corpus: Corpus, files: list[Path], rollouts: list[Rollout]
 ) -> dict[str, Any]:
-    """What the pair was made of, and with what."""
+    """Return a description of the pair's training data and versions."""
     return {
         "sources": corpus.sources,
         "start": "trained from scratch"

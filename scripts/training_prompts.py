@@ -1,13 +1,12 @@
-"""Write the prompts whose answers train what is fitted to a real model: stores, calibrations,
-drafts, heads.
+"""Write the prompts whose answers train stores, calibrations, drafts and heads.
 
     python scripts/training_prompts.py prompts.jsonl --text ../shared/data/text
     paceline record smollm2 --dtype float32 --prompts prompts.jsonl --out answers.jsonl -n 128
     --drafter none --batch 32
 
-They are made of chats under the MIT licence and of the Python standard library (PSF-2.0), in an
-order drawn by seed, so that the first hundred are of the same kinds as all. Prompts that figures
-are measured on, or that have been answered before, are named by `--never`, and left out.
+The prompts come from chats under the MIT licence and from the Python standard library (PSF-2.0).
+Their order is drawn by seed, so the first hundred contain all kinds. `--never` names files with
+prompts to leave out, because they are measured on or already answered.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Write the Python standard library (PSF-2.0) as texts that a draft learns from, one file of it a
-line.
+"""Write the Python standard library (PSF-2.0) as training texts, one source file per line.
 
 python scripts/training_texts.py library.jsonl
 """

@@ -134,7 +134,7 @@ def shown_results() -> set[str]:
 
 
 def table(name: str) -> str:
-    """Return the table of this name, or of the result of this name."""
+    """Return the table with this name, or the table of the result with this name."""
     if name in TABLES:
         return TABLES[name]()
     from_code = generated(name, RESULTS)
@@ -163,7 +163,7 @@ def table(name: str) -> str:
 
 
 def _disturbed_table(result: dict[str, Any]) -> str:
-    """The speed of `auto` by the conditions under which its curve was measured."""
+    """Return the speed of `auto` by the load under which its cost curve was measured."""
     lines = [
         "| curve measured | share of time spent waiting for a processor |"
         " speed of `auto` over plain decoding |",

@@ -1,8 +1,8 @@
-"""Measure drafters inside vLLM's engine: its own and ours, the same prompts and K, each in a fresh
-engine with one thread.
+"""Compare vLLM's own drafters and paceline's inside vLLM's engine.
 
-With the environment that scripts/install_vllm makes; the first line with any that has
-paceline[gguf]:
+Each drafter runs in a new engine with one thread, the same prompts and the same K. The first
+command uses any environment with paceline[gguf]; the second uses the environment that
+scripts/install_vllm makes:
 
     .venv/bin/python scripts/vllm_bench.py MODEL --save smollm2
     .venv-vllm/bin/python scripts/vllm_bench.py MODEL --result RESULT.json --prompts A.jsonl B.jsonl
@@ -60,7 +60,7 @@ _PREEMPTED = "vllm:num_preemptions"
 
 
 def work(given: dict[str, Any]) -> None:
-    """Answer all prompts with one engine, file after file, and print what came."""
+    """Answer all prompts with one engine, file by file, and print the result."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(**given["engine"])
@@ -85,14 +85,14 @@ def work(given: dict[str, Any]) -> None:
 
 
 def figures(llm: Any) -> dict[str, float]:
-    """Of vLLM's counters, those that are kept."""
+    """Return the counters of vLLM that the result stores."""
     found = {one.name: one.value for one in llm.get_metrics() if hasattr(one, "value")}
     names = {"drafted": _DRAFTED, "accepted": _ACCEPTED, "preemptions": _PREEMPTED}
     return {key: found.get(name, 0.0) for key, name in names.items()}
 
 
 def in_a_process(given: dict[str, Any]) -> list[dict[str, Any]]:
-    """Do the work of one method."""
+    """Run one method in a new process."""
     ours = {
         "OMP_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "1",
@@ -112,8 +112,10 @@ def in_a_process(given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def encoded(options: argparse.Namespace, tokenizer: Any) -> dict[str, list[list[int]]]:
-    """The token ids of the prompts of each file; with room for K behind the answer, as vLLM
-    drafts for nobody without it.
+    """Return the token ids of the prompts of each file.
+
+    Prompts leave room for K tokens after the answer, because vLLM drafts only within the
+    context.
     """
     from paceline.report.prompts import encode, load_prompts, shortened
 
@@ -136,8 +138,10 @@ def encoded(options: argparse.Namespace, tokenizer: Any) -> dict[str, list[list[
 def settings(
     options: argparse.Namespace, method: str, tokenizer: Any, store: Path
 ) -> dict[str, Any]:
-    """The engine of a method. Ours has a store of its own, which finished answers go to: an
-    empty one, or of recorded answers.
+    """Return the engine options of a method.
+
+    paceline's drafters get a new store, empty or with recorded answers, which finished answers
+    extend.
     """
     from paceline import datastore
     from paceline.recorded_answers.reading import read_answers
@@ -170,7 +174,7 @@ def settings(
 
 
 def measured(options: argparse.Namespace, folder: Path) -> Any:
-    """The result of all methods."""
+    """Return the result of all methods."""
     import torch
     from transformers import AutoTokenizer
     from vllm_results import VllmResult, VllmRun

@@ -1,7 +1,8 @@
-"""Part attention: time and error of SDPA's kernels, for known and for new numbers of keys.
+"""Part attention: time and error of SDPA's kernels, with known and new numbers of keys.
 
-Shapes are those of an 8 B model: 32 query heads on 8 key heads of size 128. The query heads that
-share a key head are rows of one product, but in "heads", where SDPA groups them itself.
+The shapes are those of a model with 8 billion parameters: 32 query heads and 8 key heads of size
+128. The query heads that share a key head are rows of one product, except in "heads", where SDPA
+groups them.
 """
 
 from __future__ import annotations
@@ -48,12 +49,16 @@ class Inputs:
 
     @property
     def grouped(self) -> bool:
-        """True if SDPA has to repeat the key heads."""
+        """Return whether SDPA has to repeat the key heads."""
         return self.query.shape[1] != self.key.shape[1]
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """Time SDPA: us / us with a new number of keys / us on the device alone / error."""
+    """Time SDPA in microseconds.
+
+    The values are the time of a call, the time with a new number of keys, the device time, and
+    the error.
+    """
     for keys, kind, columns in itertools.product(run.sizes.key_lengths, _KINDS, run.sizes.columns):
         name = f"{keys} keys, mask {kind}, {columns} columns"
         yield Case(name, partial(_measure, run, keys, kind, columns))
@@ -179,7 +184,7 @@ def _direct_efficient(inputs: Inputs) -> Tensor:
 
 
 def _in_two_parts(inputs: Inputs) -> Tensor:
-    """Attend to the context by flash attention and to the tree with a mask; merge both."""
+    """Run flash attention on the context and masked attention on the tree; merge both."""
     assert inputs.mask is not None
     keys, columns = inputs.key.shape[2], inputs.columns
     context = torch.ops.aten._scaled_dot_product_flash_attention(

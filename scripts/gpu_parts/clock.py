@@ -1,4 +1,4 @@
-"""Time calls on a device: with the wait for the result, the launch alone, the device alone."""
+"""Time calls on a device: until the result, until the launch returns, and on the device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def wall_ms(
 
 
 def host_ms(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the median time in milliseconds until a call returns, which may be earlier."""
+    """Return the median time in milliseconds until a call returns, without waiting for its
+    result.
+    """
     call()
     seconds = []
     for _ in range(repeats):
@@ -54,9 +56,9 @@ def host_ms(call: Callable[[], object], device: torch.device, repeats: int) -> f
 
 
 def device_ms(call: Callable[[], object], device: torch.device, repeats: int) -> float | None:
-    """Return the device's time for a call in milliseconds, without launches: in a CUDA graph.
+    """Return a call's device time in milliseconds, measured in a CUDA graph without launches.
 
-    None on a CPU, and for calls that no graph can hold.
+    Returns None on a CPU, and for calls that a graph cannot capture.
     """
     if device.type != "cuda":
         return None

@@ -1,4 +1,4 @@
-"""Part env: the machine, its versions and what the smallest operations cost."""
+"""Part env: the machine, its versions and the cost of the smallest operations."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _small(run: Run) -> Values:
 
 
 def _products(run: Run) -> Values:
-    """Time a product of the size of an 8 B model's feed-forward layer, by rows."""
+    """Time a product as large as a feed-forward layer of an 8-billion model, by rows."""
     rows, columns = (14336, 4096) if run.on_cuda else (256, 128)
     linear = nn.Linear(columns, rows, bias=False, device=run.device, dtype=run.dtype)
     result: Values = {}
@@ -125,7 +125,7 @@ def _products(run: Run) -> Values:
 
 
 def _cudnn(run: Run) -> Values:
-    """Note whether SDPA may choose cuDNN, before, inside and after our forward passes."""
+    """Record whether SDPA may use cuDNN before, inside and after our forward passes."""
 
     def allowed() -> bool:
         return bool(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]

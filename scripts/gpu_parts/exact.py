@@ -42,7 +42,7 @@ class Expected:
 
     Attributes:
         run: Options of the run.
-        answers: Answers that were computed so far.
+        answers: Answers computed so far.
     """
 
     run: Run
@@ -69,7 +69,7 @@ class Expected:
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """Count answers equal to plain ones; greedy answers first."""
+    """Count the answers that equal plain answers; greedy answers come first."""
     expected = Expected(run)
     names = run.sizes.drafters or tuple(available())
     order = [("greedy", dtype) for dtype in run.sizes.dtypes]

@@ -1,4 +1,6 @@
-"""Part forward: the time of a forward pass of an 8 B model, by rows and context."""
+"""Part forward: time of a forward pass of a model with 8 billion parameters, by rows and
+context.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _REQUESTS = ((8, 1), (8, 8), (32, 1), (32, 4))  # requests and rows of each
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """Time forward passes of a random 8 B model, with waits and without (host)."""
+    """Time forward passes of a random model with 8 billion parameters, with and without
+    waits.
+    """
     model = cache(lambda: random_llama(run))
     yield Case("transformers, 1 row without cuDNN", lambda: _transformers(run, model(), False))
     yield Case("transformers, 1 row", lambda: _transformers(run, model(), True))
@@ -39,7 +43,7 @@ def cases(run: Run) -> Iterator[Case]:
 
 
 def _transformers(run: Run, model: Any, with_cudnn: bool) -> Values:
-    """Time single tokens behind a cache that grows, as in `generate`."""
+    """Time single tokens with a growing cache, as in `generate`."""
     ids = torch.ones(1, _WARM_CONTEXT, dtype=torch.long, device=run.device)
     kept = DynamicCache(config=model.config)
 

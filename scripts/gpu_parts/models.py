@@ -1,4 +1,4 @@
-"""Make models and run single forward passes: all that reaches below paceline's public classes."""
+"""Make models and run single forward passes, below paceline's public classes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _TINY = {
 
 
 class Opened:
-    """Requests of equal length whose texts are cached but for the newest token.
+    """Requests of equal length whose texts are cached, except for the newest token.
 
     Args:
         run: Options of the run.
         model: Loaded model.
         requests: Number of requests.
-        context: Number of cached tokens of each.
+        context: Number of cached tokens per request.
     """
 
     def __init__(self, run: Run, model: PreTrainedModel, requests: int, context: int) -> None:
@@ -70,11 +70,11 @@ class Opened:
         self._lm.forward_nodes(self._requests, self._trees(rows))
 
     def logits(self, rows: int) -> Tensor:
-        """Run the same, and return the logits, float32 [requests, rows, vocab]."""
+        """Run `forward`, and return the logits, float32 [requests, rows, vocab]."""
         return self._lm.forward(self._requests, self._trees(rows)).float()
 
     def step(self, rows: int) -> None:
-        """Run `forward`, and keep one more token of each request."""
+        """Run `forward`, and commit one more token of each request."""
         self.forward(rows)
         self._lm.commit([()] * len(self._requests))
         for request in self._requests:
@@ -86,7 +86,7 @@ class Opened:
 
 
 def _tokens(count: int, seed: int) -> list[int]:
-    """Return random token ids, always the same ones."""
+    """Return random token ids with a fixed seed."""
     rng = random.Random(seed)
     return [rng.randrange(_TOKEN_IDS) for _ in range(count)]
 
@@ -159,7 +159,7 @@ def best_gap(model: PreTrainedModel, ids: list[int]) -> tuple[list[int], float]:
 
 
 def free_memory() -> None:
-    """Give memory that nothing uses back to the device."""
+    """Return unused memory to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

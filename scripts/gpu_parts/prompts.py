@@ -1,4 +1,4 @@
-"""Provide more prompts than the package holds."""
+"""Provide additional prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEED = 11
 
 
 def prompt_texts(count: int) -> list[str]:
-    """Return prompts, always the same ones: the embedded prompts, then chats drawn by seed."""
+    """Return a fixed list of prompts: the embedded prompts, then chats drawn by seed."""
     texts = [prompt.text for prompt in load_prompts()]
     lists, rng = json.loads(SUBJECTS.read_text("utf-8")), random.Random(_SEED)
     while len(texts) < count:

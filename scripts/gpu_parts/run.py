@@ -22,7 +22,7 @@ HIDDEN = ("traceback", "log", "answers")  # kept in the file, not printed
 
 
 class DeviceLost(Exception):
-    """The device fails every call after an error, so that only a new process can go on."""
+    """Every call of the device fails after an error, so a new process must continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Run:
 
     @property
     def on_cuda(self) -> bool:
-        """True if a GPU is measured."""
+        """Return whether the device is a GPU."""
         return self.device.type == "cuda"
 
     @property
     def expired(self) -> bool:
-        """True if no further measurement may start."""
+        """Return whether the time is up, so that no further measurement may start."""
         return time.monotonic() >= self.deadline
 
 
@@ -121,7 +121,7 @@ def recorded_rows(run: Run, part: str) -> dict[str, Values]:
 
 
 def say(text: str) -> None:
-    """Print a line at once: a run may be stopped at any time."""
+    """Print a line immediately, because a run can be stopped at any time."""
     print(text, flush=True)
 
 
@@ -132,10 +132,10 @@ def row_text(name: str, values: Values) -> str:
 
 
 def check_device(run: Run) -> None:
-    """Raise if the device does not work any more.
+    """Check that the device still works.
 
     Raises:
-        DeviceLost: As it says.
+        DeviceLost: The device fails.
     """
     if not run.on_cuda:
         return

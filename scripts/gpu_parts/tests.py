@@ -22,7 +22,7 @@ def cases(run: Run) -> Iterator[Case]:
 
 
 def _pytest(run: Run) -> Values:
-    """Run the tests in a process of their own, and stop it after the time limit."""
+    """Run the tests in a new process, and stop the process after the time limit."""
     files = [str(path) for path in _ROOT.glob("tests/**/test_*.py") if _MARK in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "--durations=5", *files]
     path = run.out / "tests.log"
