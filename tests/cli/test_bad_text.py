@@ -1,4 +1,4 @@
-"""Texts, templates and streams that cannot be used: one line, whatever they come from."""
+"""Test that unusable texts, templates and streams give one error line."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from paceline.util.options import ModelOptions
 from paceline.util.unicode import is_text
 from tests.support.cli import call
 
-HALF = (
-    "\udcff"  # what Python makes of a byte that is not UTF-8; "\ud800" in JSON is of the same kind
-)
+# Python decodes a byte that is not UTF-8 to such a character; "\ud800" in JSON is similar.
+HALF = "\udcff"
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +30,9 @@ def llm() -> LLM:
     return LLM("demo", "none", dtype="float32")
 
 
-def test_texts_with_half_a_surrogate_pair(llm: LLM) -> None:
+def test_half_surrogate_pairs_in_texts_are_refused(llm: LLM) -> None:
     assert is_text("é\U0001f600\0")
-    for refused in (
+    for call_with_half in (
         lambda: llm.generate(HALF),
         lambda: llm.generate(["fine", "half \ud800"]),
         lambda: llm.stream(HALF),
@@ -41,10 +40,10 @@ def test_texts_with_half_a_surrogate_pair(llm: LLM) -> None:
         lambda: SamplingParams(stop=("fine", HALF)),
     ):
         with pytest.raises(ConfigError, match=r"\\ud"):
-            refused()
+            call_with_half()
 
 
-def test_prompts_from_json(tmp_path: Path, llm: LLM) -> None:
+def test_half_surrogate_pairs_in_json_are_refused(tmp_path: Path, llm: LLM) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"id": "\\ud800", "category": "c", "turns": ["half \\udfff"]}\n')
     (prompt,) = load_prompts([path])
@@ -56,7 +55,9 @@ def test_prompts_from_json(tmp_path: Path, llm: LLM) -> None:
     "template",
     ['{{ raise_exception("no") }}', "{% for %}", "{{ messages[0].content.a.b }}", "{{ 1 / 0 }}"],
 )
-def test_templates_that_fail(template: str, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_chat_templates_are_reported(
+    template: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(llm.tokenizer, "chat_template", template)
     with pytest.raises(ConfigError, match="chat template"):
         llm.chat([{"role": "user", "content": "hi"}])
@@ -64,25 +65,25 @@ def test_templates_that_fail(template: str, llm: LLM, monkeypatch: pytest.Monkey
         chat_ids(llm.tokenizer, [{"role": "user", "content": "hi"}], "conversation")
 
 
-def test_variables_of_a_template(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_templates_get_variables(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         llm.tokenizer,
         "chat_template",
         "{% if quiet %}sh{% else %}ho{% endif %}{{ messages[0].content }}",
     )
-    asked = [{"role": "user", "content": "hi"}]
-    said = [
-        llm.tokenizer.decode(llm.chat_prompt(asked, given))
+    messages = [{"role": "user", "content": "hi"}]
+    texts = [
+        llm.tokenizer.decode(llm.chat_prompt(messages, given))
         for given in ({"quiet": True}, {"quiet": False}, None)
     ]
-    assert said == ["shhi", "hohi", "hohi"]
+    assert texts == ["shhi", "hohi", "hohi"]
     with pytest.raises(ConfigError, match="chat_template_kwargs: got 'tokenize'"):
-        llm.chat_prompt(asked, {"tokenize": False})
+        llm.chat_prompt(messages, {"tokenize": False})
 
 
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("words", [["generate", "demo", "-"], ["chat"]], ids=" ".join)
-def test_standard_input(
+def test_unreadable_standard_input_is_refused(
     words: list[str],
     closed: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -94,18 +95,18 @@ def test_standard_input(
         main()
     assert end.value.code == (
         0 if words == ["chat"] and not closed else 2
-    )  # a line that cannot be read ends no conversation
+    )  # an unreadable line does not end the conversation
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert ("closed" in line) == closed
 
 
 @pytest.mark.parametrize("threads", [0, 1025, 100_000, 1 << 40])
-def test_threads_that_no_machine_has(threads: int) -> None:
+def test_impossible_numbers_of_threads_are_refused(threads: int) -> None:
     with pytest.raises(ConfigError, match=f"threads: got {threads}; expected from 1 to 1024"):
         ModelOptions(threads=threads)
 
 
-def test_bad_lines_are_left_out_of_a_store_and_named(
+def test_invalid_lines_are_skipped_and_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     good = json.dumps({"text": "good words"}).encode()
@@ -120,27 +121,27 @@ def test_bad_lines_are_left_out_of_a_store_and_named(
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([good, *bad, good, *[b"{"] * 20]))
     (tmp_path / "b.txt").write_bytes(b"first\n\xff\nthird\n")
     names = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
-    status, said = call(
+    status, output = call(
         "datastore", "build", tmp_path / "store", *names, "--tokenizer", "demo", "--skip-invalid"
     )
     assert status == 0
-    assert "in 3 documents" in said
-    told = capfd.readouterr().err
-    assert told.count("skipped: ") == 10
-    assert all(f"a.jsonl, line {number}: " in told for number in range(2, 8))
-    assert "27 records were skipped, of which the first 10 are named" in told
+    assert "in 3 documents" in output
+    errors = capfd.readouterr().err
+    assert errors.count("skipped: ") == 10
+    assert all(f"a.jsonl, line {number}: " in errors for number in range(2, 8))
+    assert "27 records were skipped, of which the first 10 are named" in errors
     call("datastore", "add", tmp_path / "store", names[1], "--tokenizer", "demo", "--skip-invalid")
     assert "b.txt, line 2: " in capfd.readouterr().err
 
 
-def test_a_store_of_bad_lines_alone_is_not_built(tmp_path: Path) -> None:
+def test_a_store_of_invalid_lines_is_not_built(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"{\n{\n")
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: it is not JSON"):
         call("datastore", "build", tmp_path / "store", tmp_path / "a.jsonl", "--tokenizer", "demo")
     assert not (tmp_path / "store" / "manifest.json").exists()
 
 
-def test_stores_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_stores_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = tmp_path / "store"
     store.mkdir()
 
@@ -156,16 +157,16 @@ def test_stores_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
         verify("n" * 300)
 
 
-def test_a_full_disk_is_one_line(
+def test_a_full_disk_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What is not written is not passed over, nor told twice."""
+    """The error is reported, and reported only once."""
     with open("/dev/full", "w", encoding="utf-8") as full:
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(sys, "argv", ["paceline", "drafters"])
-        kept = os.dup(full.fileno())
+        duplicate = os.dup(full.fileno())
         with pytest.raises(SystemExit) as end:
             main()
-        os.close(kept)
+        os.close(duplicate)
     assert end.value.code == 2
     assert capfd.readouterr().err == "error: No space left on device\n"

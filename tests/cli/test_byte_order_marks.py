@@ -1,4 +1,4 @@
-"""Files that begin with a byte order mark, as Windows writes them, are read as without it."""
+"""Test that byte order marks at the start of files, as Windows writes them, are ignored."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_file_is_read_as_without_it(name: str, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(name: str, tmp_path: Path) -> None:
     file, content, read = READERS[name]
     path = tmp_path / file
     path.write_bytes(content)
@@ -73,7 +73,7 @@ def test_a_file_is_read_as_without_it(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(READERS))
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
-def test_other_encodings_are_named(name: str, encoding: str, tmp_path: Path) -> None:
+def test_the_error_names_other_encodings(name: str, encoding: str, tmp_path: Path) -> None:
     file, content, read = READERS[name]
     path = tmp_path / file
     path.write_bytes(content.decode().encode(encoding))
@@ -84,7 +84,7 @@ def test_other_encodings_are_named(name: str, encoding: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_marks_inside_files_that_were_joined(tmp_path: Path) -> None:
+def test_marks_inside_joined_files_are_ignored(tmp_path: Path) -> None:
     joined = codecs.BOM_UTF8 + lines(PROMPTS[:1]) + b"\n" + codecs.BOM_UTF8 + lines(PROMPTS[1:])
     (tmp_path / "p.jsonl").write_bytes(joined)
     assert [one.prompt for one in read_prompts(tmp_path / "p.jsonl")] == [
@@ -93,7 +93,7 @@ def test_marks_inside_files_that_were_joined(tmp_path: Path) -> None:
     assert parse_json("\ufeff[1]") == parse_json(codecs.BOM_UTF8 + b"[1]") == [1]
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_on_standard_input_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def given(content: bytes) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
@@ -107,7 +107,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         read_prompt()
 
 
-def test_recorded_answers(tmp_path: Path) -> None:
+def test_a_mark_in_recorded_answers_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(codecs.BOM_UTF8 + lines(BENCH))
     path = tmp_path / "answers.jsonl"
     status, _ = call(
@@ -129,7 +129,7 @@ def test_recorded_answers(tmp_path: Path) -> None:
     assert list(read_answers(path)) == want
 
 
-def test_a_schema(tokenizer: Any) -> None:
+def test_a_mark_in_a_grammar_is_ignored(tokenizer: Any) -> None:
     pytest.importorskip("llguidance")
     from paceline.grammars import json_schema, lark
 
@@ -141,7 +141,7 @@ def test_a_schema(tokenizer: Any) -> None:
 def test_invalid_records_end_a_build(
     command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is half written, and a store that is there stays as it is."""
+    """No partial store is written, and an existing store stays unchanged."""
     store = tmp_path / "store"
     (tmp_path / "good.jsonl").write_bytes(lines([{"text": "some words"}]))
     assert call("datastore", "build", store, tmp_path / "good.jsonl", "--tokenizer", "demo")[0] == 0
@@ -150,22 +150,22 @@ def test_invalid_records_end_a_build(
     words = ("datastore", command, store, tmp_path / "d.jsonl", "--tokenizer", "demo")
     with pytest.raises(ConfigError, match=r"2 records are invalid.*--skip-invalid"):
         call(*words)
-    told = capfd.readouterr().err
-    assert told.count("invalid: ") == 2
-    assert "d.jsonl, line 2" in told
+    errors = capfd.readouterr().err
+    assert errors.count("invalid: ") == 2
+    assert "d.jsonl, line 2" in errors
     assert datastore.info(store) == before
     assert datastore.verify(store) == []
     assert call(*words, "--skip-invalid")[0] == 0
     assert datastore.info(store).documents == (2 if command == "build" else 3)
 
 
-def test_a_build_ends_early_where_all_is_invalid(tmp_path: Path) -> None:
+def test_a_build_ends_early_if_all_records_are_invalid(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n' + b"{\n" * 1000)
     with pytest.raises(ConfigError, match="at least 10 records are invalid"):
         call("datastore", "build", tmp_path / "store", tmp_path / "d.jsonl", "--tokenizer", "demo")
     assert not (tmp_path / "store" / "manifest.json").exists()
 
 
-def test_texts_keep_what_is_no_mark(tmp_path: Path) -> None:
+def test_only_the_first_mark_is_removed(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(codecs.BOM_UTF8 * 2 + b"\xc3\xa4\r\n")
     assert read_text(tmp_path / "a") == "\ufeffä\r\n"

@@ -1,4 +1,4 @@
-"""`paceline chat`: its commands, and Ctrl-C, which stops an answer and not the program."""
+"""Test `paceline chat`: its commands, its editor, and Ctrl-C, which stops only the response."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ def answered(text: str, tokens: int, seconds: float) -> Completion:
     )
 
 
-class Said:
-    """In the place of a model: says what it was asked, and stops where it is told.
+class FakeEngine:
+    """Fake engine that repeats the last message.
 
-    An answer has `tokens`, so many each second: with the drafter, and without one.
+    A response has `tokens` tokens. The simulated speeds in tokens per second are `drafted` with
+    the drafter and `plain` without. The message "stop" sends an interrupt.
     """
 
     def __init__(
         self, drafter: str = "auto", tokens: int = 10, drafted: float = 100.0, plain: float = 100.0
     ) -> None:
-        self.asked: list[list[dict[str, str]]] = []
+        self.requests: list[list[dict[str, str]]] = []
         self.drafter = create(drafter)
         self.tokens, self.drafted, self.plain = tokens, drafted, plain
-        self.tried: list[SamplingParams] = []
+        self.plain_calls: list[SamplingParams] = []
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> Any:
         if messages[-1]["content"] == "too long":
             raise PacelineError("it does not fit")
-        self.asked.append(messages)
+        self.requests.append(messages)
         return messages[-1]["content"]
 
     def stream(self, prompt: str, params: SamplingParams) -> Generator[Chunk, None, None]:
@@ -63,7 +64,7 @@ class Said:
         yield Chunk("", [], [], [], answered(f"{prompt}!", self.tokens, self.tokens / self.drafted))
 
     def generate(self, prompts: list[str], params: SamplingParams) -> list[Completion]:
-        self.tried.append(params)
+        self.plain_calls.append(params)
         return [
             answered(prompt, params.max_new_tokens, params.max_new_tokens / self.plain)
             for prompt in prompts
@@ -72,10 +73,10 @@ class Said:
 
 @pytest.fixture
 def conversation() -> Conversation:
-    return Conversation(Said(), SamplingParams(), [SYSTEM])  # type: ignore[arg-type]
+    return Conversation(FakeEngine(), SamplingParams(), [SYSTEM])  # type: ignore[arg-type]
 
 
-def test_a_conversation_and_its_commands(
+def test_chat_commands(
     conversation: Conversation, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert conversation.take("hello")
@@ -92,9 +93,9 @@ def test_a_conversation_and_its_commands(
     assert conversation.messages == [SYSTEM]
     assert conversation.take("/help")
     assert conversation.take("  ")
-    told = capfd.readouterr()
-    assert told.out == "hello!\n /etc is what?!\n/etc/passwd is what?!\n"
-    assert all(word in told.err for word in ("has been cleared", "/save FILE", "wrote "))
+    printed = capfd.readouterr()
+    assert printed.out == "hello!\n /etc is what?!\n/etc/passwd is what?!\n"
+    assert all(word in printed.err for word in ("has been cleared", "/save FILE", "wrote "))
     assert not conversation.take(" /quit ")
 
 
@@ -107,7 +108,7 @@ def test_a_conversation_and_its_commands(
         ("too long", "not fit"),
     ],
 )
-def test_what_cannot_be_done_leaves_the_conversation(
+def test_a_failed_command_keeps_the_conversation(
     line: str, message: str, conversation: Conversation
 ) -> None:
     conversation.take("hello")
@@ -118,7 +119,7 @@ def test_what_cannot_be_done_leaves_the_conversation(
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_stopped_answer_is_part_of_the_conversation(
+def test_a_stopped_response_stays_in_the_conversation(
     conversation: Conversation, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert conversation.take("stop")
@@ -126,7 +127,7 @@ def test_a_stopped_answer_is_part_of_the_conversation(
     assert "stopped" in capfd.readouterr().err
 
 
-def test_ctrl_c_on_a_terminal_ends_nothing(
+def test_ctrl_c_on_a_terminal_does_not_end_the_chat(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines = iter(["hello", KeyboardInterrupt, "too long", "/nothing", "again", None])
@@ -137,14 +138,14 @@ def test_ctrl_c_on_a_terminal_ends_nothing(
             raise line
         return line
 
-    said = Said()
-    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: said)
+    engine = FakeEngine()
+    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: engine)
     monkeypatch.setattr(chat, "lines_of", lambda words: read)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     assert run(["chat", "--system", "Be kind.", "--stop", "x"]) == 0
-    assert [messages[-1]["content"] for messages in said.asked] == ["-", "hello", "again"]
-    assert said.asked[-1][0] == SYSTEM
+    assert [messages[-1]["content"] for messages in engine.requests] == ["-", "hello", "again"]
+    assert engine.requests[-1][0] == SYSTEM
     assert "Ctrl-D or /quit ends the chat" in capfd.readouterr().err
 
 
@@ -167,7 +168,7 @@ def test_lines_are_read_with_and_without_an_editor(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PipeInput]:
-    """What is typed on a terminal that is not there; its history is in `tmp_path`."""
+    """Simulate keys typed on a terminal; the history is in `tmp_path`."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
@@ -182,8 +183,9 @@ PASTE = "\x1b[200~{}\x1b[201~"
 def typed(
     read: Callable[[], str | None], keys: PipeInput, first: str, then: str, expected: str
 ) -> str | None:
-    """The line that is read if `then` is typed once the editor has had time: history and
-    completions come by and by.
+    """Return the line that the editor reads after `first` and, after a delay, `then`.
+
+    History and completions need time, so the delay grows.
     """
     line = None
     for seconds in (0.05, 0.5, 5.0):
@@ -197,11 +199,13 @@ def typed(
     return line
 
 
-def test_the_editor_edits_pastes_and_remembers(keys: PipeInput, tmp_path: Path) -> None:
+def test_the_editor_handles_keys_pastes_and_history(keys: PipeInput, tmp_path: Path) -> None:
     read, three = prompt_input.lines_of(["/help", "/reset"]), "first\n\nthird "
     keys.send_text(f"helo{LEFT}l{ENTER}")
     assert read() == "hello"
-    keys.send_text(f"{PASTE.format(three)}{ENTER}")  # the end of a line inside a paste ends nothing
+    keys.send_text(
+        f"{PASTE.format(three)}{ENTER}"
+    )  # a line end inside a paste does not end the line
     assert read() == three
     assert typed(read, keys, f"/he{TAB}", "", "/help") == "/help"
     keys.send_text(CTRL_C)
@@ -213,11 +217,11 @@ def test_the_editor_edits_pastes_and_remembers(keys: PipeInput, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_the_next_run_remembers_where_it_can(
+def test_the_history_outlives_a_run_if_it_can_be_written(
     keys: PipeInput, tmp_path: Path, writable: bool
 ) -> None:
     if not writable:
-        (tmp_path / "chat_history").mkdir()  # no file can be there
+        (tmp_path / "chat_history").mkdir()  # a folder is in the way of the file
     for _ in range(2):
         read = prompt_input.lines_of([])
         keys.send_text(f"hello{ENTER}")
@@ -228,15 +232,15 @@ def test_the_next_run_remembers_where_it_can(
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_talk_on_a_terminal(
+def test_a_conversation_on_a_terminal(
     keys: PipeInput,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C stops what the model says, and a line that is being typed, and the talk goes on."""
-    said, saved = Said(), tmp_path / "talk.jsonl"
-    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: said)
+    """Ctrl-C stops a response or an unfinished line, and the conversation continues."""
+    engine, saved = FakeEngine(), tmp_path / "talk.jsonl"
+    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: engine)
     lines = [
         "before",
         "/reset now",
@@ -251,20 +255,20 @@ def test_a_talk_on_a_terminal(
         "".join(line if line.endswith(CTRL_C) else f"{line}{ENTER}" for line in lines) + CTRL_D
     )
     assert run(["chat", "--system", "Be kind."]) == 0
-    told = capfd.readouterr()
-    assert [messages[-1]["content"] for messages in said.asked] == [
+    printed = capfd.readouterr()
+    assert [messages[-1]["content"] for messages in engine.requests] == [
         "-",
         "before",
         "stop",
         "two\nlines",
         "last",
     ]
-    contents = [message["content"] for message in said.asked[-1]]
+    contents = [message["content"] for message in engine.requests[-1]]
     assert contents == ["Be kind.", "stop", "stop!", "two\nlines", "two\nlines!", "last"]
     assert [
         message["content"] for message in json.loads(saved.read_text())["messages"]
     ] == contents[:-1]
-    assert told.out == "before!\nstop!\ntwo\nlines!\nlast!\n"
+    assert printed.out == "before!\nstop!\ntwo\nlines!\nlast!\n"
     for words in (
         "has been cleared",
         "stopped",
@@ -272,44 +276,47 @@ def test_a_talk_on_a_terminal(
         f"wrote {saved}",
         "Ctrl-D or /quit ends the chat",
     ):
-        assert words in told.err
+        assert words in printed.err
 
 
 @pytest.mark.parametrize(
-    ("said", "advised"),
+    ("engine", "advised"),
     [
         (
-            Said("pia", 40, drafted=50.0, plain=100.0),
+            FakeEngine("pia", 40, drafted=50.0, plain=100.0),
             "pia gave 50.0 tokens/s, plain decoding 100.0: --drafter none is faster",
         ),
         (
-            Said("pia", 40, drafted=95.0, plain=100.0),
+            FakeEngine("pia", 40, drafted=95.0, plain=100.0),
             None,
-        ),  # a short text is decoded a little faster
-        (Said("pia", 40, drafted=150.0, plain=100.0), None),
-        (Said("pia", 10, drafted=50.0, plain=100.0), None),  # too few tokens to tell
-        (Said("none", 40, drafted=50.0, plain=100.0), None),
-        (Said("auto:budget=true", 40, drafted=50.0, plain=100.0), None),  # it rests by itself
+        ),  # a small difference gives no advice
+        (FakeEngine("pia", 40, drafted=150.0, plain=100.0), None),
+        (FakeEngine("pia", 10, drafted=50.0, plain=100.0), None),  # too few tokens to tell
+        (FakeEngine("none", 40, drafted=50.0, plain=100.0), None),
+        (
+            FakeEngine("auto:budget=true", 40, drafted=50.0, plain=100.0),
+            None,
+        ),  # a budget avoids slow drafts
     ],
 )
-def test_the_end_of_a_talk_names_the_faster_choice(
-    said: Said,
+def test_the_end_of_a_chat_advises_faster_plain_decoding(
+    engine: FakeEngine,
     advised: str | None,
     keys: PipeInput,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: said)
+    monkeypatch.setattr(chat, "build_llm", lambda models, drafter, **options: engine)
     keys.send_text(f"hello{ENTER}/quit{ENTER}")
     assert run(["chat"]) == 0
-    told = capfd.readouterr().err
-    assert told.count("is faster here") == (advised is not None)
-    assert (advised or "") in told
+    errors = capfd.readouterr().err
+    assert errors.count("is faster here") == (advised is not None)
+    assert (advised or "") in errors
     if advised:
-        assert [(one.speculation, one.ignore_eos) for one in said.tried] == [("none", True)]
+        assert [(one.speculation, one.ignore_eos) for one in engine.plain_calls] == [("none", True)]
 
 
-def test_a_model_without_a_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_chat_template_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM("demo", "none", dtype="float32")
     monkeypatch.setattr(llm.tokenizer, "chat_template", None)
     with pytest.raises(ConfigError, match="has no chat template"):

@@ -1,4 +1,4 @@
-"""`paceline datastore`: every kind of input, the tables, the exit codes."""
+"""Test `paceline datastore`: every kind of input, the printed tables, and exit statuses."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_documents_of_text_and_arrays(
         ("a.csv", b"", "got the file type '.csv'; expected"),
     ],
 )
-def test_bad_inputs(
+def test_bad_inputs_are_refused(
     tmp_path: Path, tokenizer: Any, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -94,7 +94,7 @@ def test_bad_inputs(
         list(inputs.documents([str(tmp_path / name)], tokenizer))
 
 
-def test_inputs_that_are_not_there(tmp_path: Path, tokenizer: Any) -> None:
+def test_missing_inputs_are_refused(tmp_path: Path, tokenizer: Any) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3))
     for name, message in (("gone.txt", "no input file"), (str(tmp_path / "a.npy"), "float64")):
         with pytest.raises(ConfigError, match=message):
@@ -163,7 +163,7 @@ def run(*arguments: str | Path) -> tuple[int, str]:
     return call("datastore", *arguments)
 
 
-def test_the_commands(tmp_path: Path, jsonl: Path, tokenizer: Any) -> None:
+def test_build_add_info_and_verify(tmp_path: Path, jsonl: Path, tokenizer: Any) -> None:
     path = tmp_path / "s"
     code, output = run("build", path, jsonl, "--tokenizer", "demo")
     assert (code, "5 documents" in output) == (0, True)
@@ -183,7 +183,7 @@ def test_the_commands(tmp_path: Path, jsonl: Path, tokenizer: Any) -> None:
         run("info", tmp_path / "none")
 
 
-def test_bad_corpora_leave_the_old_store(tmp_path: Path, jsonl: Path) -> None:
+def test_bad_inputs_leave_the_old_store(tmp_path: Path, jsonl: Path) -> None:
     path, ids, empty = tmp_path / "s", tmp_path / "ids.npy", tmp_path / "empty.jsonl"
     run("build", path, jsonl, "--tokenizer", "demo")
     before = datastore.info(path)
@@ -202,7 +202,7 @@ def test_bad_corpora_leave_the_old_store(tmp_path: Path, jsonl: Path) -> None:
     assert datastore.verify(path) == []
 
 
-def test_fingerprints(tokenizer: Any) -> None:
+def test_fingerprints_depend_on_the_vocabulary_only(tokenizer: Any) -> None:
     raw = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json"))
     before = datastore.fingerprint_of(raw)
     assert before == datastore.fingerprint_of(tokenizer)

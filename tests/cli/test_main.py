@@ -1,4 +1,4 @@
-"""The `paceline` command as a user meets it: answers, wrong arguments, Ctrl-C, files."""
+"""Test the `paceline` command: outputs, wrong arguments, Ctrl-C and files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_generate_reads_standard_input_and_batches() -> None:
     assert done.stderr.count("tokens/s") == 2
 
 
-def test_chat_answers_and_leaves() -> None:
+def test_chat_responds_and_quits() -> None:
     done = paceline("chat", "-n", "12", stdin="What is 2 + 3?\n/reset\nAnd 4 + 5?\n/quit\n")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tokens per forward") == 2
@@ -174,10 +174,10 @@ def test_ctrl_c_ends_generate_quietly() -> None:
         env=ENVIRONMENT,
         preexec_fn=lambda: signal.signal(
             signal.SIGINT, signal.SIG_DFL
-        ),  # a suite run in the background ignores it
+        ),  # a test suite in the background ignores the signal
     )
     assert process.stdout is not None
-    process.stdout.read(1)  # it is answering now
+    process.stdout.read(1)  # wait for the first output
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)

@@ -10,7 +10,7 @@ from paceline.cli.main import app
 from paceline.cli.model_option import takes_model, with_model_first
 from tests.support.cli import usage_error
 
-# A command, and words that complete its command line.
+# Commands, and words that complete their command lines.
 COMMANDS = {
     "generate": ["x"],
     "chat": ["-n", "3"],

@@ -1,4 +1,4 @@
-"""Options: declared once, each name unique in a command, and shown without importing torch."""
+"""Test options: each name is unique in a command, and help needs no import of torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMMANDS = [
 ]
 
 
-def test_the_list_of_commands_says_what_their_help_says() -> None:
+def test_the_list_of_commands_has_their_summaries() -> None:
     for name, summary in COMMAND_LIST.items():
         assert (app[name].help or "").partition("\n")[0] == summary
 
@@ -55,10 +55,8 @@ def test_every_command_is_under_one_heading() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMAND_LIST)
 
 
-def test_help_lists_and_mistakes_need_no_torch() -> None:
-    """What only says something, or what is wrong, comes at once: nothing slow to import is
-    imported.
-    """
+def test_help_and_errors_import_no_torch() -> None:
+    """Help and errors are fast, since no slow module is imported."""
     code = f"""
 import sys
 from paceline.cli.main import run
@@ -111,7 +109,7 @@ def test_every_option_has_one_name_and_a_help_text(words: list[str]) -> None:
         assert text, argument.name
         if argument.required or isinstance(default, bool):
             continue
-        # The default is in the text only where cyclopts does not show it.
+        # The text states the default only where cyclopts does not show it.
         shows_default = default not in (None, (), "", argument.field_info.empty)
         if argument.name not in ("PROMPT", "OPTION"):
             assert ("Default" in text) != shows_default, argument.name
@@ -176,11 +174,11 @@ def test_an_option_that_is_on_can_be_turned_off(words: list[str], option: str, v
         (["head", "calibrate"], ["demo", "head", "one", "two"], ["--limit", "1"]),
     ],
 )
-def test_an_option_may_stand_anywhere_among_the_arguments(
+def test_options_may_be_anywhere_among_the_arguments(
     command: list[str], arguments: list[str], option: list[str]
 ) -> None:
-    for place in range(len(arguments) + 1):
-        _, bound, _ = app.parse_args([*command, *arguments[:place], *option, *arguments[place:]])
+    for index in range(len(arguments) + 1):
+        _, bound, _ = app.parse_args([*command, *arguments[:index], *option, *arguments[index:]])
         assert [str(argument) for argument in bound.args] == arguments
 
 
@@ -206,7 +204,7 @@ def test_a_configuration_is_a_flat_list_of_options(config: Any) -> None:
         changed(config, modl="x")
 
 
-def test_a_command_with_another_default_states_that_one_only() -> None:
+def test_a_command_may_change_one_default() -> None:
     assert flat(ChatSampling()) == {**flat(SamplingParams()), "max_new_tokens": 256}
     _, bound, _ = app.parse_args(["chat", "-t", "0.5"])
     assert bound.kwargs["sampling"] == ChatSampling(temperature=0.5)

@@ -1,6 +1,4 @@
-"""`paceline ... --lookahead-parallel`: one voice for all processes, and one end when one of them
-is lost or interrupted.
-"""
+"""Test `--lookahead-parallel`: only rank 0 prints, and all processes end together."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ def generate(*words: str) -> tuple[str, ...]:
     return "generate", "demo", "def fib(n):", "--ignore-eos", "--lookahead-parallel", *words
 
 
-def test_rank_0_speaks_for_all(
+def test_only_rank_0_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = generate("-n", "24", "--dtype", "float32", "--drafter", WINDOW)
     group = Group(2, tmp_path, command, *words)
     assert group.wait() == [0, 0], group.errors()
     assert group.printed(1) == ""
-    assert len(group.errors()) == 1  # the line of figures
+    assert len(group.errors()) == 1  # the line of statistics
     monkeypatch.setattr(
         sys, "argv", ["paceline", *(word for word in words if word != "--lookahead-parallel")]
     )
@@ -57,7 +55,7 @@ def test_rank_0_speaks_for_all(
         ),
     ],
 )
-def test_a_common_mistake_is_told_once(
+def test_a_common_mistake_is_reported_once(
     tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     group = Group(3, tmp_path, command, *words)
@@ -66,7 +64,7 @@ def test_a_common_mistake_is_told_once(
     assert re.search(message, line)
 
 
-def test_a_process_alone_is_told_how_to_start(
+def test_a_single_process_gets_advice_on_torchrun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["paceline", *generate("--drafter", WINDOW)])
@@ -78,7 +76,7 @@ def test_a_process_alone_is_told_how_to_start(
 
 
 def start_endless(folder: Path, ranks: int, *words: str) -> Group:
-    """A long answer, under way."""
+    """Start a long generation, and wait for its first output."""
     group = Group(ranks, folder, command, *generate("-n", "1900", "--drafter", WINDOW, *words))
     give_up = time.monotonic() + 180
     while not (folder / "0.out").exists() or not group.printed(0):
@@ -89,16 +87,16 @@ def start_endless(folder: Path, ranks: int, *words: str) -> Group:
 
 @pytest.mark.parametrize(("end", "patience"), [(signal.SIGKILL, "60"), (signal.SIGSTOP, "5")])
 def test_a_lost_process_ends_the_others(tmp_path: Path, end: signal.Signals, patience: str) -> None:
-    """Killed: at once. Silent: after the time it is given."""
+    """A killed process ends the others at once, a stopped one after the timeout."""
     group = start_endless(tmp_path, 3, "--process-timeout", patience)
     os.kill(group.processes[1].pid or 0, end)
     for rank in (0, 2):
-        group.processes[rank].join(50)  # less than the patience of those whose fellow was killed
+        group.processes[rank].join(50)  # less than the timeout after a killed process
     assert [group.processes[rank].exitcode for rank in (0, 2)] == [2, 2]
     group.wait(0)
     assert (
         1 <= len(group.errors()) <= 2
-    )  # the second one where the record of what was said is gone with rank 0
+    )  # a second line if rank 0 ended before it could note the first
     message = f"error: a process of this parallel run ended or did not answer within {patience} s"
     assert all(line.startswith(message) for line in group.errors())
 
@@ -110,9 +108,10 @@ def test_ctrl_c_in_one_process_ends_all_quietly(tmp_path: Path) -> None:
     assert group.errors() == ["stopped"]
 
 
-def test_bench_in_step(tmp_path: Path) -> None:
-    """The clock of rank 0 decides; every method has the same answers; fed tokens are those of
-    the busiest rank.
+def test_bench_in_parallel(tmp_path: Path) -> None:
+    """Check that rank 0 decides when to stop, and that all methods have equal outputs.
+
+    The number of verified tokens is that of the busiest rank.
     """
     words = [
         "bench",

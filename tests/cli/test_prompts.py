@@ -1,6 +1,4 @@
-"""`paceline prompts`: prompts that a model makes up itself, and what becomes of a model that
-cannot.
-"""
+"""Test `paceline prompts`: prompts that a model generates itself, and models that cannot."""
 
 from __future__ import annotations
 
@@ -31,7 +29,9 @@ def last(made: Iterator[MadeUp]) -> MadeUp:
     return list(made)[-1]
 
 
-def test_the_file_is_one_of_prompts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_file_has_prompts_for_other_commands(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "prompts.jsonl"
     assert call("prompts", "demo", "--count", "5", "--out", str(out), "--batch", "8")[0] == 0
     prompts = load_prompts([out])
@@ -40,7 +40,7 @@ def test_the_file_is_one_of_prompts(tmp_path: Path, capfd: pytest.CaptureFixture
     assert f"wrote {out}: 5 prompts" in capfd.readouterr().err
 
 
-def test_each_is_what_the_model_says_with_its_seed_whatever_the_batch(llm: LLM) -> None:
+def test_each_prompt_depends_only_on_its_seed(llm: LLM) -> None:
     before, _ = around_question(llm.tokenizer, "here")
     opening = llm.tokenizer(before, add_special_tokens=False)["input_ids"]
     assert llm.chat_prompt([{"role": "user", "content": "Why?"}])[: len(opening)] == opening
@@ -51,18 +51,18 @@ def test_each_is_what_the_model_says_with_its_seed_whatever_the_batch(llm: LLM) 
     assert alone.prompts == together.prompts
     for prompt in alone.prompts:
         number = int(prompt.id.split("/")[1])
-        said = llm.generate([opening], replace(SAMPLED, seed=number))[0]
-        assert (said.text.strip(), said.finish_reason) == (prompt.text, "stop")
+        output = llm.generate([opening], replace(SAMPLED, seed=number))[0]
+        assert (output.text.strip(), output.finish_reason) == (prompt.text, "stop")
 
 
-def test_what_does_not_end_or_was_there_is_left_out(llm: LLM) -> None:
+def test_unfinished_and_repeated_prompts_are_left_out(llm: LLM) -> None:
     short = last(make_up(llm, 10, replace(SAMPLED, max_new_tokens=64), batch=16))
     assert 0 < len(short.prompts) < 10
     assert short.tries == 40
     assert all(len(llm.tokenizer(one.text)["input_ids"]) <= 64 for one in short.prompts)
 
 
-def test_what_cannot_be_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_options_and_templates_are_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(match: str, params: SamplingParams = SAMPLED, **options: Any) -> None:
         with pytest.raises(ConfigError, match=match):
             last(make_up(llm, **{"count": 2, "params": params, **options}))
@@ -79,7 +79,7 @@ def test_what_cannot_be_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) ->
     refused("no chat template")
 
 
-def test_ctrl_c_keeps_what_is_there(
+def test_ctrl_c_keeps_finished_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "prompts.jsonl"
@@ -89,4 +89,4 @@ def test_ctrl_c_keeps_what_is_there(
         with pytest.raises(KeyboardInterrupt):
             call(*words)
         assert "interrupted" in capfd.readouterr().err
-        assert len(load_prompts([out])) > 0  # where nothing is known yet, what was there stays
+        assert len(load_prompts([out])) > 0  # without new prompts, the old file stays

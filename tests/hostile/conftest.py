@@ -1,4 +1,4 @@
-"""Files of every kind that is read, whole; each is made once, and no case changes them."""
+"""Valid files of every kind that is read. Each is made once, and no test changes them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.shared import Pair
 
 @pytest.fixture(scope="session")
 def llm() -> LLM:
-    """The embedded target, decoding plainly."""
+    """Return the embedded target with plain decoding."""
     return LLM("demo", "none", dtype="float32")
 
 
 @pytest.fixture(scope="session")
 def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path:
-    """The files, by the names that the tables use."""
+    """Return a folder with all valid files, by the names that the tables use."""
     from paceline import demo
 
     made = tmp_path_factory.mktemp("yard")
@@ -59,15 +59,15 @@ def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path
 
 @pytest.fixture(scope="session")
 def plain(llm: LLM) -> Any:
-    """What the embedded target answers by itself."""
+    """Return a function that generates with the embedded target and plain decoding."""
     return lambda prompt, **options: llm.generate(
         prompt, SamplingParams(**{"max_new_tokens": 8, **options})
     )[0]
 
 
 @pytest.fixture(autouse=True)
-def no_hang() -> Iterator[None]:
-    """Fail a case that takes too long in this process; a command has its own limit."""
+def time_limit() -> Iterator[None]:
+    """Fail a test that takes too long in this process; commands have another limit."""
 
     def hang(*_: Any) -> None:
         raise TimeoutError(f"hangs: more than {LIMIT} s")

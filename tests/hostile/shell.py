@@ -1,5 +1,6 @@
-"""A command line as a shell would run it, with streams that may be closed, full, or left by
-their reader, and a time limit.
+"""Run command lines as a shell does, with a time limit.
+
+Streams may be closed, full, or abandoned by their reader.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from pathlib import Path
 
 from tests.support.processes import start_process
 
-LIMIT = 90.0  # seconds of a case; what takes longer hangs
-CLOSED, LEFT, FULL = "closed", "left", "/dev/full"
-# beginnings of notes, which stand beside an error
-_TOLD = ("[", "wrote ", "demo with ", "left out: ", "paceline: ")
+LIMIT = 90.0  # seconds after which a command counts as hanging
+CLOSED, ABANDONED, FULL = "closed", "left", "/dev/full"
+# Prefixes of notes on standard error, which are not errors.
+_NOTES = ("[", "wrote ", "demo with ", "left out: ", "paceline: ")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How a command ended; `errors`: its lines on standard error that are no notes."""
+class CommandResult:
+    """Result of a command; `errors` are the lines on standard error that are not notes."""
 
     status: int
     out: bytes
@@ -32,19 +33,19 @@ class Ended:
     @property
     def errors(self) -> list[str]:
         return [
-            line for line in self.err.splitlines() if line.strip() and not line.startswith(_TOLD)
+            line for line in self.err.splitlines() if line.strip() and not line.startswith(_NOTES)
         ]
 
     def check_refused(self, words: str = "") -> None:
-        """Fail unless it was one line and exit status 2."""
+        """Fail unless the command printed one error line and exited with status 2."""
         assert self.status == 2, self
         assert len(self.errors) == 1, self
         assert self.errors[0].startswith("error: "), self
         assert re.search(words, self.errors[0]), self
-        self.check_told()
+        self.check_clean()
 
-    def check_told(self) -> None:
-        """Fail if it hung, crashed, or shows anything of our inside."""
+    def check_clean(self) -> None:
+        """Fail if the command hung, crashed or showed internals."""
         assert self.status in (0, 1, 2, 130, 141), self
         assert "Traceback" not in self.err, self
         assert len(self.err) < 5000, self
@@ -57,13 +58,16 @@ def run(
     stdout: str = "",
     stderr: str = "",
     interrupt: int = 0,
-) -> Ended:
+) -> CommandResult:
     """Run `paceline WORDS`.
 
     Args:
-        stdin: what comes in; `CLOSED`: nothing, not even a stream.
-        stdout, stderr: `CLOSED`, a device, or `LEFT`: a pipe that nobody reads; else they are kept.
-        interrupt: the signal to send as soon as something is there to read on standard output.
+        words: Words of the command line.
+        folder: Working directory.
+        stdin: Content of standard input, or `CLOSED`.
+        stdout: `CLOSED`, a device, or `LEFT` for a pipe without a reader; otherwise a file.
+        stderr: The same for standard error.
+        interrupt: Signal to send as soon as there is output.
     """
     kept = folder.parent / f"{folder.name}.streams"
     kept.mkdir(exist_ok=True)
@@ -80,7 +84,7 @@ def run(
     process.join(max(0.0, end - time.monotonic()))
     process.kill()
     process.join()
-    return Ended(
+    return CommandResult(
         process.exitcode or 0,
         (kept / "out").read_bytes(),
         (kept / "err").read_text("utf-8", "replace"),
@@ -88,9 +92,7 @@ def run(
 
 
 def listing(*folders: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of everything in folders, to see that nothing was changed, added or left
-    behind; locks may be.
-    """
+    """Return size and time of all files in folders except locks, to detect changes."""
     found = (path for folder in folders for path in folder.rglob("*"))
     return {
         str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
@@ -111,7 +113,7 @@ def _run(
         os.dup2(handle, number)
         os.close(handle)
     sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+        open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - stays open until the process ends
         for number, mode in enumerate("rww")
     )
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -128,8 +130,8 @@ def _run(
 
 
 def _opened(path: Path, number: int, kind: str) -> int:
-    """A descriptor for a stream: of a file, or of what `kind` says."""
-    if kind == LEFT:
+    """Return a file descriptor for a stream: of a file, a pipe or a full device."""
+    if kind == ABANDONED:
         reader, writer = os.pipe()
         os.close(reader)
         return writer

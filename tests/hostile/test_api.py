@@ -1,8 +1,10 @@
-"""The Python API with arguments that cannot be: a typed error in one line; with odd ones that
-can: the plain answer.
+"""Test the Python API with bad arguments.
+
+Invalid ones raise a typed error in one line, and unusual valid ones give the output of plain
+decoding.
 """
 
-# Arguments of wrong types are what is tried here.
+# These tests pass arguments of wrong types.
 # mypy: disable-error-code="arg-type, list-item, dict-item, misc"
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from paceline.report.prompts import load_prompts
 from paceline.training.acceptance_head.recording import read_recording
 from paceline.training.acceptance_head.settings import RecordConfig, TrainConfig
 from paceline.util.options import ModelOptions, PromptOptions, changed
-from tests.hostile.test_parameters import refused
+from tests.hostile.test_parameters import check_refused
 from tests.support.models import make
 from tests.support.shared import Pair
 
@@ -39,10 +41,8 @@ pytestmark = pytest.mark.hostile
 
 
 @dataclass(frozen=True)
-class Here:
-    """What the cases use: a tiny target that drafts, its pair and tokenizer, the whole files, an
-    empty folder.
-    """
+class CaseContext:
+    """Objects for the cases: a tiny target with drafts, its pair, a tokenizer and folders."""
 
     llm: LLM
     pair: Pair
@@ -59,11 +59,11 @@ class Here:
         return self.pair.target
 
     def text(self) -> LLM:
-        """The target with a tokenizer."""
+        """Return an engine for the target with a tokenizer."""
         return LLM(self.target, "none", tokenizer=self.tokenizer)
 
     def decode(self, **options: Any) -> Any:
-        """`model.generate` with a Strategy."""
+        """Run `model.generate` with a Strategy."""
         given = {
             "input_ids": torch.tensor([self.ids]),
             "max_new_tokens": 4,
@@ -74,7 +74,7 @@ class Here:
         return self.target.generate(**{**given, **options})
 
     def form(self, **options: Any) -> Any:
-        """The full form."""
+        """Run paceline's `generate` for transformers models."""
         return generate(
             self.target,
             **{"input_ids": torch.tensor([self.ids]), "max_new_tokens": 4, "do_sample": False}
@@ -83,14 +83,14 @@ class Here:
 
 
 @pytest.fixture
-def here(pair: Pair, tokenizer: Any, yard: Path, tmp_path: Path) -> Here:
-    return Here(pair.engine("prompt_lookup"), pair, tokenizer, yard, tmp_path)
+def here(pair: Pair, tokenizer: Any, yard: Path, tmp_path: Path) -> CaseContext:
+    return CaseContext(pair.engine("prompt_lookup"), pair, tokenizer, yard, tmp_path)
 
 
 P = SamplingParams
 FOUR = P(4)
 NAN, INF = math.nan, math.inf
-Case = Callable[[Here], Any]
+Case = Callable[[CaseContext], Any]
 PROMPTS: dict[str, tuple[Any, Any]] = {
     "nothing": (None, FOUR),
     "a number": (3, FOUR),
@@ -287,8 +287,8 @@ REFUSED: dict[str, Case] = {
     "the full form, stops without tokenizer": lambda h: h.form(stop_strings=["x"]),
 }
 
-# What is odd and allowed: the drafted answer is that of plain decoding.
-ALLOWED: dict[str, Callable[[Here, LLM], Any]] = {
+# Unusual but valid arguments: the output with drafts equals that of plain decoding.
+ALLOWED: dict[str, Callable[[CaseContext, LLM], Any]] = {
     "a tuple": lambda h, llm: llm.generate([tuple(h.ids)], FOUR),
     "a range": lambda h, llm: llm.generate([range(5, 9)], FOUR),
     "an array": lambda h, llm: llm.generate(np.array([h.ids]), FOUR),
@@ -332,7 +332,7 @@ ALLOWED: dict[str, Callable[[Here, LLM], Any]] = {
 }
 
 
-def _in_turn(llm: LLM, here: Here) -> list[Any]:
+def _in_turn(llm: LLM, here: CaseContext) -> list[Any]:
     streams = [llm.stream(prompt, P(6)) for prompt in here.pair.prompts[:4]]
     ended: list[Any] = []
     while streams:
@@ -345,42 +345,42 @@ def _in_turn(llm: LLM, here: Here) -> list[Any]:
     return sorted(ended, key=lambda one: one.token_ids)
 
 
-def _after_refused(llm: LLM, here: Here) -> Any:
+def _after_refused(llm: LLM, here: CaseContext) -> Any:
     with pytest.raises(PacelineError):
         llm.generate([here.ids, [999]], FOUR)
     return llm.generate([here.ids], FOUR)
 
 
-def _in_threads(llm: LLM, here: Here) -> list[Any]:
+def _in_threads(llm: LLM, here: CaseContext) -> list[Any]:
     found: dict[int, Any] = {}
 
-    def ask(place: int) -> None:
-        found[place] = llm.generate([here.pair.prompts[place]], P(6))[0]
+    def ask(index: int) -> None:
+        found[index] = llm.generate([here.pair.prompts[index]], P(6))[0]
 
-    threads = [threading.Thread(target=ask, args=(place,)) for place in range(6)]
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[place] for place in range(6)]
+    return [found[index] for index in range(6)]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_prompts(name: str, here: Here) -> None:
-    refused(lambda: here.llm.generate(*PROMPTS[name]))
+def test_bad_prompts_are_refused(name: str, here: CaseContext) -> None:
+    check_refused(lambda: here.llm.generate(*PROMPTS[name]))
     assert here.llm.model.open_sequences == 0
     assert here.llm.generate([here.ids], FOUR)[0].token_ids == here.pair.answers[0][:4]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, here: Here) -> None:
-    refused(lambda: REFUSED[name](here))
+def test_bad_arguments_are_refused(name: str, here: CaseContext) -> None:
+    check_refused(lambda: REFUSED[name](here))
     assert not list(here.folder.glob("**/*.json*"))
     assert here.llm.generate([here.ids], FOUR)[0].token_ids == here.pair.answers[0][:4]
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_allowed(name: str, here: Here) -> None:
+def test_unusual_arguments_are_accepted(name: str, here: CaseContext) -> None:
     plain = here.pair.engine("none", max_length=64)
     for drafter in ("prompt_lookup", "lookahead:budget=false"):
         drafted = here.pair.engine(drafter, max_length=64)

@@ -1,5 +1,6 @@
-"""Every command with options, values, paths and devices that cannot be: one line that says so,
-and nothing is left behind.
+"""Test every command with bad options, values, paths and devices.
+
+Each gives one error line and leaves no files behind.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from tests.hostile.shell import listing, run
 
 pytestmark = pytest.mark.hostile
 
-# The words behind `paceline` -> what the line on standard error says (a regular expression). @NAME
-# is a file that is whole.
+# Words of the command line -> regular expression for the error line. @NAME is a valid file.
 REFUSED = r"""
 nonsense                                                -> Did you mean|nonsense
 generat hi                                              -> generate
@@ -283,7 +283,9 @@ def _words(text: str, yard: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("words", "expected"), _cases(REFUSED))
-def test_refused(words: str, expected: str, yard: Path, tmp_path: Path) -> None:
+def test_bad_command_lines_are_refused(
+    words: str, expected: str, yard: Path, tmp_path: Path
+) -> None:
     before = listing(yard)
     ended = run(_words(words, yard), tmp_path)
     ended.check_refused(expected)

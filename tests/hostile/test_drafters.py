@@ -1,5 +1,6 @@
-"""Drafters that fail, lie or return rubbish: named in a `DrafterError`, or the right answer;
-then all works again.
+"""Test drafters that raise, break their contract or guess badly.
+
+A `DrafterError` names them, or the output is correct, and the engine remains usable.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Propose = Callable[[Sequence[Request], list[int]], Any]
 
 
 class Faulty(Drafter):
-    """Does what it is told to."""
+    """Drafter that calls the given functions."""
 
     name = "faulty"
 
@@ -58,7 +59,7 @@ def tree(token_ids: Any, parents: Any, **others: Any) -> Propose:
     return lambda requests, max_nodes: [DraftTree(token_ids, parents, **others)] * len(requests)
 
 
-def sure(of: float) -> Propose:
+def with_confidence(of: float) -> Propose:
     return lambda requests, max_nodes: [
         DraftTree([9], [-1], confidence=[of]) if limit else DraftTree([], []) for limit in max_nodes
     ]
@@ -75,7 +76,7 @@ def _of(weights: dict[int, float]) -> torch.Tensor:
     return found
 
 
-# Broken contracts: a DrafterError that names the drafter.
+# Broken contracts, which raise a DrafterError that names the drafter.
 BROKEN: dict[str, Propose] = {
     "None": lambda requests, max_nodes: None,
     "a text": lambda requests, max_nodes: "trees",
@@ -108,8 +109,8 @@ BROKEN: dict[str, Propose] = {
     "probs that are text": tree([3], [-1], probs=["likely"]),
 }
 
-# Nothing that can be wrong in itself: guesses, however foolish. The answer is the target's.
-FOOLISH: dict[str, Propose] = {
+# Valid proposals, however bad. The output is that of the target.
+BAD_GUESSES: dict[str, Propose] = {
     "nothing ever": empty,
     "the same token always": lambda requests, max_nodes: [
         DraftTree([7], [-1]) if limit else DraftTree([], []) for limit in max_nodes
@@ -129,7 +130,10 @@ FOOLISH: dict[str, Propose] = {
         )
         for request, limit in zip(requests, max_nodes, strict=True)
     ],
-    **{f"confidence {one}": sure(one) for one in (0.0, 1.0, 1.5, -0.5, float("inf"), float("nan"))},
+    **{
+        f"confidence {one}": with_confidence(one)
+        for one in (0.0, 1.0, 1.5, -0.5, float("inf"), float("nan"))
+    },
 }
 
 ERRORS: list[BaseException] = [
@@ -148,14 +152,14 @@ ERRORS: list[BaseException] = [
 
 
 def check_usable(llm: LLM, pair: Pair) -> None:
-    """Nothing is left open, and a request with another drafter gets its answer."""
+    """Check that no request is open and that another drafter still works."""
     assert llm.model.open_sequences == 0
     plain = SamplingParams(4, speculation="none")
     assert llm.generate([pair.prompts[1]], plain)[0].token_ids == pair.answers[1][:4]
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_broken_contracts(pair: Pair, fault: str) -> None:
+def test_broken_contracts_are_reported(pair: Pair, fault: str) -> None:
     llm = LLM(pair.target, Faulty(BROKEN[fault]))
     with pytest.raises(DrafterError, match="faulty"):
         llm.generate([pair.prompts[0]], FOUR)
@@ -171,9 +175,9 @@ def test_broken_contracts(pair: Pair, fault: str) -> None:
 
 
 @pytest.mark.parametrize("budget", [False, True])
-@pytest.mark.parametrize("kind", FOOLISH)
-def test_foolish_guesses(pair: Pair, kind: str, budget: bool) -> None:
-    drafter = Faulty(FOOLISH[kind])
+@pytest.mark.parametrize("kind", BAD_GUESSES)
+def test_bad_guesses_keep_the_output(pair: Pair, kind: str, budget: bool) -> None:
+    drafter = Faulty(BAD_GUESSES[kind])
     drafter.budget = budget
     llm = LLM(pair.target, drafter, max_nodes=32)
     assert [out.token_ids for out in llm.generate(pair.prompts[:3], SamplingParams(20))] == [
@@ -184,10 +188,10 @@ def test_foolish_guesses(pair: Pair, kind: str, budget: bool) -> None:
 
 @pytest.mark.parametrize("when", ["start", "propose", "observe", "stop"])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_errors_of_a_drafter(pair: Pair, when: str, error: BaseException) -> None:
-    """The caller sees the drafter's own error, as a debugger would want it, and the engine is as
-    before.
-    """
+def test_the_engine_survives_errors_of_a_drafter(
+    pair: Pair, when: str, error: BaseException
+) -> None:
+    """The caller gets the drafter's error, and the engine stays usable."""
     drafter = Faulty(fail(error)) if when == "propose" else Faulty(empty, **{when: fail(error)})
     llm = LLM(pair.target, drafter)
     with pytest.raises((type(error), DrafterError, RuntimeError)):
@@ -195,8 +199,7 @@ def test_errors_of_a_drafter(pair: Pair, when: str, error: BaseException) -> Non
     check_usable(llm, pair)
 
 
-def test_a_faulty_drafter_takes_no_other_request_along(pair: Pair) -> None:
-    """Requests behind another drafter go on, in the same engine."""
+def test_a_failing_drafter_ends_only_its_requests(pair: Pair) -> None:
     llm = LLM(pair.target, Faulty(fail(ValueError("no"))))
     other = llm.stream(pair.prompts[2], SamplingParams(8, speculation="none"))
     ids = list(next(other).token_ids)

@@ -1,5 +1,6 @@
-"""Damaged files of every kind that is read: refused, or read as they were; never something else,
-and never written over.
+"""Test damaged files of every kind that is read.
+
+They are refused or read correctly, and never overwritten.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ EIGHT = SamplingParams(8)
 TEXT = "Once upon a time"
 
 
-def behind(spec: str, draft: bool = False) -> Callable[[Path, LLM], Any]:
-    """The answer of the embedded target behind a drafter that reads the file."""
+def with_drafter(spec: str, draft: bool = False) -> Callable[[Path, LLM], Any]:
+    """Return a reader that generates with the embedded target and a drafter for the file."""
 
-    def answer(place: Path, llm: LLM) -> list[int]:
+    def answer(path: Path, llm: LLM) -> list[int]:
         drafted = LLM(
             llm.model.model,
-            spec.format(place),
+            spec.format(path),
             demo.DRAFT if draft else None,
             tokenizer=llm.tokenizer,
         )
@@ -38,46 +39,47 @@ def behind(spec: str, draft: bool = False) -> Callable[[Path, LLM], Any]:
     return answer
 
 
-def model(place: Path, llm: LLM) -> list[int]:
-    return (
-        LLM(place, "none", dtype="float32").generate([[5, 6, 7]], SamplingParams(24))[0].token_ids
-    )
+def model(path: Path, llm: LLM) -> list[int]:
+    return LLM(path, "none", dtype="float32").generate([[5, 6, 7]], SamplingParams(24))[0].token_ids
 
 
-def text(place: Path, llm: LLM) -> str:
-    return LLM(place, "none", dtype="float32").generate(TEXT, EIGHT)[0].text
+def text(path: Path, llm: LLM) -> str:
+    return LLM(path, "none", dtype="float32").generate(TEXT, EIGHT)[0].text
 
 
-def talk(place: Path, llm: LLM) -> str:
-    return LLM(place, "none", dtype="float32").chat([{"role": "user", "content": TEXT}], EIGHT).text
+def talk(path: Path, llm: LLM) -> str:
+    return LLM(path, "none", dtype="float32").chat([{"role": "user", "content": TEXT}], EIGHT).text
 
 
-# The file -> what is read (a folder or the file itself), how, and whether every changed bit is
-# found.
+# File -> the path that is read, the reader, and whether every changed bit is detected.
 READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
-    "store/manifest.json": ("store", behind("sssd:datastore={},budget=false"), True),
-    "store/shard-*.bin": ("store", behind("sssd:datastore={},budget=false"), True),
-    "store/shard-1*.bin": ("store", lambda place, llm: datastore.verify(place), False),
-    "head/card.json": ("head", behind("specdec_pp:head={}", draft=True), True),
-    "head/head.safetensors": ("head", behind("specdec_pp:head={}", draft=True), True),
-    "pool.safetensors": ("pool.safetensors", behind("ouroboros:pool_file={}", draft=True), True),
+    "store/manifest.json": ("store", with_drafter("sssd:datastore={},budget=false"), True),
+    "store/shard-*.bin": ("store", with_drafter("sssd:datastore={},budget=false"), True),
+    "store/shard-1*.bin": ("store", lambda path, llm: datastore.verify(path), False),
+    "head/card.json": ("head", with_drafter("specdec_pp:head={}", draft=True), True),
+    "head/head.safetensors": ("head", with_drafter("specdec_pp:head={}", draft=True), True),
+    "pool.safetensors": (
+        "pool.safetensors",
+        with_drafter("ouroboros:pool_file={}", draft=True),
+        True,
+    ),
     "recording/*.json": (
         "recording",
-        lambda place, llm: read_recording(place).labels.tolist(),
+        lambda path, llm: read_recording(path).labels.tolist(),
         False,
     ),
     "recording/*.safetensors": (
         "recording",
-        lambda place, llm: read_recording(place).labels.tolist(),
+        lambda path, llm: read_recording(path).labels.tolist(),
         False,
     ),
-    "answers.jsonl": ("answers.jsonl", lambda place, llm: read_traces(place, llm.tokenizer), True),
+    "answers.jsonl": ("answers.jsonl", lambda path, llm: read_traces(path, llm.tokenizer), True),
     "answers.jsonl?*": (
         "answers.jsonl",
-        lambda place, llm: [one.probs.tolist() for one in read_told(place) or ()],
+        lambda path, llm: [one.probs.tolist() for one in read_told(path) or ()],
         True,
     ),
-    "prompts.jsonl": ("prompts.jsonl", lambda place, llm: load_prompts([place]), False),
+    "prompts.jsonl": ("prompts.jsonl", lambda path, llm: load_prompts([path]), False),
     "tiny/config.json": ("tiny", model, False),
     "tiny/generation_config.json": ("tiny", model, False),
     "tiny/model.safetensors": ("tiny", model, False),
@@ -88,7 +90,7 @@ READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
 }
 
 
-DAMAGE_IS_FOUND = "store/shard-1*.bin"  # where the answer is a list of what is damaged
+DAMAGE_IS_FOUND = "store/shard-1*.bin"  # its reader returns a list of damaged files
 
 
 def _garbage(content: bytes) -> bytes:
@@ -97,8 +99,8 @@ def _garbage(content: bytes) -> bytes:
 
 def _flipped(content: bytes) -> bytes:
     changed = bytearray(content)
-    for place in random.Random(len(content)).sample(range(len(content)), min(5, len(content))):
-        changed[place] ^= 1 << (place % 8)
+    for at in random.Random(len(content)).sample(range(len(content)), min(5, len(content))):
+        changed[at] ^= 1 << (at % 8)
     return bytes(changed)
 
 
@@ -118,8 +120,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def _cases() -> list[tuple[str, str]]:
-    """All pairs but those that nobody could tell: bits of unchecked files, and texts that are
-    templates as any other.
+    """Return all pairs except undetectable ones.
+
+    These are bits of unchecked files, and texts that are valid templates.
     """
     pairs = [
         (name, how)
@@ -134,30 +137,32 @@ def _cases() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "damage"), _cases())
-def test_damaged(name: str, damage: str, yard: Path, llm: LLM, tmp_path: Path) -> None:
-    place, read, _ = READERS[name]
-    for part in yard.glob(f"{place}*"):
+def test_damaged_files_are_refused_or_read_correctly(
+    name: str, damage: str, yard: Path, llm: LLM, tmp_path: Path
+) -> None:
+    source, read, _ = READERS[name]
+    for part in yard.glob(f"{source}*"):
         (shutil.copytree if part.is_dir() else shutil.copy)(part, tmp_path / part.name)
     (path, *_) = sorted(found for found in tmp_path.glob(name) if found.suffix != ".lock")
-    sound = _sound(name, read, tmp_path / place, llm)
+    sound = _read_undamaged(name, read, tmp_path / source, llm)
     content = DAMAGES[damage](path.read_bytes())
     path.write_bytes(content)
     try:
-        found = read(tmp_path / place, llm)
+        found = read(tmp_path / source, llm)
     except PacelineError as error:
-        said: str | None = str(error)
+        message: str | None = str(error)
     else:
-        said = None
+        message = None
         assert found == sound or (name == DAMAGE_IS_FOUND and found)
-    assert said is None or "\n" not in said
-    assert said is None or path.read_bytes() == content
+    assert message is None or "\n" not in message
+    assert message is None or path.read_bytes() == content
 
 
-_KEPT: dict[str, Any] = {}
+_UNDAMAGED: dict[str, Any] = {}
 
 
-def _sound(name: str, read: Callable[[Path, LLM], Any], place: Path, llm: LLM) -> Any:
-    """What is read of the whole file; once for all of its damages."""
-    if name not in _KEPT:
-        _KEPT[name] = read(place, llm)
-    return _KEPT[name]
+def _read_undamaged(name: str, read: Callable[[Path, LLM], Any], path: Path, llm: LLM) -> Any:
+    """Return what is read from the undamaged file, cached by name."""
+    if name not in _UNDAMAGED:
+        _UNDAMAGED[name] = read(path, llm)
+    return _UNDAMAGED[name]

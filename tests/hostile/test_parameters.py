@@ -1,4 +1,4 @@
-"""Sampling parameters that cannot be: a typed error in one line."""
+"""Test that invalid sampling parameters raise a typed error in one line."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PARAMS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def refused(act: Callable[[], Any]) -> None:
-    """Fail unless it is an error of ours, in one line."""
+def check_refused(act: Callable[[], Any]) -> None:
+    """Fail unless a call raises an error of the package in one line."""
     with pytest.raises(PacelineError) as error:
         act()
     assert str(error.value).strip()
@@ -48,5 +48,5 @@ def refused(act: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("options", PARAMS, ids=str)
-def test_parameters(options: dict[str, Any]) -> None:
-    refused(lambda: SamplingParams(**options))
+def test_invalid_parameters_are_refused(options: dict[str, Any]) -> None:
+    check_refused(lambda: SamplingParams(**options))

@@ -1,5 +1,6 @@
-"""Streams that are closed, full, unread or no text, and signals: exit status 0, 2, 130 or 141,
-one line, nothing half-written.
+"""Test closed, full or abandoned streams, invalid text, and signals.
+
+Commands exit with status 0, 2, 130 or 141, print one line, and leave no partial files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from paceline.replay.traces import read_traces
-from tests.hostile.shell import CLOSED, FULL, LEFT, Ended, listing, run
+from tests.hostile.shell import ABANDONED, CLOSED, FULL, CommandResult, listing, run
 from tests.support.commands import start_command
 
 pytestmark = pytest.mark.hostile
@@ -37,7 +38,7 @@ TEXTS: dict[str, str] = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_from_standard_input(name: str, tmp_path: Path, plain: Any) -> None:
     ended = run(["generate", "demo", "-", "-n", "8", *DRAFTED], tmp_path, TEXTS[name].encode())
-    ended.check_told()
+    ended.check_clean()
     assert (ended.status, ended.out) == (0, plain(TEXTS[name]).text.encode()), ended
 
 
@@ -73,7 +74,7 @@ def test_stop_strings_that_begin_with_a_dash(words: str, tmp_path: Path, plain: 
         (CLOSED, "closed"),
     ],
 )
-def test_standard_input_that_is_no_prompt(content: Any, words: str, tmp_path: Path) -> None:
+def test_unusable_standard_input_is_refused(content: Any, words: str, tmp_path: Path) -> None:
     run(["generate", "demo", "-", "-n", "8", *PLAIN], tmp_path, content).check_refused(words)
 
 
@@ -90,15 +91,15 @@ CHATS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_chats(name: str, tmp_path: Path, llm: Any) -> None:
-    """What cannot be used is one line, and the conversation goes on as if it had not been there."""
+def test_unusable_chat_input_keeps_the_conversation(name: str, tmp_path: Path, llm: Any) -> None:
+    """Unusable input gives one error line and does not affect the conversation."""
     ended = run(["chat", "-n", "8", *DRAFTED], tmp_path, CHATS[name])
-    ended.check_told()
+    ended.check_clean()
     assert ended.status == 0, ended
-    asked = (
+    has_answer = (
         CHATS[name].endswith(b"hello\n") and name not in ("quit early",)
     ) or name == "no line end"
-    answer = _talk(llm, "hello") + b"\n" if asked else b""
+    answer = _talk(llm, "hello") + b"\n" if has_answer else b""
     assert ended.out == answer or name in ("a zero", "a path"), ended
     bad = {
         "not UTF-8",
@@ -134,14 +135,14 @@ OUTPUTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [CLOSED, LEFT, FULL])
+@pytest.mark.parametrize("kind", [CLOSED, ABANDONED, FULL])
 @pytest.mark.parametrize("words", OUTPUTS)
-def test_standard_output(words: str, kind: str, tmp_path: Path, yard: Path) -> None:
+def test_unusable_standard_output(words: str, kind: str, tmp_path: Path, yard: Path) -> None:
     ended = run(
         [word.replace("@", f"{yard}/") for word in shlex.split(words)], tmp_path, stdout=kind
     )
-    ended.check_told()
-    assert ended.status == {CLOSED: 0, LEFT: 141, FULL: 2}[kind], ended
+    ended.check_clean()
+    assert ended.status == {CLOSED: 0, ABANDONED: 141, FULL: 2}[kind], ended
     if kind == FULL:
         assert [line for line in ended.errors if line.startswith("error: ")] == [
             ended.err.splitlines()[-1]
@@ -150,11 +151,11 @@ def test_standard_output(words: str, kind: str, tmp_path: Path, yard: Path) -> N
     assert listing(tmp_path) == {}
 
 
-@pytest.mark.parametrize("kind", [CLOSED, LEFT, FULL])
+@pytest.mark.parametrize("kind", [CLOSED, ABANDONED, FULL])
 @pytest.mark.parametrize(
     "words", ["generate hi -n 8 --drafter none", "generate hi -n 0", "chat --drafter none"]
 )
-def test_standard_error(words: str, kind: str, tmp_path: Path, plain: Any) -> None:
+def test_unusable_standard_error(words: str, kind: str, tmp_path: Path, plain: Any) -> None:
     ended = run(shlex.split(words), tmp_path, stderr=kind)
     assert ended.status in (0, 2, 141), ended
     assert (
@@ -171,9 +172,9 @@ INTERRUPTED = [
 
 
 @pytest.mark.parametrize("words", INTERRUPTED)
-def test_ctrl_c_while_answers_come(words: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_generation(words: str, tmp_path: Path) -> None:
     ended = run(shlex.split(words), tmp_path, interrupt=signal.SIGINT)
-    ended.check_told()
+    ended.check_clean()
     assert ended.status in (0, 130), ended
     lines = ended.out.splitlines() if "--output" in words else []
     assert all(json.loads(line)["text"] for line in lines)
@@ -181,7 +182,7 @@ def test_ctrl_c_while_answers_come(words: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("after", [0.3, 1.5])
-def test_a_recording_that_is_ended_goes_on(
+def test_an_interrupted_recording_can_be_resumed(
     number: int, after: float, tmp_path: Path, yard: Path
 ) -> None:
     out = tmp_path / "a.jsonl"
@@ -202,7 +203,7 @@ def test_a_recording_that_is_ended_goes_on(
     ]
     process = start_command("paceline", *words)
     time.sleep(after)
-    with suppress(ProcessLookupError):  # it may have ended by then
+    with suppress(ProcessLookupError):  # the process may have ended already
         os.kill(process.pid or 0, number)
     process.join(60)
     assert process.exitcode in (0, 130, -number)
@@ -211,11 +212,11 @@ def test_a_recording_that_is_ended_goes_on(
     assert read_traces(out) == read_traces(yard / "answers.jsonl")[:3]
 
 
-def test_a_reader_that_leaves_in_the_middle_of_a_batch(tmp_path: Path) -> None:
-    ended: Ended = run(
+def test_output_to_an_abandoned_pipe_ends_with_141(tmp_path: Path) -> None:
+    ended: CommandResult = run(
         ["generate", "demo", "a", "b", "c", "-n", "4", *PLAIN, "--output", "-"],
         tmp_path,
-        stdout=LEFT,
+        stdout=ABANDONED,
     )
-    ended.check_told()
+    ended.check_clean()
     assert ended.status == 141, ended

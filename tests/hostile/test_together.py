@@ -1,6 +1,4 @@
-"""Many at once: threads, loops, processes and engines that share a model, a store, a pool or a
-file.
-"""
+"""Test threads, event loops, processes and engines that share a model, a store or a file."""
 
 from __future__ import annotations
 
@@ -39,23 +37,23 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_threads_of_one_engine(pair: Pair, spec: str) -> None:
+def test_threads_share_an_engine(pair: Pair, spec: str) -> None:
     llm = pair.engine(spec, max_batch=3)
     settings = copy.deepcopy(pair.target.config.to_dict())
     with ThreadPoolExecutor(6) as threads:
-        asked = [
+        calls = [
             threads.submit(llm.generate, [prompt], SamplingParams(COUNT))
             for prompt in pair.prompts[:6]
         ]
-        asked += [threads.submit(llm.generate, [[999]], SamplingParams(4))]
-    assert [one.result()[0].token_ids for one in asked[:-1]] == pair.answers[:6]
-    assert isinstance(asked[-1].exception(), PacelineError)
+        calls += [threads.submit(llm.generate, [[999]], SamplingParams(4))]
+    assert [one.result()[0].token_ids for one in calls[:-1]] == pair.answers[:6]
+    assert isinstance(calls[-1].exception(), PacelineError)
     assert llm.model.open_sequences == 0
     assert pair.target.config.to_dict() == settings
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_streams_dropped_in_the_middle(pair: Pair, spec: str) -> None:
+def test_dropped_streams_free_their_requests(pair: Pair, spec: str) -> None:
     llm = pair.engine(spec)
     for prompt in pair.prompts[:4]:
         stream = llm.stream(prompt, SamplingParams(COUNT))
@@ -66,8 +64,8 @@ def test_streams_dropped_in_the_middle(pair: Pair, spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["prompt_lookup", "lookahead:budget=false", "pia"])
-def test_calls_that_are_cancelled(pair: Pair, spec: str) -> None:
-    """A loop that gives up on its calls; the others of the engine get their answers."""
+def test_cancelled_calls_do_not_affect_others(pair: Pair, spec: str) -> None:
+    """Cancelled calls of an event loop do not affect the other calls of the engine."""
     llm = pair.engine(spec)
 
     async def some() -> list[Any]:
@@ -81,16 +79,16 @@ def test_calls_that_are_cancelled(pair: Pair, spec: str) -> None:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     found = asyncio.run(some())
-    for place in (1, 3):
-        assert found[place][0].token_ids == pair.answers[place]
+    for index in (1, 3):
+        assert found[index][0].token_ids == pair.answers[index]
     assert llm.generate([pair.prompts[0]], SamplingParams(COUNT))[0].token_ids == pair.answers[0]
 
 
-def test_strategies_and_engines_on_one_model(pair: Pair) -> None:
+def test_strategies_and_engines_share_a_model(pair: Pair) -> None:
     llm, strategy = pair.engine("lookahead:budget=false"), Strategy("prompt_lookup")
 
-    def drop_in(place: int) -> list[int]:
-        ids = torch.tensor([pair.prompts[place]])
+    def decode(index: int) -> list[int]:
+        ids = torch.tensor([pair.prompts[index]])
         out = pair.target.generate(
             ids, max_new_tokens=COUNT, do_sample=False, pad_token_id=0, custom_generate=strategy
         )
@@ -102,7 +100,7 @@ def test_strategies_and_engines_on_one_model(pair: Pair) -> None:
             threads.submit(llm.generate, [prompt], SamplingParams(COUNT))
             for prompt in pair.prompts[:4]
         ]
-        theirs = [threads.submit(drop_in, place) for place in range(4)]
+        theirs = [threads.submit(decode, index) for index in range(4)]
     assert (
         [one.result()[0].token_ids for one in ours]
         == [one.result() for one in theirs]
@@ -110,33 +108,31 @@ def test_strategies_and_engines_on_one_model(pair: Pair) -> None:
     )
 
 
-def test_a_store_that_is_replaced_and_added_to_while_it_is_searched(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_a_store_may_change_while_it_is_searched(pair: Pair, tmp_path: Path) -> None:
     documents = [list(one) for one in pair.near_copies()]
     datastore.build(tmp_path / "s", documents, 256)
     llm = LLM(pair.target, f"sssd:datastore={tmp_path / 's'},update_datastore=true,budget=false")
     with ThreadPoolExecutor(4) as threads:
-        asked = [
+        calls = [
             threads.submit(llm.generate, [prompt], SamplingParams(COUNT))
             for prompt in pair.prompts[:6]
         ]
         changes = [threads.submit(datastore.add, tmp_path / "s", documents) for _ in range(2)]
         changes += [threads.submit(datastore.build, tmp_path / "s", documents, 256)]
-    assert [one.result()[0].token_ids for one in asked] == pair.answers[:6]
+    assert [one.result()[0].token_ids for one in calls] == pair.answers[:6]
     for change in changes:
         assert change.exception() is None or isinstance(change.exception(), PacelineError)
     assert datastore.verify(tmp_path / "s") == []
 
 
-def test_a_store_that_vanishes(pair: Pair, tmp_path: Path) -> None:
+def test_an_open_store_may_be_deleted(pair: Pair, tmp_path: Path) -> None:
     datastore.build(tmp_path / "s", [list(one) for one in pair.near_copies()], 256)
     llm = LLM(pair.target, f"rest:datastore={tmp_path / 's'}")
     shutil.rmtree(tmp_path / "s")
     assert llm.generate([pair.prompts[0]], SamplingParams(COUNT))[0].token_ids == pair.answers[0]
 
 
-def test_two_recordings_into_one_file(tmp_path: Path, yard: Path) -> None:
+def test_two_recordings_of_one_file_do_not_mix(tmp_path: Path, yard: Path) -> None:
     words = [
         "record",
         "--out",
@@ -155,25 +151,25 @@ def test_two_recordings_into_one_file(tmp_path: Path, yard: Path) -> None:
     ended = [one.result() for one in both]
     assert sorted(one.status for one in ended) in ([0, 0], [0, 2]), ended
     for one in ended:
-        one.check_told()
+        one.check_clean()
 
 
 def _folders(tmp_path: Path) -> list[str]:
-    """Two places for streams that are the same folder."""
+    """Return two names of the same folder, so that each command has other streams."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     return ["real", "link"]
 
 
-def test_two_engines_write_one_pool(tmp_path: Path, pair: Pair) -> None:
+def test_two_engines_may_write_one_pool(tmp_path: Path, pair: Pair) -> None:
     spec = f"ouroboros:pool_file={tmp_path / 'pool.safetensors'}"
     drafters = [create(spec, draft_model=pair.draft) for _ in range(2)]
     llms = [LLM(pair.target, drafter) for drafter in drafters]
     with ThreadPoolExecutor(2) as threads:
-        asked = [
+        calls = [
             threads.submit(llm.generate, pair.prompts[:3], SamplingParams(COUNT)) for llm in llms
         ]
-    for one in asked:
+    for one in calls:
         assert [out.token_ids for out in one.result()] == pair.answers[:3]
     for drafter in drafters:
         drafter.save_pool()  # type: ignore[attr-defined]
