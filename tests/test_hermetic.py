@@ -29,8 +29,7 @@ def note(event, arguments):
 sys.addaudithook(note)
 """
 TEST = (
-    "tests/engine/test_kv_cache_manager.py"
-    "::test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text[prompt_lookup-0]"
+    "tests/engine/test_kv_cache_manager.py::test_preempted_answers_keep_their_text[prompt_lookup-0]"
 )
 
 

@@ -1,4 +1,4 @@
-"""Slots of different lengths: mixed loads, moves of regions, limits."""
+"""Test cache slots of different lengths: mixed loads, moves of regions and limits."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def mixed_load() -> list[list[int]]:
     return [prompts(1, length)[0] for length in LENGTHS]
 
 
-def peak(model: Any, limit: float, **options: Any) -> tuple[int, Engine, list[list[int]]]:
-    """Run the mixed load; return the most requests running with the long one, and answers."""
+def run_mixed_load(model: Any, limit: float, **options: Any) -> tuple[int, Engine, list[list[int]]]:
+    """Run the mixed load; return the peak of running requests, the engine and the answers."""
     position_bytes = LLM(model, "none").model.position_bytes
     llm = LLM(
         model, "none", max_batch=32, cache_gib=limit * TOKENS * position_bytes / 2**30, **options
@@ -47,8 +47,8 @@ def peak(model: Any, limit: float, **options: Any) -> tuple[int, Engine, list[li
     return most, engine, [handle.request.output_ids for handle in handles]
 
 
-def test_a_long_request_takes_no_memory_in_the_slots_of_short_ones(model: Any) -> None:
-    most, engine, answers = peak(model, 1.3, batch_invariant=True)
+def test_long_request_leaves_room_for_short_ones(model: Any) -> None:
+    most, engine, answers = run_mixed_load(model, 1.3, batch_invariant=True)
     assert most == 32
     assert engine.load.preemptions == 0
     assert engine.model.capacity <= 1.3 * TOKENS
@@ -57,13 +57,13 @@ def test_a_long_request_takes_no_memory_in_the_slots_of_short_ones(model: Any) -
         assert answers[index] == alone.generate([mixed_load()[index]], PARAMS)[0].token_ids
 
 
-def test_slots_of_one_length_need_more(model: Any) -> None:
-    most, _, _ = peak(model, 1.3, batch_invariant=False)
+def test_slots_of_equal_length_need_more_memory(model: Any) -> None:
+    most, _, _ = run_mixed_load(model, 1.3, batch_invariant=False)
     assert most < 8
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_content_survives_moves(seed: int) -> None:
+def test_content_survives_region_moves(seed: int) -> None:
     chance, cache, texts = np.random.default_rng(seed), RegionCache(2), dict[int, torch.Tensor]()
     for _ in range(120):
         action = chance.integers(5)
@@ -110,7 +110,7 @@ def test_regions_do_not_overlap_and_pack() -> None:
 
 
 @pytest.mark.parametrize("spec", ["none", "lookahead"])
-def test_answers_survive_moves(spec: str) -> None:
+def test_answers_survive_region_moves(spec: str) -> None:
     model = make("llama", "sdpa")
     each = [prompt * (1 + 2 * number) for number, prompt in enumerate(prompts(4))]
     params = SamplingParams(max_new_tokens=40, ignore_eos=True)

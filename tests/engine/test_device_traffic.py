@@ -1,4 +1,4 @@
-"""On a device, answers are the CPU's, and a step waits for the device twice at most."""
+"""Test that a device gives the CPU's answers and that a step waits for it at most twice."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ GUESSES = (
 LARGE = ("none", "lookahead", "auto")
 DIFFERENT = (*LARGE, "draft_model", "auto:use_draft_model=true")
 MODELS = ("draft_model", "ouroboros", "specdec_pp", "auto:use_draft_model=true")
-# File and function of every wait that the documentation gives a reason for.
+# File and function of every wait that the documentation explains.
 LISTED = set(re.findall(r"^\| `(\w.*)` \| `(\w+)` \|", PAGE.read_text(), re.MULTILINE))
 KINDS = ("greedy", "sampled", "penalties", "logprobs")
 
 
 def with_kinds(specs: Sequence[str], batch: int) -> list[Any]:
-    """Every spec with all kinds. By default, those of `DIFFERENT` run with all kinds at 8
-    requests and greedily at other sizes, and the others sample at 8 requests.
+    """Combine every spec with all kinds of sampling options.
+
+    By default, `DIFFERENT` runs with all kinds at 8 requests and greedily at other sizes. The
+    others sample at 8 requests.
     """
 
     def is_default(spec: str, kind: str) -> bool:
@@ -64,11 +66,13 @@ def with_kinds(specs: Sequence[str], batch: int) -> list[Any]:
 
 
 class Step(NamedTuple):
-    """What a step did.
+    """Events of one step.
 
     Attributes:
-        events: Waits and copies.
-        draft_forwards: Number of forward passes of the draft model.
+
+    events: Waits and copies.
+
+    draft_forwards: Number of forward passes of the draft model.
     """
 
     events: list[Event]
@@ -105,7 +109,7 @@ def params_of(kind: str, index: int) -> SamplingParams:
 
 
 def completions(pair: Pair, spec: str, batch: int, kind: str) -> list[Completion]:
-    """Return the answers of a batch; the budget cuts its drafts."""
+    """Return the answers of a batch, without a draft budget."""
     chosen = with_store(with_head(spec, pair.draft), pair.near_copies(), 256)
     draft = pair.draft if has_draft(spec) else None
     llm = LLM(pair.target, chosen, draft_model=draft, max_batch=batch, batch_invariant=False)
@@ -113,8 +117,8 @@ def completions(pair: Pair, spec: str, batch: int, kind: str) -> list[Completion
     return llm.generate(prompts, [params_of(kind, index) for index in range(batch)])
 
 
-class OnCpu:
-    """Answers on the CPU, each computed once."""
+class CpuAnswers:
+    """Computes answers on the CPU, each once."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -128,14 +132,14 @@ class OnCpu:
 
 
 @pytest.fixture(scope="module")
-def on_cpu(pair: Pair) -> OnCpu:
-    """Answers on the CPU."""
-    return OnCpu(pair)
+def cpu_answers(pair: Pair) -> CpuAnswers:
+    """Return the answers on the CPU."""
+    return CpuAnswers(pair)
 
 
 @pytest.fixture(scope="module")
-def there(pair: Pair) -> Pair:
-    """The pair on the device."""
+def device_pair(pair: Pair) -> Pair:
+    """Return the pair on the device."""
     target, draft = (moved(copy.deepcopy(model)) for model in (pair.target, pair.draft))
     return Pair(target, draft, pair.prompts, pair.answers)
 
@@ -148,17 +152,17 @@ def assert_equal(found: list[Completion], expected: list[Completion]) -> None:
             assert scored == pytest.approx(known, abs=1e-4)
 
 
-def run_there(
-    monkeypatch: pytest.MonkeyPatch, there: Pair, spec: str, batch: int, kind: str
+def run_on_device(
+    monkeypatch: pytest.MonkeyPatch, device_pair: Pair, spec: str, batch: int, kind: str
 ) -> tuple[list[Completion], list[Step]]:
-    """Return the answers on the device, and the steps."""
+    """Return the answers on the device and the events of each step."""
     steps: list[Step] = []
     forwards = 0
     run, forward = StepRunner.run, CachedLM.forward_nodes
 
     def counted_forward(self: CachedLM, *arguments: Any, **options: Any) -> Any:
         nonlocal forwards
-        forwards += self.model is there.draft
+        forwards += self.model is device_pair.draft
         return forward(self, *arguments, **options)
 
     with simulated_cuda() as traffic:
@@ -173,11 +177,11 @@ def run_there(
 
         monkeypatch.setattr(StepRunner, "run", logged_run)
         monkeypatch.setattr(CachedLM, "forward_nodes", counted_forward)
-        return completions(there, spec, batch, kind), steps
+        return completions(device_pair, spec, batch, kind), steps
 
 
 def check_steps(steps: Sequence[Step]) -> None:
-    """Check waits and bytes of every step but the first, which runs the prompts."""
+    """Check waits and bytes of all steps except the first, which runs the prompts."""
     for events, draft_forwards in steps[1:]:
         waits = [event.caller for event in events if event.waits]
         assert len(waits) <= MAX_WAITS * (1 + draft_forwards), waits
@@ -190,22 +194,27 @@ def check_steps(steps: Sequence[Step]) -> None:
     ("spec", "batch", "kind"),
     [*with_kinds(GUESSES, 1), *with_kinds(GUESSES, 8), *with_kinds(LARGE, 32)],
 )
-def test_guesses(
-    monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu, spec: str, batch: int, kind: str
+def test_drafters_without_a_draft_model(
+    monkeypatch: pytest.MonkeyPatch,
+    device_pair: Pair,
+    cpu_answers: CpuAnswers,
+    spec: str,
+    batch: int,
+    kind: str,
 ) -> None:
-    found, steps = run_there(monkeypatch, there, spec, batch, kind)
-    assert_equal(found, on_cpu("none", batch, kind))
+    found, steps = run_on_device(monkeypatch, device_pair, spec, batch, kind)
+    assert_equal(found, cpu_answers("none", batch, kind))
     check_steps(steps)
 
 
 def test_slots_of_different_lengths(
-    monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu
+    monkeypatch: pytest.MonkeyPatch, device_pair: Pair, cpu_answers: CpuAnswers
 ) -> None:
-    """Without the kernel that reads them; large batches do without it on a GPU, too."""
+    """Check them without the kernel that reads them, which large batches also do without."""
     monkeypatch.setattr(cached_lm, "reads_regions", lambda *_: True)
     monkeypatch.setattr(CachedLM, "_use_fixed_shapes", lambda self: None)
-    found, steps = run_there(monkeypatch, there, "lookahead", 8, "greedy")
-    assert_equal(found, on_cpu("none", 8, "greedy"))
+    found, steps = run_on_device(monkeypatch, device_pair, "lookahead", 8, "greedy")
+    assert_equal(found, cpu_answers("none", 8, "greedy"))
     check_steps(steps)
 
 
@@ -213,27 +222,32 @@ def test_slots_of_different_lengths(
     ("spec", "batch", "kind"), [*with_kinds(MODELS, 1), *with_kinds(MODELS, 8)]
 )
 def test_draft_models(
-    monkeypatch: pytest.MonkeyPatch, there: Pair, on_cpu: OnCpu, spec: str, batch: int, kind: str
+    monkeypatch: pytest.MonkeyPatch,
+    device_pair: Pair,
+    cpu_answers: CpuAnswers,
+    spec: str,
+    batch: int,
+    kind: str,
 ) -> None:
-    """Sampled drafts change which tokens are drawn, so they are compared with their own kind."""
-    found, steps = run_there(monkeypatch, there, spec, batch, kind)
-    assert_equal(found, on_cpu(spec, batch, kind))
+    """Compare sampled drafts with those of the CPU, because they decide the tokens drawn."""
+    found, steps = run_on_device(monkeypatch, device_pair, spec, batch, kind)
+    assert_equal(found, cpu_answers(spec, batch, kind))
     check_steps(steps)
 
 
-def test_a_draft_head_is_fitted_on_the_device(
-    pair: Pair, there: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_draft_head_is_fitted_on_the_device(
+    pair: Pair, device_pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     weights = fitted_weights(CachedLM(pair.target))
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     with simulated_cuda():
-        fitted = fitted_weights(CachedLM(there.target))
+        fitted = fitted_weights(CachedLM(device_pair.target))
     assert fitted is not None
     assert weights is not None
     torch.testing.assert_close(fitted.first, weights.first, atol=1e-2, rtol=1e-2)
 
 
-def test_the_device_refuses_to_meet_the_cpu() -> None:
+def test_mixing_device_and_cpu_tensors_is_refused() -> None:
     with simulated_cuda() as traffic:
         on_device = torch.ones(3).to(CUDA)
         with pytest.raises(RuntimeError, match="same device"):
@@ -242,14 +256,14 @@ def test_the_device_refuses_to_meet_the_cpu() -> None:
         assert [event.waits for event in traffic.events] == [True, True, True]
 
 
-def test_the_page_lists_no_wait_that_is_gone() -> None:
+def test_documented_waits_exist() -> None:
     package = Path(paceline.__file__).parent
     assert len(LISTED) == 5
     for file, function in LISTED:
         assert f"def {function}(" in (package / file).read_text()
 
 
-def test_a_graph_repeats_its_operations_on_the_same_tensors() -> None:
+def test_graph_repeats_operations_on_the_same_tensors() -> None:
     with simulated_cuda():
         given, added = torch.zeros(3, device=CUDA), torch.ones(3, device=CUDA)
         graph = torch.cuda.CUDAGraph()
@@ -266,7 +280,7 @@ def test_a_graph_repeats_its_operations_on_the_same_tensors() -> None:
         graph.capture_end()
 
 
-def test_what_waits_is_logged() -> None:
+def test_waits_are_logged() -> None:
     with simulated_cuda() as traffic:
         on_device = torch.from_numpy(np.arange(4)).to(CUDA, non_blocking=True)
         on_device[2:] = on_device[:2] + 1

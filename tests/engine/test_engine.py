@@ -1,6 +1,4 @@
-"""One engine for all callers: threads and streams share its batch, and nobody's trouble is
-anybody else's.
-"""
+"""Test one engine with several callers: they share batches, and errors stay separate."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ from tests.support.shared import COUNT, Pair
 LONG = SamplingParams(max_new_tokens=COUNT)
 
 
-class Watched(DelegatingDrafter):
-    """Notes how many sequences every proposal was for."""
+class RecordsBatchSizes(DelegatingDrafter):
+    """Drafter wrapper that records the batch size of every proposal."""
 
     def __init__(self, inner: Drafter, before: Callable[[], None] = lambda: None) -> None:
         super().__init__(inner)
@@ -44,8 +42,8 @@ class Watched(DelegatingDrafter):
 
 
 @pytest.mark.parametrize("spec", ["none", "prompt_lookup", "lookahead", "draft_model"])
-def test_threads_and_an_open_stream_share_the_batch(pair: Pair, spec: str) -> None:
-    llm = LLM(pair.target, Watched(pair.engine(spec).drafter), max_batch=4)
+def test_threads_and_a_stream_share_the_batch(pair: Pair, spec: str) -> None:
+    llm = LLM(pair.target, RecordsBatchSizes(pair.engine(spec).drafter), max_batch=4)
     stream = llm.stream(pair.prompts[0], LONG)
     chunks = [next(stream)]
     with ThreadPoolExecutor(2) as threads:
@@ -57,12 +55,12 @@ def test_threads_and_an_open_stream_share_the_batch(pair: Pair, spec: str) -> No
     assert chunks[-1].completion.token_ids == pair.answers[0]
     for first, outs in enumerate(answers):
         assert [out.token_ids for out in outs] == pair.answers[first::2]
-    assert isinstance(llm.drafter, Watched)
+    assert isinstance(llm.drafter, RecordsBatchSizes)
     assert 1 < max(llm.drafter.sizes) <= 4
     assert llm.model.open_sequences == 0
 
 
-def test_a_stream_goes_on_while_its_own_thread_generates(pair: Pair) -> None:
+def test_stream_continues_while_its_thread_generates(pair: Pair) -> None:
     llm = pair.engine("prompt_lookup", max_batch=2)
     stream = llm.stream(pair.prompts[0], LONG)
     first = next(stream)
@@ -74,12 +72,11 @@ def test_a_stream_goes_on_while_its_own_thread_generates(pair: Pair) -> None:
     assert llm.model.open_sequences == 0
 
 
-def test_an_idle_stream_holds_nobody_up_and_its_end_frees_its_place(pair: Pair) -> None:
+def test_idle_stream_blocks_no_one_and_frees_its_slot(pair: Pair) -> None:
     llm = pair.engine("none", max_batch=1)
     stream = llm.stream(pair.prompts[0], SamplingParams(max_new_tokens=4 * COUNT))
     next(stream)
-    # There is one place: the others wait until the stream's answer, which their steps drive, is at
-    # its end.
+    # There is one slot: generate waits until the stream's answer is complete, and runs its steps.
     assert llm.generate([pair.prompts[1]], LONG)[0].token_ids == pair.answers[1]
     stream.close()
     other = llm.stream(pair.prompts[2], SamplingParams(max_new_tokens=4 * COUNT))
@@ -89,8 +86,8 @@ def test_an_idle_stream_holds_nobody_up_and_its_end_frees_its_place(pair: Pair) 
     assert llm.generate([pair.prompts[1]], LONG)[0].token_ids == pair.answers[1]
 
 
-class Breaks(Drafter):
-    """Fails at the n-th proposal."""
+class FailsAtProposal(Drafter):
+    """Drafter that fails at the n-th proposal."""
 
     name = "breaks"
 
@@ -104,8 +101,8 @@ class Breaks(Drafter):
         return [EMPTY_TREE] * len(requests)
 
 
-def test_an_error_ends_the_requests_of_its_step_and_no_others(pair: Pair) -> None:
-    llm = LLM(pair.target, Breaks(5), max_batch=1)
+def test_error_ends_only_the_requests_of_its_step(pair: Pair) -> None:
+    llm = LLM(pair.target, FailsAtProposal(5), max_batch=1)
     stream = llm.stream(pair.prompts[0], LONG)
     next(stream)
     assert (
@@ -116,8 +113,8 @@ def test_an_error_ends_the_requests_of_its_step_and_no_others(pair: Pair) -> Non
     assert llm.model.open_sequences == 0
 
 
-def test_an_error_in_a_step_that_another_thread_made_is_raised_where_it_belongs(pair: Pair) -> None:
-    engine = Engine(pair.target, Breaks(4), max_batch=1)
+def test_error_is_raised_in_the_call_of_its_request(pair: Pair) -> None:
+    engine = Engine(pair.target, FailsAtProposal(4), max_batch=1)
     first, second = engine.submit([Request(prompt, LONG) for prompt in pair.prompts[:2]])
     while not first.done:
         engine.step()  # as another caller would
@@ -127,7 +124,7 @@ def test_an_error_in_a_step_that_another_thread_made_is_raised_where_it_belongs(
     assert second.request.output_ids == pair.answers[1]
 
 
-def test_a_cache_that_cannot_grow_ends_the_requests_that_wait_for_it(
+def test_cache_that_cannot_grow_ends_waiting_requests(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(slots: int, positions: int) -> None:
@@ -142,8 +139,8 @@ def test_a_cache_that_cannot_grow_ends_the_requests_that_wait_for_it(
     assert llm.model.open_sequences == 0
 
 
-class StopFails(Drafter):
-    """Cannot let go of one sequence."""
+class FailsAtStop(Drafter):
+    """Drafter whose `stop` fails for its first request."""
 
     name = "stop fails"
 
@@ -161,8 +158,8 @@ class StopFails(Drafter):
             raise OSError("disk full")
 
 
-def test_what_goes_wrong_at_the_end_of_a_request_is_its_own(pair: Pair) -> None:
-    engine = Engine(pair.target, StopFails())
+def test_error_in_stop_affects_its_own_request_only(pair: Pair) -> None:
+    engine = Engine(pair.target, FailsAtStop())
     requests = [Request(prompt, LONG) for prompt in pair.prompts[:3]]
     handles = engine.submit(requests)
     while engine.unfinished:
@@ -174,7 +171,7 @@ def test_what_goes_wrong_at_the_end_of_a_request_is_its_own(pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_ends_the_call_it_hits_and_waits_for_the_step_that_others_share(pair: Pair) -> None:
+def test_ctrl_c_ends_its_own_call_after_the_shared_step(pair: Pair) -> None:
     steps = 0
 
     def interrupt() -> None:
@@ -184,7 +181,7 @@ def test_ctrl_c_ends_the_call_it_hits_and_waits_for_the_step_that_others_share(p
             assert threading.current_thread() is threading.main_thread()
             os.kill(os.getpid(), signal.SIGINT)
 
-    llm = LLM(pair.target, Watched(create("none"), interrupt), max_batch=4)
+    llm = LLM(pair.target, RecordsBatchSizes(create("none"), interrupt), max_batch=4)
     other = llm.stream(pair.prompts[1], LONG)
     chunks = [next(other)]
     with pytest.raises(KeyboardInterrupt):
@@ -196,9 +193,11 @@ def test_ctrl_c_ends_the_call_it_hits_and_waits_for_the_step_that_others_share(p
     assert llm.generate([pair.prompts[0]], LONG)[0].token_ids == pair.answers[0]
 
 
-def test_a_stream_collected_in_the_middle_of_a_step_leaves_after_it(pair: Pair) -> None:
+def test_stream_collected_in_a_step_ends_after_it(pair: Pair) -> None:
     held: list[Any] = []
-    llm = LLM(pair.target, Watched(create("prompt_lookup"), lambda: held.clear()), max_batch=4)
+    llm = LLM(
+        pair.target, RecordsBatchSizes(create("prompt_lookup"), lambda: held.clear()), max_batch=4
+    )
     stream = llm.stream(pair.prompts[1], LONG)
     next(stream)
     held.append(stream)
@@ -207,29 +206,29 @@ def test_a_stream_collected_in_the_middle_of_a_step_leaves_after_it(pair: Pair) 
     assert llm.model.open_sequences == 0
 
 
-def test_a_drafter_that_asks_its_own_engine_is_refused(pair: Pair) -> None:
-    def ask() -> None:
+def test_drafter_cannot_call_its_own_engine(pair: Pair) -> None:
+    def generate_inside() -> None:
         llm.generate([[1, 2]])
 
-    llm = LLM(pair.target, Watched(create("none"), ask))
+    llm = LLM(pair.target, RecordsBatchSizes(create("none"), generate_inside))
     with pytest.raises(ConfigError, match="from inside a step of the same engine"):
         llm.generate([pair.prompts[0]], LONG)
     assert llm.model.open_sequences == 0
 
 
-def test_places_are_held_over_all_callers(pair: Pair) -> None:
-    llm = LLM(pair.target, Watched(create("none")), max_batch=3)
+def test_max_batch_holds_over_all_callers(pair: Pair) -> None:
+    llm = LLM(pair.target, RecordsBatchSizes(create("none")), max_batch=3)
     with ThreadPoolExecutor(4) as threads:
         found = list(
             threads.map(lambda prompt: llm.generate([prompt, prompt], LONG), pair.prompts[:4])
         )
     for outs, answer in zip(found, pair.answers, strict=False):
         assert [out.token_ids for out in outs] == [answer, answer]
-    assert isinstance(llm.drafter, Watched)
+    assert isinstance(llm.drafter, RecordsBatchSizes)
     assert max(llm.drafter.sizes) <= 3
 
 
-def test_another_drafter_between_requests_only(pair: Pair) -> None:
+def test_drafter_changes_between_requests_only(pair: Pair) -> None:
     llm = pair.engine("none")
     stream = llm.stream(pair.prompts[0], LONG)
     next(stream)
@@ -262,8 +261,8 @@ def test_node_rules() -> None:
     ] == [2, 2]
 
 
-class Curious(Drafter):
-    """Asks for the target's most likely tokens after every node."""
+class TopTokenDrafter(Drafter):
+    """Drafter that requests the target's top tokens after every node."""
 
     name, top_k = "curious", 3
 
@@ -278,13 +277,13 @@ class Curious(Drafter):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_targets_likeliest_tokens_after_every_node(pair: Pair, temperature: float) -> None:
-    drafter = Curious()
+def test_top_tokens_after_every_node(pair: Pair, temperature: float) -> None:
+    drafter = TopTokenDrafter()
     LLM(pair.target, drafter, max_batch=2).generate(
         pair.prompts[:3],
         SamplingParams(max_new_tokens=6, temperature=temperature, repetition_penalty=1.2),
     )
-    firsts: dict[int, Outcome] = {}  # of each sequence: what was known then is its prompt
+    firsts: dict[int, Outcome] = {}  # each request's first outcome, whose text is the prompt
     for outcome in drafter.seen:
         firsts.setdefault(outcome.request.id, outcome)
     plain = LLM(pair.target, "none").model
@@ -297,33 +296,31 @@ def test_the_targets_likeliest_tokens_after_every_node(pair: Pair, temperature: 
             assert outcome.target_top.probs[row] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_nobody_asks_nothing_is_computed(pair: Pair) -> None:
+def test_no_top_tokens_without_a_request_for_them(pair: Pair) -> None:
     seen: list[Outcome] = []
 
-    class Quiet(Curious):
+    class NoTopTokens(TopTokenDrafter):
         name, top_k = "quiet", 0
 
         def observe(self, outcomes: Sequence[Outcome]) -> None:
             seen.extend(outcomes)
 
-    LLM(pair.target, Quiet()).generate(pair.prompts[:1], SamplingParams(max_new_tokens=4))
+    LLM(pair.target, NoTopTokens()).generate(pair.prompts[:1], SamplingParams(max_new_tokens=4))
     assert seen
     assert all(outcome.target_top is None for outcome in seen)
 
 
-def test_sharing_is_faster_than_taking_turns(pair: Pair) -> None:
-    """By count, not by the clock: two callers together need fewer forwards than one after the
-    other.
-    """
+def test_sharing_needs_fewer_forwards_than_turns(pair: Pair) -> None:
+    """Count the forward passes of two callers together, instead of timing them."""
     both = threading.Event()
 
-    def wait_for_the_other() -> None:
+    def wait_for_both_callers() -> None:
         while not both.is_set() and llm.load.waiting + llm.load.running < 2:
             time.sleep(0.001)
         both.set()
 
-    llm = LLM(pair.target, Watched(create("none"), wait_for_the_other), max_batch=8)
+    llm = LLM(pair.target, RecordsBatchSizes(create("none"), wait_for_both_callers), max_batch=8)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda prompt: llm.generate([prompt], LONG), pair.prompts[:2]))
-    assert isinstance(llm.drafter, Watched)
+    assert isinstance(llm.drafter, RecordsBatchSizes)
     assert len(llm.drafter.sizes) < 2 * COUNT

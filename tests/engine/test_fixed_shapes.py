@@ -1,4 +1,4 @@
-"""Engines with fixed shapes: preemption, reused prefixes, changed weights, options of requests."""
+"""Test engines with fixed shapes: preemption, prefixes, changed weights and options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline import LLM, SamplingParams
-from tests.engine.test_kv_cache_manager import gib, prompts
+from tests.engine.test_kv_cache_manager import gib_for_slots, prompts
 from tests.support.models import make
 
 PARAMS = SamplingParams(max_new_tokens=40, ignore_eos=True)
@@ -22,11 +22,11 @@ def model() -> Any:
     return copy.deepcopy(make("llama", "sdpa"))
 
 
-def engine(model: Any, spec: str, **options: Any) -> LLM:
+def fixed_shape_llm(model: Any, spec: str, **options: Any) -> LLM:
     return LLM(model, spec, batch_invariant=False, fixed_shapes=True, **options)
 
 
-def alone(model: Any, each: list[list[int]], params: SamplingParams) -> list[list[int]]:
+def answers_alone(model: Any, each: list[list[int]], params: SamplingParams) -> list[list[int]]:
     llm = LLM(model, "none", batch_invariant=False)
     return [llm.generate([prompt], params)[0].token_ids for prompt in each]
 
@@ -34,26 +34,26 @@ def alone(model: Any, each: list[list[int]], params: SamplingParams) -> list[lis
 @pytest.mark.parametrize("spec", SPECS)
 def test_preempted_requests_continue(model: Any, spec: str) -> None:
     each, params = prompts(3), SamplingParams(max_new_tokens=170, ignore_eos=True)
-    limit = gib(LLM(model, "none"), 2, 184)
-    llm = engine(model, spec, max_batch=3, cache_gib=limit, keep_prefixes=1)
+    limit = gib_for_slots(LLM(model, "none"), 2, 184)
+    llm = fixed_shape_llm(model, spec, max_batch=3, cache_gib=limit, keep_prefixes=1)
     answers = llm.generate(each, params)
     assert llm.load.preemptions > 0
-    assert [answer.token_ids for answer in answers] == alone(model, each, params)
+    assert [answer.token_ids for answer in answers] == answers_alone(model, each, params)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_prefixes_are_reused(model: Any, spec: str) -> None:
-    llm = engine(model, spec, keep_prefixes=2)
+    llm = fixed_shape_llm(model, spec, keep_prefixes=2)
     (first,) = prompts(1, 40)
     answer = llm.generate([first], PARAMS)[0]
     turn = first + answer.token_ids + [5, 6, 7]
     again = llm.generate([turn], PARAMS)[0]
     assert again.stats.cached_tokens == len(first + answer.token_ids) - 1
-    assert again.token_ids == alone(model, [turn], PARAMS)[0]
+    assert again.token_ids == answers_alone(model, [turn], PARAMS)[0]
 
 
 class Doubled(nn.Module):
-    """A module whose output is doubled, as an adapter would change it."""
+    """Module whose output is doubled, as an adapter would change it."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -65,17 +65,17 @@ class Doubled(nn.Module):
 
 
 def test_replaced_modules_and_weights_are_followed(model: Any) -> None:
-    llm, each = engine(model, "lookahead", max_batch=3), prompts(3)
+    llm, each = fixed_shape_llm(model, "lookahead", max_batch=3), prompts(3)
     before = [answer.token_ids for answer in llm.generate(each, PARAMS)]
     layer = model.model.layers[1]
     layer.mlp.down_proj = Doubled(layer.mlp.down_proj)
     changed = [answer.token_ids for answer in llm.generate(each, PARAMS)]
-    assert changed == alone(model, each, PARAMS)
+    assert changed == answers_alone(model, each, PARAMS)
     assert changed != before
     with torch.no_grad():
         model.lm_head.weight.data = model.lm_head.weight.data.flip(0).contiguous()
     moved = [answer.token_ids for answer in llm.generate(each, PARAMS)]
-    assert moved == alone(model, each, PARAMS)
+    assert moved == answers_alone(model, each, PARAMS)
     assert moved != changed
 
 
@@ -87,10 +87,10 @@ def test_replaced_modules_and_weights_are_followed(model: Any) -> None:
         {"logprobs": 2},
     ],
 )
-def test_options_of_requests_are_those_of_other_shapes(model: Any, options: Any) -> None:
+def test_sampling_options_work_with_fixed_shapes(model: Any, options: Any) -> None:
     params, each = SamplingParams(max_new_tokens=24, ignore_eos=True, **options), prompts(4)
     plain = LLM(model, "none", batch_invariant=False).generate(each, params)
-    answers = engine(model, "prompt_lookup", max_batch=4).generate(each, params)
+    answers = fixed_shape_llm(model, "prompt_lookup", max_batch=4).generate(each, params)
     assert [one.token_ids for one in answers] == [one.token_ids for one in plain]
     for answer, other in zip(answers, plain, strict=True):
         for scores, expected in zip(answer.logprobs or [], other.logprobs or [], strict=True):

@@ -1,5 +1,6 @@
-"""Weights and modules of other libraries: nothing of ours reads them as plain memory, writes to
-them, or dies of their errors.
+"""Test models with weights and modules of other libraries.
+
+They are never read as plain memory or written to, and their errors are handled.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
         product_choice, "MIN_TIMED_WEIGHTS", 0
-    )  # our products are tried on small models, too
+    )  # allow our products on small models
 
 
-def sums(model: Any) -> dict[str, str]:
-    """A checksum of every number that a model holds."""
+def checksums(model: Any) -> dict[str, str]:
+    """Return a checksum of every tensor of a model."""
     found = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         held = (tensor.numbers, tensor.scales) if isinstance(tensor, Packed) else (tensor,)
@@ -71,17 +72,17 @@ def generated(model: Any) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.parametrize("asked", ["auto", False])
+@pytest.mark.parametrize("invariance", ["auto", False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_decodes_as_generate_does_and_is_left_as_it_was(kind: str, asked: Any) -> None:
+def test_answers_equal_generate_and_weights_stay(kind: str, invariance: Any) -> None:
     model = quantised(kind)
-    before, expected = sums(model), generated(model)
-    llm = LLM(model, "prompt_lookup", max_batch=2, batch_invariant=asked)
-    assert sums(model) == before
+    before, expected = checksums(model), generated(model)
+    llm = LLM(model, "prompt_lookup", max_batch=2, batch_invariant=invariance)
+    assert checksums(model) == before
     outs = llm.generate(PROMPTS, PARAMS)
     assert [out.token_ids for out in outs] == expected
     assert not any(out.stats.batch_invariant for out in outs)
-    strategy = Strategy("lookahead", batch_invariant=asked)
+    strategy = Strategy("lookahead", batch_invariant=invariance)
     ids = model.generate(
         torch.tensor(PROMPTS[:1]),
         max_new_tokens=12,
@@ -90,30 +91,28 @@ def test_it_decodes_as_generate_does_and_is_left_as_it_was(kind: str, asked: Any
         custom_generate=strategy,
     )
     assert ids[0, len(PROMPTS[0]) :].tolist() == expected[0]
-    assert sums(model) == before
+    assert checksums(model) == before
     assert generated(model) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_draft_of_foreign_weights_drafts(kind: str, dtype: torch.dtype) -> None:
-    """A small one in half precision is not made a copy in float32, which its library may not
-    have.
-    """
+def test_draft_model_of_foreign_weights_drafts(kind: str, dtype: torch.dtype) -> None:
+    """Check half precision, where a float32 copy may not exist in the weights' library."""
     target, draft = make("llama", "sdpa"), quantised(kind, dtype)
-    before = sums(draft)
+    before = checksums(draft)
     outs = LLM(
         target, "draft_model", draft_model=draft, max_batch=2, batch_invariant=False
     ).generate(PROMPTS, PARAMS)
     assert [out.token_ids for out in outs] == generated(target)
     assert sum(out.stats.drafted_tokens for out in outs)
-    assert sums(draft) == before
+    assert checksums(draft) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_invariance_is_refused_with_the_reason(kind: str) -> None:
     model = quantised(kind)
-    before = sums(model)
+    before = checksums(model)
     with pytest.raises(
         ConfigError, match=r"batch_invariant: got True; .*q_proj.* Pass 'auto' or False\."
     ):
@@ -121,10 +120,10 @@ def test_batch_invariance_is_refused_with_the_reason(kind: str) -> None:
     found = resolve_batch_invariance(model, "auto")
     assert not found.on
     assert "q_proj" in found.reason
-    assert sums(model) == before
+    assert checksums(model) == before
 
 
-def test_what_is_foreign_is_named() -> None:
+def test_foreign_weights_are_named() -> None:
     words = {kind: foreign_weights(quantised(kind)) for kind in FOREIGN}
     name = "model.layers.0.self_attn.q_proj"
     assert words == {
@@ -165,7 +164,7 @@ def test_only_plain_products_are_replaced(kind: str) -> None:
     assert replaceable_by(model, CPU) == (model.lm_head,)
 
 
-def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
+def test_weight_quantised_later_uses_its_own_code() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     products = Products(replaceable_by(model, CPU), backend=CPU)
     down = model.model.layers[1].mlp.down_proj
@@ -181,27 +180,27 @@ def test_a_weight_that_is_quantised_later_is_left_to_its_own_code() -> None:
         viewed(ids)
 
 
-def test_norms_of_foreign_weights_are_theirs() -> None:
+def test_norms_of_foreign_weights_are_not_replaced() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     assert len(CPU.rms_norms(model)) == 5
     norm = model.model.norm
-    norm.weight = nn.Parameter(norm.weight.detach().as_subclass(Other), requires_grad=False)
+    norm.weight = nn.Parameter(norm.weight.detach().as_subclass(PlainSubclass), requires_grad=False)
     vars(model.model.layers[0].input_layernorm)["_parameters"] = WritingThrough(
         {"weight": norm.weight}
     )
     assert len(CPU.rms_norms(model)) == 3
 
 
-class Other(Tensor):
-    """A class of tensors that changes nothing."""
+class PlainSubclass(Tensor):
+    """Tensor subclass without changes."""
 
 
-def test_attention_by_position_reads_plain_tensors_alone() -> None:
+def test_attention_by_position_refuses_tensor_subclasses() -> None:
     states = torch.randn(1, 2, 3, 8)
     module = nn.Module()
     for given in (
-        (states.as_subclass(Other), states, states),
-        (states, states, states.as_subclass(Other)),
+        (states.as_subclass(PlainSubclass), states, states),
+        (states, states, states.as_subclass(PlainSubclass)),
     ):
         with pytest.raises(UnsupportedModelError, match=r"got tensors of the classes .*Other"):
             registered._attend(module, given[0], given[1], given[2], None)
@@ -209,18 +208,18 @@ def test_attention_by_position_reads_plain_tensors_alone() -> None:
         registered._attend(module, states, states, states.double(), None)
     with pytest.raises(UnsupportedModelError, match="got tensors of the classes"):
         registered._attend(
-            module, states, states, states, None, s_aux=torch.zeros(2).as_subclass(Other)
+            module, states, states, states, None, s_aux=torch.zeros(2).as_subclass(PlainSubclass)
         )
 
 
-def test_logits_of_another_class_are_searched_by_torch() -> None:
+def test_torch_searches_logits_of_subclasses() -> None:
     logits = torch.randn(3, 16)
-    other = logits.as_subclass(Other)
+    other = logits.as_subclass(PlainSubclass)
     assert torch.equal(argmax(other), logits.argmax(-1))
     assert topk(other, 2)[0].tolist() == logits.topk(2).indices.tolist()
 
 
-def test_ends_that_are_not_plain_are_not_read() -> None:
+def test_embeddings_of_foreign_weights_are_refused() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     assert embedding_and_lm_head(model)
     model.lm_head.weight = nn.Parameter(
@@ -233,29 +232,27 @@ def test_ends_that_are_not_plain_are_not_read() -> None:
     assert model_identity(model)[0] != model_identity(make("llama", "sdpa"))[0]
 
 
-def test_what_was_found_of_plain_weights_does_not_hold_for_quantised_ones() -> None:
-    """torchao changes weights in place: configuration, shapes, dtypes and modules stay what they
-    were.
-    """
+def test_quantised_weights_have_their_own_environment_key() -> None:
+    """Check weights as torchao quantises them, without changes to configuration or dtypes."""
     assert environment_key(quantised("a tensor subclass")) != environment_key(make("llama", "sdpa"))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "cohere2"])
-def test_a_proof_writes_nothing(name: str) -> None:
+def test_probe_leaves_the_model_unchanged(name: str) -> None:
     model = copy.deepcopy(make(name, "sdpa"))
-    before, held = sums(model), [one._parameters for one in model.modules()]
+    before, held = checksums(model), [one._parameters for one in model.modules()]
     tensors = [*model.parameters()]
     probe_model(model)
-    assert sums(model) == before
+    assert checksums(model) == before
     assert [id(one._parameters) for one in model.modules()] == [id(one) for one in held]
     assert all(one is other for one, other in zip(model.parameters(), tensors, strict=True))
     if (ours := product_choice.everywhere(model)) is not None:
         probe_model(model, ours)
-    assert sums(model) == before
+    assert checksums(model) == before
     assert not any("forward" in vars(one) for one in model.modules())
 
 
-def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_runs_our_products(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     model.lm_head = nn.Linear(64, 104, bias=False)
     ours, tried, whole = product_choice.everywhere(model), [], own_product
@@ -279,14 +276,14 @@ def test_a_proof_of_our_products_tries_ours(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "step", ["padding_cost", "forward_cost", "_why_not_invariant", "widest_class"]
 )
-def test_whatever_fails_in_the_proof_is_a_reason_and_not_kept(
+def test_failed_probe_is_reported_and_not_cached(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Sudden(Exception):
+    class ProbeFailure(Exception):
         pass
 
     def fail(*_: object) -> None:
-        raise Sudden("out of luck")
+        raise ProbeFailure("out of luck")
 
     model = make("llama", "sdpa")
     with monkeypatch.context() as patch:
@@ -312,7 +309,7 @@ def test_plain_tensors() -> None:
                 None,
                 weight.to("meta"),
                 weight.detach().to_sparse(),
-                weight.detach().as_subclass(Other),
+                weight.detach().as_subclass(PlainSubclass),
             ),
         )
     )

@@ -1,4 +1,4 @@
-"""Models whose forwards name the KV cache otherwise, or hand all their arguments on."""
+"""Test models whose `forward` has another name for the KV cache or takes `**kwargs`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS = [[5, 9, 33, 7] * 4, [11, 3, 4] * 4]
 
 
 class OldName(LlamaForCausalLM):  # type: ignore[misc]
-    """As in remote code written before transformers 5.24."""
+    """Model with the cache argument of remote code written before transformers 5.24."""
 
     def forward(
         self,
@@ -42,7 +42,7 @@ class OldName(LlamaForCausalLM):  # type: ignore[misc]
 
 
 class NewName(LlamaForCausalLM):  # type: ignore[misc]
-    """As in remote code written since."""
+    """Model with the cache argument of remote code written since."""
 
     def forward(
         self,
@@ -61,16 +61,16 @@ class NewName(LlamaForCausalLM):  # type: ignore[misc]
         )
 
 
-class HandsOn(LlamaForCausalLM):  # type: ignore[misc]
-    """As in a wrapper."""
+class Wrapper(LlamaForCausalLM):  # type: ignore[misc]
+    """Model whose `forward` takes any arguments, as a wrapper does."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)
 
 
-@pytest.mark.parametrize("kind", [OldName, NewName, HandsOn])
+@pytest.mark.parametrize("kind", [OldName, NewName, Wrapper])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_the_cache_arrives_under_the_name_the_forward_takes(
+def test_cache_is_passed_under_the_forwards_name(
     kind: type[LlamaForCausalLM], batch_invariant: bool
 ) -> None:
     plain = make("llama")
@@ -84,7 +84,7 @@ def test_the_cache_arrives_under_the_name_the_forward_takes(
         assert [out.token_ids for out in outs] == expected
 
 
-def test_generate_hands_the_cache_on_and_returns_it() -> None:
+def test_generate_passes_and_returns_the_cache() -> None:
     model, prompt = make("llama"), torch.tensor([PROMPTS[0]])
     expected = model.generate(prompt, max_new_tokens=12, do_sample=False)
     found = generate(

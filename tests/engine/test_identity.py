@@ -1,4 +1,4 @@
-"""Which models resemble one another: copies of all kinds do, others of the same shape do not."""
+"""Test model sketches: copies of a model are recognised, other models are not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_copies_are_recognised(pair: Pair, kind: str) -> None:
     )
 
 
-def test_a_copy_that_is_far_is_recognised_as_such(pair: Pair) -> None:
+def test_distant_copy_is_recognised_with_a_warning(pair: Pair) -> None:
     assert (
         MIN_SKETCH_COSINE
         < Sketch.from_model(pair.target).closeness(
@@ -60,13 +60,13 @@ def test_a_copy_that_is_far_is_recognised_as_such(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("rows", [200, 300, 400])
-def test_padding_is_no_difference(pair: Pair, rows: int) -> None:
+def test_padding_does_not_change_the_sketch(pair: Pair, rows: int) -> None:
     padded = copy.deepcopy(pair.target)
     padded.resize_token_embeddings(rows, mean_resizing=False)
     assert Sketch.from_model(pair.target).closeness(padded) > WARN_SKETCH_COSINE
 
 
-def test_other_models_are_not_taken_for_it(pair: Pair) -> None:
+def test_other_models_are_not_recognised(pair: Pair) -> None:
     sketch = Sketch.from_model(pair.target)
     for seed in range(5):
         assert abs(sketch.closeness(with_new_weights(pair.target, seed))) < MIN_SKETCH_COSINE / 2
@@ -76,7 +76,7 @@ def test_other_models_are_not_taken_for_it(pair: Pair) -> None:
     assert sketch.closeness(shorter) == 0.0
 
 
-def test_an_enlarged_model_resembles_its_original(pair: Pair) -> None:
+def test_enlarged_model_is_recognised(pair: Pair) -> None:
     sketch = Sketch.from_model(pair.target)
     larger = enlarge(
         enlarge(pair.target, 2 * sketch.hidden_size, sketch.layers),
@@ -87,7 +87,7 @@ def test_an_enlarged_model_resembles_its_original(pair: Pair) -> None:
     assert Sketch.from_model(larger).closeness(pair.target) > WARN_SKETCH_COSINE
 
 
-def test_text_holds_all_of_it(pair: Pair) -> None:
+def test_encoded_sketch_is_complete(pair: Pair) -> None:
     sketch = Sketch.from_model(pair.target)
     found = Sketch.decode(sketch.encode())
     assert (found.sample == sketch.sample).all()

@@ -1,6 +1,4 @@
-"""Room in the cache: what fits, who goes on waiting, who gives a place back, and prompts that
-begin like earlier ones.
-"""
+"""Test the KV cache's memory: capacity, waiting requests, preemption and prefix caching."""
 
 from __future__ import annotations
 
@@ -35,17 +33,21 @@ def prompts(count: int, length: int = 20) -> list[list[int]]:
     ]
 
 
-_alone: dict[tuple[Any, ...], list[int]] = {}
+_answers_alone: dict[tuple[Any, ...], list[int]] = {}
 
 
-def alone(model: Any, each: list[list[int]], params: SamplingParams = LONG) -> list[list[int]]:
+def answers_alone(
+    model: Any, each: list[list[int]], params: SamplingParams = LONG
+) -> list[list[int]]:
     for prompt in each:
-        if (*prompt, params) not in _alone:
-            _alone[*prompt, params] = LLM(model, "none").generate([prompt], params)[0].token_ids
-    return [_alone[*prompt, params] for prompt in each]
+        if (*prompt, params) not in _answers_alone:
+            _answers_alone[*prompt, params] = (
+                LLM(model, "none").generate([prompt], params)[0].token_ids
+            )
+    return [_answers_alone[*prompt, params] for prompt in each]
 
 
-def gib(llm: LLM, slots: int, positions: int) -> float:
+def gib_for_slots(llm: LLM, slots: int, positions: int) -> float:
     return slots * positions * llm.model.position_bytes / (1 << 30)
 
 
@@ -55,15 +57,13 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize(("spec", "kept"), [*((spec, 0) for spec in SPECS), ("sssd", 3)])
-def test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text(
-    model: Any, spec: str, kept: int
-) -> None:
+def test_preempted_answers_keep_their_text(model: Any, spec: str, kept: int) -> None:
     each = prompts(3)
-    limit = gib(LLM(model, "none"), 2, 184)
+    limit = gib_for_slots(LLM(model, "none"), 2, 184)
     params = SamplingParams(max_new_tokens=170, ignore_eos=True)
     llm = LLM(model, spec, max_batch=3, cache_gib=limit, keep_prefixes=kept)
     outs = llm.generate(each, params)
-    assert [out.token_ids for out in outs] == alone(model, each, params)
+    assert [out.token_ids for out in outs] == answers_alone(model, each, params)
     assert llm.load.preemptions > 0
     assert llm.load.waiting == llm.load.running == 0
     assert llm.model.open_sequences == llm.load.kept_requests <= kept
@@ -72,14 +72,14 @@ def test_answers_that_outgrow_the_cache_go_on_later_with_the_same_text(
 def test_sampled_text_survives_preemption(model: Any) -> None:
     each = prompts(2)
     params = SamplingParams(max_new_tokens=170, ignore_eos=True, temperature=0.9, seed=5)
-    llm = LLM(model, "sssd", max_batch=4, cache_gib=gib(LLM(model, "none"), 2, 184))
+    llm = LLM(model, "sssd", max_batch=4, cache_gib=gib_for_slots(LLM(model, "none"), 2, 184))
     outs = llm.generate(each, params)
     assert llm.load.preemptions > 0
-    assert [out.token_ids for out in outs] == alone(model, each, params)
+    assert [out.token_ids for out in outs] == answers_alone(model, each, params)
 
 
-def test_a_request_that_never_fits_is_refused_before_anything_starts(model: Any) -> None:
-    llm = LLM(model, "none", cache_gib=gib(LLM(model, "none"), 1, 100))
+def test_request_too_long_for_the_cache_is_refused(model: Any) -> None:
+    llm = LLM(model, "none", cache_gib=gib_for_slots(LLM(model, "none"), 1, 100))
     with pytest.raises(CapacityError, match="up to 120 tokens; expected at most 68"):
         llm.generate(prompts(2), SamplingParams(max_new_tokens=100))
     assert (
@@ -96,24 +96,22 @@ def test_memory_must_be_a_positive_number(model: Any, value: Any) -> None:
         LLM(model, "none", cache_gib=value)
 
 
-def test_a_cache_that_is_full_makes_requests_wait(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_cache_makes_requests_wait(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(model, "none", max_batch=4)
     resize = llm.model.slots.resize
 
-    def full(slots: int, positions: int) -> None:
+    def resize_up_to_two(slots: int, positions: int) -> None:
         if slots > 2:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         resize(slots, positions)
 
-    monkeypatch.setattr(llm.model.slots, "resize", full)
+    monkeypatch.setattr(llm.model.slots, "resize", resize_up_to_two)
     each = prompts(4)
-    assert [out.token_ids for out in llm.generate(each, LONG)] == alone(model, each)
+    assert [out.token_ids for out in llm.generate(each, LONG)] == answers_alone(model, each)
     assert len(llm.model.slots) == 2
 
 
-def test_priority_takes_a_place_and_gives_it_back(model: Any) -> None:
+def test_priority_preempts_and_the_request_resumes(model: Any) -> None:
     each = prompts(3)
     engine = Engine(model, LLM(model, "none").drafter, max_batch=1)
     params = [
@@ -131,44 +129,44 @@ def test_priority_takes_a_place_and_gives_it_back(model: Any) -> None:
     assert 5 <= len(requests[0].output_ids) < 30
     while not first.done:
         engine.step()
-    assert not second.request.output_ids  # the older one of equals goes on first
+    assert not second.request.output_ids  # of equal priorities, the older request resumes first
     engine.finish([second])
-    assert [request.output_ids for request in requests] == alone(model, each, params[0])
+    assert [request.output_ids for request in requests] == answers_alone(model, each, params[0])
     assert engine.load.preemptions == 1
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_the_next_turn_of_a_conversation_feeds_only_what_is_new(model: Any, spec: str) -> None:
+def test_next_turn_feeds_only_new_tokens(model: Any, spec: str) -> None:
     llm = LLM(model, spec, keep_prefixes=2)
     (first,) = prompts(1, 40)
     answer = llm.generate([first], LONG)[0]
     turn = first + answer.token_ids + [5, 6, 7]
     again = llm.generate([turn], LONG)[0]
-    assert again.token_ids == alone(model, [turn])[0]
+    assert again.token_ids == answers_alone(model, [turn])[0]
     assert again.stats.cached_tokens == len(first + answer.token_ids) - 1
     assert (
         sum(again.stats.query_tokens[: again.stats.prefill_forwards])
         <= 4 + sum(again.stats.query_tokens) - again.stats.new_tokens
     )
     assert llm.load.prefix_hits == again.stats.cached_tokens
-    assert llm.load.kept_requests == 1  # it went on where it was
+    assert llm.load.kept_requests == 1  # it continued in the same slot
 
 
-def test_a_common_beginning_is_copied_also_from_a_request_that_runs(model: Any) -> None:
+def test_prefix_of_a_running_request_is_copied(model: Any) -> None:
     system = [(11 * token) % 50 + 3 for token in range(64)]
     llm = LLM(model, "none", keep_prefixes=4)
     stream = llm.stream([*system, 3, 4, 5], LONG)
     next(stream)
     others = [[*system, 9, 8, place] for place in range(20, 23)]
     outs = llm.generate(others, LONG)
-    assert [out.token_ids for out in outs] == alone(model, others)
+    assert [out.token_ids for out in outs] == answers_alone(model, others)
     assert all(out.stats.cached_tokens >= 64 for out in outs)
     list(stream)
     assert llm.load.running == 0
     assert llm.load.kept_requests == 4
 
 
-def test_nothing_is_kept_unless_it_is_asked_for(model: Any) -> None:
+def test_no_prefixes_are_kept_by_default(model: Any) -> None:
     llm = LLM(model, "none")
     (prompt,) = prompts(1, 40)
     for _ in range(2):
@@ -176,21 +174,25 @@ def test_nothing_is_kept_unless_it_is_asked_for(model: Any) -> None:
     assert llm.model.open_sequences == 0
 
 
-def test_what_is_kept_goes_where_it_is_in_the_way(model: Any) -> None:
+def test_kept_prefixes_make_room_for_requests(model: Any) -> None:
     llm = LLM(
-        model, "none", max_batch=2, keep_prefixes=8, cache_gib=gib(LLM(model, "none"), 3, 160)
+        model,
+        "none",
+        max_batch=2,
+        keep_prefixes=8,
+        cache_gib=gib_for_slots(LLM(model, "none"), 3, 160),
     )
     for prompt in prompts(6, 30):
         llm.generate([prompt], LONG)
     kept = llm.load.kept_requests
     assert 1 <= kept < 6
     outs = llm.generate(prompts(2, 60), LONG)
-    assert [out.token_ids for out in outs] == alone(model, prompts(2, 60))
+    assert [out.token_ids for out in outs] == answers_alone(model, prompts(2, 60))
     assert 0.0 <= llm.load.cache_usage <= 1.0
 
 
-class Fails(Drafter):
-    """Raises where it is told to."""
+class FailsAt(Drafter):
+    """Drafter that fails in the given method."""
 
     name = "fails"
 
@@ -216,26 +218,24 @@ class Fails(Drafter):
 
 
 @pytest.mark.parametrize("where", ["start", "propose", "observe", "stop"])
-def test_a_drafter_that_fails_costs_drafts_alone(
+def test_failing_drafter_falls_back_to_plain_decoding(
     model: Any, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafter = Fails(where)
+    drafter = FailsAt(where)
     llm = LLM(model, drafter, on_drafter_error="plain")
     each = prompts(3)
     outs = llm.generate(each, LONG)
-    assert [out.token_ids for out in outs] == alone(model, each)
+    assert [out.token_ids for out in outs] == answers_alone(model, each)
     if where != "stop":
         assert llm.load.drafter_failures == drafter.stopped == 3
         assert all(out.stats.notes == {"drafter_failed": 1} for out in outs)
         assert "drafter 'fails' failed" in caplog.text
         with pytest.raises(OSError, match=where):
-            LLM(model, Fails(where)).generate(each, LONG)
+            LLM(model, FailsAt(where)).generate(each, LONG)
 
 
-def test_a_stream_is_not_held_up_by_a_long_prompt(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # else clocks decide how small a piece is
+def test_long_prompt_does_not_stall_a_stream(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # otherwise the chunk size depends on timings
     monkeypatch.setattr(PrefillChunkController, "note_prompts", lambda self, tokens, seconds: None)
     llm = LLM(model, "none", max_batch=2)
     stream = llm.stream(prompts(1)[0], SamplingParams(max_new_tokens=100, ignore_eos=True))
@@ -247,26 +247,24 @@ def test_a_stream_is_not_held_up_by_a_long_prompt(
         next(stream)
         assert (
             late.request.cached - before <= 16 + 1
-        )  # one small piece between two steps of the stream; in the end its first answer
+        )  # one small chunk between two steps of the stream, and finally the first token
         fed += 1
     assert fed >= 400 // 16
     stream.close()
     llm._engine.finish([late])
-    assert late.request.output_ids == alone(model, prompts(1, 400))[0]
+    assert late.request.output_ids == answers_alone(model, prompts(1, 400))[0]
 
 
 @pytest.mark.processor
 @pytest.mark.parametrize("spec", ["none", "sssd", "token_recycling:budget=false"])
 def test_bits_survive_preemption_and_reuse(spec: str) -> None:
-    """In bfloat16, where a prompt that is fed in other pieces has other bits without batch
-    invariance.
-    """
+    """Check bfloat16, where other prompt chunks change bits without batch invariance."""
     model = copy.deepcopy(make("llama", "sdpa")).to(torch.bfloat16)
     each = [prompt + [9] * place for place, prompt in enumerate(prompts(3, 70))]
     params = SamplingParams(max_new_tokens=170, ignore_eos=True)
     plain = LLM(model, "none", batch_invariant=True)
     expected = [plain.generate([prompt], params)[0].token_ids for prompt in each]
-    limit = gib(plain, 2, 236)
+    limit = gib_for_slots(plain, 2, 236)
     llm = LLM(model, spec, batch_invariant=True, max_batch=3, cache_gib=limit, keep_prefixes=3)
     assert [out.token_ids for out in llm.generate(each, params)] == expected
     assert llm.load.preemptions > 0
@@ -276,15 +274,13 @@ def test_bits_survive_preemption_and_reuse(spec: str) -> None:
     assert llm.load.prefix_hits > 3 * 68
 
 
-def test_a_model_that_is_split_over_processes_is_refused(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensor_parallel_model_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_tp_size", 2, raising=False)
     with pytest.raises(UnsupportedModelError, match="split over 2 processes"):
         LLM(model, "none")
 
 
-def test_the_pace_of_prompts_follows_the_clock() -> None:
+def test_prefill_chunk_follows_measured_times() -> None:
     pace = PrefillChunkController(512)
     assert pace.chunk == 16
     for _ in range(20):
@@ -300,7 +296,7 @@ def test_the_pace_of_prompts_follows_the_clock() -> None:
     assert pace.chunk == 512
 
 
-def test_counts_of_the_load(model: Any) -> None:
+def test_load_counters(model: Any) -> None:
     llm = LLM(model, "prompt_lookup:budget=false", max_batch=2)
     outs = llm.generate(prompts(3), LONG)
     stream = llm.stream(prompts(1)[0], LONG)

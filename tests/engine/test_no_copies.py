@@ -1,4 +1,4 @@
-"""A step copies no cache: the same memory is written in place and attention reads views of it."""
+"""Test that a step copies no cache: it writes in place, and attention reads views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.model.loading import load_model
 TARGET = Path(__file__).parents[1] / "data" / "tiny_target"
 
 
-def test_storage_stays_and_attention_reads_views() -> None:
+def test_cache_is_written_in_place_and_read_as_views() -> None:
     lm = CachedLM(load_model(TARGET))
     lm.reserve(3, 64)
     requests = [Request(list(range(3, 3 + length)), SamplingParams()) for length in (5, 9, 7)]
@@ -23,7 +23,7 @@ def test_storage_stays_and_attention_reads_views() -> None:
         lm.open(request)
         lm.feed([request])
     layers = lm._cache.layers
-    places = [store.data_ptr() for layer in layers for store in (layer.keys, layer.values)]
+    addresses = [store.data_ptr() for layer in layers for store in (layer.keys, layer.values)]
     for accepted in ([[0, 1], [], [2]], [[], [2], [0]]):  # a chain, nothing, a branch
         for request in requests:
             request.token_ids.append(11)
@@ -31,7 +31,9 @@ def test_storage_stays_and_attention_reads_views() -> None:
         lm.commit(accepted)
         for request, path in zip(requests, accepted, strict=True):
             request.token_ids.extend([4, 5, 6][node] for node in path)
-    assert [store.data_ptr() for layer in layers for store in (layer.keys, layer.values)] == places
+    assert [
+        store.data_ptr() for layer in layers for store in (layer.keys, layer.values)
+    ] == addresses
     heads, dim = layers[0].keys.shape[1], layers[0].keys.shape[3]
     columns = lm._cache.window.positions.shape[1]
     with torch.inference_mode():

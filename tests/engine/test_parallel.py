@@ -1,6 +1,4 @@
-"""Lookahead parallelism: the same answers from several processes, less work in each, and clear
-ends when something is wrong.
-"""
+"""Test lookahead parallelism: equal answers, less work per process, and clear errors."""
 
 from __future__ import annotations
 
@@ -37,19 +35,19 @@ def load() -> Any:
     return AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
 
 
-# The split.
+# Splitting trees.
 
 
 @st.composite
-def trees(draw: Callable[..., Any]) -> tuple[int, ...]:
-    """Parents of up to 40 nodes: from bushes to chains."""
+def parent_lists(draw: Callable[..., Any]) -> tuple[int, ...]:
+    """Generate parents of up to 40 nodes, from bushes to chains."""
     reach = draw(st.integers(1, 40))
     count = draw(st.integers(0, 40))
     return tuple(draw(st.integers(max(-1, node - 1 - reach), node - 1)) for node in range(count))
 
 
-@given(trees(), st.integers(1, 8))
-def test_a_tree_is_split_evenly(parents: tuple[int, ...], ranks: int) -> None:
+@given(parent_lists(), st.integers(1, 8))
+def test_tree_is_split_evenly(parents: tuple[int, ...], ranks: int) -> None:
     shares = [share(parents, ranks, rank) for rank in range(ranks)]
     owned = [node for one in shares for node in one.nodes[one.owned].tolist()]
     assert sorted(owned) == list(range(len(parents)))
@@ -69,10 +67,8 @@ def test_a_tree_is_split_evenly(parents: tuple[int, ...], ranks: int) -> None:
     assert largest <= -(-len(parents) // ranks) + max(depths.tolist(), default=1) - 1
 
 
-@given(trees(), st.integers(1, 4), st.randoms())
-def test_a_share_keeps_what_it_has_of_a_path(
-    parents: tuple[int, ...], ranks: int, choice: Any
-) -> None:
+@given(parent_lists(), st.integers(1, 4), st.randoms())
+def test_share_keeps_its_part_of_a_path(parents: tuple[int, ...], ranks: int, choice: Any) -> None:
     path = [choice.randrange(len(parents))] if parents else []
     while path and parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
@@ -84,8 +80,9 @@ def test_a_share_keeps_what_it_has_of_a_path(
 
 
 def window(columns: int, levels: int) -> tuple[int, ...]:
-    """The tree of a lookahead window: a chain from the root, and a branch below the root and
-    below each of its nodes.
+    """Return the parents of a lookahead window's tree.
+
+    It is a chain from the root, with a branch below the root and each of its nodes.
     """
     parents = list(range(-1, columns - 2))
     for column in range(-1, columns - 1):
@@ -94,7 +91,7 @@ def window(columns: int, levels: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("ranks", "share_of_all"), [(2, 0.6), (4, 0.4)])
-def test_a_window_costs_each_rank_a_part(ranks: int, share_of_all: float) -> None:
+def test_each_rank_feeds_part_of_a_window(ranks: int, share_of_all: float) -> None:
     parents = window(15, 4)
     assert len(parents) == 59
     assert max(
@@ -102,16 +99,16 @@ def test_a_window_costs_each_rank_a_part(ranks: int, share_of_all: float) -> Non
     ) <= share_of_all * len(parents)
 
 
-# The answers.
+# Answers.
 
 
-class Scripted(ScriptedTree):
+class ScriptedColumns(ScriptedTree):
     columns = 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an engine."""
+    """Prompts and options of one call of an engine."""
 
     prompts: list[list[int]]
     params: SamplingParams | list[SamplingParams]
@@ -147,16 +144,18 @@ def cases(pair: Pair) -> list[Case]:
 
 
 def answer_in_parallel(
-    folder: Path, asked: list[Case], expected: list[list[list[int]]], joined: bool
+    folder: Path, cases_to_run: list[Case], expected: list[list[list[int]]], joined: bool
 ) -> None:
     if joined:
         dist.init_process_group("gloo")
     model, found = load(), []
-    for case, answers in zip(asked, expected, strict=True):
+    for case, answers in zip(cases_to_run, expected, strict=True):
         known = {
             tuple(prompt): answer for prompt, answer in zip(case.prompts, answers, strict=True)
         }
-        assert [out.token_ids for out in case.run(model, Scripted(known, 256), True)] == answers
+        assert [
+            out.token_ids for out in case.run(model, ScriptedColumns(known, 256), True)
+        ] == answers
         outs = case.run(model, WINDOW, True)
         assert [out.token_ids for out in outs] == answers
         assert [out.stats.target_forwards for out in outs] == [
@@ -171,30 +170,28 @@ def answer_in_parallel(
 @pytest.mark.parametrize(
     ("ranks", "most"), [(2, 0.65), pytest.param(4, 0.45, marks=pytest.mark.slow)]
 )
-def test_answers_are_those_of_one_process(
-    pair: Pair, tmp_path: Path, ranks: int, most: float
-) -> None:
-    """Greedy and sampled, alone and in batches, ragged and long prompts, several ends; with less
-    work for each rank.
-    """
-    asked = cases(pair)[: 16 // ranks]
-    plain = [[out.token_ids for out in case.run(pair.target, "none", False)] for case in asked]
+def test_answers_equal_one_process(pair: Pair, tmp_path: Path, ranks: int, most: float) -> None:
+    """Check sampling, batches, long prompts and several end tokens, and the work per rank."""
+    cases_to_run = cases(pair)[: 16 // ranks]
+    plain = [
+        [out.token_ids for out in case.run(pair.target, "none", False)] for case in cases_to_run
+    ]
     alone = sum(
         sum(out.stats.query_tokens)
-        for case in asked[:2]
+        for case in cases_to_run[:2]
         for out in case.run(pair.target, WINDOW, False)
     )
-    group = Group(ranks, tmp_path, answer_in_parallel, tmp_path, asked, plain, ranks == 4)
+    group = Group(ranks, tmp_path, answer_in_parallel, tmp_path, cases_to_run, plain, ranks == 4)
     assert group.wait() == [0] * ranks, group.errors()
     fed = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     assert max(sum(one[:2]) for one in fed) <= most * alone
 
 
-# What must not pass unnoticed.
+# Mistakes that must be noticed.
 
 
-class Unsteady(Drafter):
-    """Guesses something else in every process."""
+class RankDependent(Drafter):
+    """Drafter whose drafts depend on the rank."""
 
     name, columns = "unsteady", 4
 
@@ -202,7 +199,7 @@ class Unsteady(Drafter):
         return [DraftTree.chain([5] * (1 + dist.get_rank())) for _ in requests]
 
 
-class Drawn(Drafter):
+class SampledDrafts(Drafter):
     name, columns = "drawn", 4
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -228,26 +225,26 @@ def make_mistakes(prompt: list[int]) -> None:
         llm.generate([prompt[rank:]])
     with pytest.raises(ConfigError, match="prompts or sampling parameters of rank 1 differ"):
         llm.generate([prompt], SamplingParams(temperature=1.0, seed=rank % 2))
-    llm.change_drafter(Unsteady())
+    llm.change_drafter(RankDependent())
     with pytest.raises(DrafterError, match="drafted different trees"):
         llm.generate([prompt])
-    llm.change_drafter(Drawn())
+    llm.change_drafter(SampledDrafts())
     with pytest.raises(DrafterError, match="only deterministic drafts"):
         llm.generate([prompt])
     assert llm.model.open_sequences == 0
 
 
-def test_processes_that_differ_are_told_apart(pair: Pair, tmp_path: Path) -> None:
+def test_differing_processes_are_reported(pair: Pair, tmp_path: Path) -> None:
     group = Group(3, tmp_path, make_mistakes, pair.prompts[0])
     assert group.wait() == [0] * 3, group.errors()
 
 
-def test_weight_sums_see_every_bit() -> None:
+def test_weight_sums_notice_any_change() -> None:
     model = load()
     before = weight_sums(model)
     assert before == weight_sums(load())
     weight = model.model.layers[0].self_attn.q_proj.weight.data
-    weight[:2] = weight[:2].flip(0)  # an exchange
+    weight[:2] = weight[:2].flip(0)  # two rows exchanged
     assert [old == new for old, new in zip(before, weight_sums(model), strict=True)].count(
         False
     ) == 1

@@ -1,6 +1,4 @@
-"""Every request its own drafter: in the same forwards, with the same answers, and with nobody's
-trouble but its own.
-"""
+"""Test a drafter per request: forward passes are shared, errors are not."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ MIXED = [
 ]
 
 
-def each(pair: Pair, specs: Sequence[str | None], **options: Any) -> list[SamplingParams]:
-    """Parameters for every prompt, the specs in turn."""
+def params_in_turn(pair: Pair, specs: Sequence[str | None], **options: Any) -> list[SamplingParams]:
+    """Return parameters for every prompt, with the specs in turn."""
     return [
         SamplingParams(COUNT, speculation=specs[row % len(specs)], **options)
         for row in range(len(pair.prompts))
@@ -49,13 +47,13 @@ def llm(pair: Pair) -> LLM:
 
 @pytest.mark.parametrize("budget", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_batch_of_many_drafters_says_what_each_says_alone(
+def test_batch_of_many_drafters_keeps_the_answers(
     pair: Pair, llm: LLM, temperature: float, budget: bool
 ) -> None:
     plain = llm.generate(pair.prompts, SamplingParams(COUNT, temperature, seed=7))
     if temperature == 0:
         assert [out.token_ids for out in plain] == pair.answers
-    params = each(
+    params = params_in_turn(
         pair,
         MIXED if budget else [without_budget(spec) for spec in MIXED],
         temperature=temperature,
@@ -63,7 +61,7 @@ def test_a_batch_of_many_drafters_says_what_each_says_alone(
     )
     for turn in range(
         2
-    ):  # the second with all drafters warm, and the prompts and drafters paired otherwise
+    ):  # the second turn has warm drafters and pairs prompts and drafters differently
         params = params[turn:] + params[:turn]
         outs = llm.generate(pair.prompts, params)
         assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
@@ -83,23 +81,25 @@ def test_a_batch_of_many_drafters_says_what_each_says_alone(
     assert llm.drafter.name == "none"
 
 
-def test_they_share_their_forwards(pair: Pair, llm: LLM) -> None:
-    """As many steps as the slowest request needs, not as all of them together."""
+def test_drafters_share_forward_passes(pair: Pair, llm: LLM) -> None:
+    """Check for as many steps as the slowest request needs."""
     steps: list[int] = []
     forward = llm.model.forward_nodes
 
-    def counted(requests: Sequence[Request], *args: Any) -> Any:
+    def count_forwards(requests: Sequence[Request], *args: Any) -> Any:
         steps.append(len({request.params.speculation for request in requests}))
         return forward(requests, *args)
 
-    llm.model.forward_nodes = counted  # type: ignore[method-assign, assignment]
-    outs = llm.generate(pair.prompts, each(pair, [without_budget(spec) for spec in MIXED]))
+    llm.model.forward_nodes = count_forwards  # type: ignore[method-assign, assignment]
+    outs = llm.generate(
+        pair.prompts, params_in_turn(pair, [without_budget(spec) for spec in MIXED])
+    )
     assert [out.token_ids for out in outs] == pair.answers
     assert len(steps) < 2 * COUNT
     assert max(steps) == len(MIXED)
 
 
-def test_a_drafter_is_made_once_and_the_engines_own_is_used_for_its_own_spec(pair: Pair) -> None:
+def test_drafters_are_created_once_per_spec(pair: Pair) -> None:
     llm = LLM(pair.target, "sssd:max_nodes=9,budget=false")
     with_own: list[int] = []
     start = llm.drafter.start
@@ -120,7 +120,7 @@ def test_a_drafter_is_made_once_and_the_engines_own_is_used_for_its_own_spec(pai
     assert first.stats is not None
 
 
-def test_most_nodes_of_a_request(pair: Pair) -> None:
+def test_max_nodes_per_request(pair: Pair) -> None:
     llm = pair.engine("prompt_lookup")
     caps = [0, 1, 3, None]
     params = [SamplingParams(COUNT, max_nodes=caps[row % 4]) for row in range(len(pair.prompts))]
@@ -153,9 +153,10 @@ def test_streams_of_several_drafters(pair: Pair, llm: LLM) -> None:
     assert llm.model.open_sequences == 0
 
 
-class Breaks(Drafter):
-    """Fails at a call of one of its methods: the third where that is about one sequence, else
-    the eighth.
+class FailsIn(Drafter):
+    """Drafter that fails in the given method, at its third or eighth call.
+
+    It is the third call of methods for one request, and the eighth of those for a batch.
     """
 
     name = "breaks"
@@ -187,8 +188,8 @@ class Breaks(Drafter):
 
 
 @pytest.mark.parametrize("where", ["start", "propose", "tree", "observe", "stop"])
-def test_a_drafter_that_fails_ends_its_own_requests_only(pair: Pair, where: str) -> None:
-    broken = Breaks(where)
+def test_failing_drafter_ends_only_its_own_requests(pair: Pair, where: str) -> None:
+    broken = FailsIn(where)
     engine = Engine(
         pair.target, create("none"), make=lambda spec: broken if spec == "breaks" else create(spec)
     )
@@ -214,8 +215,8 @@ def test_a_drafter_that_fails_ends_its_own_requests_only(pair: Pair, where: str)
     assert engine.model.open_sequences == 0
 
 
-def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: Pair) -> None:
-    class Curious(Drafter):
+def test_top_tokens_reach_only_their_own_drafter(pair: Pair) -> None:
+    class TopTokenDrafter(Drafter):
         top_k = 3
 
         def __init__(self) -> None:
@@ -227,11 +228,11 @@ def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: P
         def observe(self, outcomes: Sequence[Outcome]) -> None:
             self.seen += outcomes
 
-    curious = Curious()
+    top_token_drafter = TopTokenDrafter()
     engine = Engine(
         pair.target,
         create("none"),
-        make=lambda spec: curious if spec == "curious" else create(spec),
+        make=lambda spec: top_token_drafter if spec == "curious" else create(spec),
     )
     specs = [None, "curious", "sssd:budget=false", "curious"]
     requests = [
@@ -239,8 +240,11 @@ def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: P
         for prompt, spec in zip(pair.prompts, specs, strict=False)
     ]
     engine.finish(engine.submit(requests))
-    assert {outcome.request.id for outcome in curious.seen} == {requests[1].id, requests[3].id}
-    for outcome in curious.seen:
+    assert {outcome.request.id for outcome in top_token_drafter.seen} == {
+        requests[1].id,
+        requests[3].id,
+    }
+    for outcome in top_token_drafter.seen:
         assert outcome.target_top is not None
         assert outcome.target_top.token_ids[:, 0].tolist() == outcome.target_argmax
 
@@ -262,7 +266,7 @@ def test_the_likeliest_tokens_a_drafter_asks_for_are_of_its_own_requests(pair: P
         ("draft_model", "prompt 2: speculation: drafter 'draft_model' needs a draft model"),
     ],
 )
-def test_a_spec_that_cannot_be_made_is_told_before_anything_starts(
+def test_invalid_spec_is_refused_before_the_call_starts(
     pair: Pair, spec: str, message: str
 ) -> None:
     llm = LLM(pair.target, "none")
@@ -276,17 +280,17 @@ def test_a_spec_that_cannot_be_made_is_told_before_anything_starts(
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair) -> None:
-    class Foreign(Drafter):
+    class SmallVocabulary(Drafter):
         vocab_size = 7
 
-    engine = Engine(pair.target, create("none"), make=lambda spec: Foreign())
+    engine = Engine(pair.target, create("none"), make=lambda spec: SmallVocabulary())
     with pytest.raises(
         ConfigError, match="prompt 0: speculation: drafter 'drafter': got a vocabulary of 7 tokens"
     ):
         engine.submit([Request([1], SamplingParams(speculation="foreign"))])
 
 
-def test_an_engine_that_can_make_none_says_so(pair: Pair) -> None:
+def test_engine_without_a_factory_refuses_specs(pair: Pair) -> None:
     with pytest.raises(
         ConfigError,
         match="prompt 0: speculation: got 'none'; expected None, because this engine cannot create",
@@ -299,7 +303,7 @@ def test_an_engine_that_can_make_none_says_so(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "options", [{"speculation": ""}, {"speculation": 3}, {"max_nodes": -1}, {"max_nodes": 1.5}]
 )
-def test_values_that_cannot_be(options: dict[str, Any]) -> None:
+def test_invalid_values_are_refused(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(
         ConfigError, match=f"{name}: got {next(iter(options.values()))!r}; expected"
@@ -307,7 +311,7 @@ def test_values_that_cannot_be(options: dict[str, Any]) -> None:
         SamplingParams(**options)
 
 
-def test_a_bounded_number_of_drafters() -> None:
+def test_number_of_drafters_is_bounded() -> None:
     made: list[str] = []
 
     def make(spec: str) -> Drafter:
@@ -318,7 +322,7 @@ def test_a_bounded_number_of_drafters() -> None:
     roster.use(create("none"), "none")
     found = [roster.find(f"none:x={number}", set) for number in range(MAX_NAMED_DRAFTERS)]
     roster.find("none:x=0", set)
-    # takes the place of the one not in use that was asked for first
+    # Replaces the least recently used drafter that is not in use.
     roster.find("none:x=99", lambda: {found[1]})
     assert roster.find("none:x=0", set) is found[0]
     assert roster.find("none:x=1", set) is found[1]
@@ -331,17 +335,17 @@ def test_a_bounded_number_of_drafters() -> None:
     assert roster.find("none", set) is roster.own
 
 
-def test_what_was_learnt_of_a_drafter_stays_for_later_requests(pair: Pair) -> None:
+def test_drafter_calibration_is_kept_for_later_requests(pair: Pair) -> None:
     llm = LLM(pair.target, "none")
     for _ in range(2):
         llm.generate(pair.prompts, SamplingParams(COUNT, speculation="sssd"))
     stats = llm._engine._drafters.find("sssd", set).stats
     assert stats is not None
     assert stats.acceptance_calibration.trials.sum() > 0
-    assert llm.acceptance_calibration is None  # of its own drafter
+    assert llm.acceptance_calibration is None  # the engine's own drafter has none
 
 
-def test_processes_of_a_parallel_run_have_one_drafter() -> None:
+def test_lookahead_parallelism_has_one_drafter() -> None:
     roster = DrafterPool(refuse_others, lambda drafter: None, new_stats=None)
     roster.use(create("lookahead:window=4"), "lookahead:window=4")
     assert roster.find("lookahead:window=4", set) is roster.own
@@ -352,8 +356,8 @@ def test_processes_of_a_parallel_run_have_one_drafter() -> None:
         roster.find("sssd", set)
 
 
-def test_they_are_no_options_of_a_run() -> None:
-    """A bench has a `max_nodes` and drafters of its own."""
+def test_benchmarks_refuse_per_request_options() -> None:
+    """Check that a benchmark's own `max_nodes` is still accepted."""
     assert not {"speculation"} & flat(BenchConfig()).keys()
     assert not {"speculation", "max_nodes"} & flat(SamplingParams(speculation="none")).keys()
     assert flat(BenchConfig(max_nodes=3))["max_nodes"] == 3

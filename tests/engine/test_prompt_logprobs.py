@@ -1,6 +1,4 @@
-"""Log-probabilities of prompts, which are those of transformers' own forward, and requests for
-no tokens.
-"""
+"""Test log-probabilities of prompts against transformers, and requests for no tokens."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ LENGTHS = (1, 2, 33, 70, 140, 64)
 
 
 def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
-    """Prompts of these lengths, each the beginning of the longer ones."""
+    """Return prompts of these lengths, each a prefix of the longer ones."""
     return [[(7 * place + place * place) % 60 + 2 for place in range(length)] for length in lengths]
 
 
-def check(model: Any, prompt: list[int], found: Completion, count: int = 3) -> None:
-    """Hold the prompt's log-probabilities against a forward of transformers."""
+def check_logprobs(model: Any, prompt: list[int], found: Completion, count: int = 3) -> None:
+    """Compare the prompt's log-probabilities with a forward pass of transformers."""
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([prompt])).logits[0].float()
     rows = found.prompt_logprobs
@@ -47,8 +45,8 @@ def check(model: Any, prompt: list[int], found: Completion, count: int = 3) -> N
 
 
 @pytest.mark.parametrize("spec", MOST_SPECS)
-def test_they_are_those_of_transformers_with_any_drafter(pair: Pair, spec: str) -> None:
-    """In batches with requests that ask for none, and with answers that are the same."""
+def test_prompt_logprobs_equal_transformers(pair: Pair, spec: str) -> None:
+    """Check every drafter, in batches with requests that score no prompt."""
     llm = pair.engine(spec, max_batch=4)
     some = pair.prompts[:6]
     params = [
@@ -59,11 +57,11 @@ def test_they_are_those_of_transformers_with_any_drafter(pair: Pair, spec: str) 
         if one.prompt_logprobs is None:
             assert out.prompt_logprobs is None
         else:
-            check(pair.target, prompt, out)
+            check_logprobs(pair.target, prompt, out)
     for prompt, out in zip(some, llm.generate(some, SCORED), strict=True):
         assert (out.token_ids, out.text, out.finish_reason) == ([], "", "length")
         assert out.stats.drafted_tokens == out.stats.draft_forwards == 0
-        check(pair.target, prompt, out)
+        check_logprobs(pair.target, prompt, out)
     assert llm.model.open_sequences == 0
 
 
@@ -79,35 +77,33 @@ def test_they_are_those_of_transformers_with_any_drafter(pair: Pair, spec: str) 
     ],
 )
 def test_in_batches_and_chunks(name: str, implementation: str, chunk: int) -> None:
-    """Packed, padded, in forwards of their own, and with frequencies that depend on the prompt's
-    length.
-    """
+    """Check packed, padded and chunked prompts and length-dependent rotary frequencies."""
     model = make(name, implementation)
     llm = LLM(model, "prompt_lookup", max_batch=4)
     llm.model.prefill_chunk = chunk
     for prompt, out in zip(
         prompts(), llm.generate(prompts(), SamplingParams(4, prompt_logprobs=3)), strict=True
     ):
-        check(model, prompt, out)
+        check_logprobs(model, prompt, out)
         assert (
             out.token_ids == LLM(model, "none").generate([prompt], SamplingParams(4))[0].token_ids
         )
 
 
-def test_a_cached_beginning_is_computed_again() -> None:
+def test_cached_prefix_is_computed_again_for_scores() -> None:
     model = make("llama", "sdpa")
     llm = LLM(model, "none", keep_prefixes=4)
     long = prompts([140])[0]
     for _ in range(2):
         (out,) = llm.generate([long], SCORED)
         assert out.stats.cached_tokens == 0
-        check(model, long, out)
+        check_logprobs(model, long, out)
     assert (
         llm.generate([long], SamplingParams(2))[0].stats.cached_tokens == 139
-    )  # others do reuse it
+    )  # requests without scores reuse it
 
 
-def test_no_tokens_fill_the_cache_for_later_prompts() -> None:
+def test_request_for_no_tokens_fills_the_cache() -> None:
     llm = LLM(make("llama", "sdpa"), "none", keep_prefixes=1)
     long = prompts([140])[0]
     (out,) = llm.generate([long[:100]], SamplingParams(0))
@@ -134,12 +130,12 @@ def test_preempted_requests_are_scored_once() -> None:
         llm.generate(each, SamplingParams(150, ignore_eos=True, prompt_logprobs=3)),
         strict=True,
     ):
-        check(model, prompt, out)
+        check_logprobs(model, prompt, out)
     assert llm.load.preemptions > 0
 
 
-def test_a_request_of_greater_priority_interrupts_the_scoring_of_another() -> None:
-    """The first one gives its slot back after some chunks, and is fed again from its beginning."""
+def test_priority_preempts_a_request_being_scored() -> None:
+    """Check that the preempted request is scored again from its first token."""
     model = make("llama", "sdpa")
     llm = LLM(model, "none", max_batch=1)
     llm.model.prefill_chunk = 16
@@ -154,31 +150,31 @@ def test_a_request_of_greater_priority_interrupts_the_scoring_of_another() -> No
     engine.finish([*handles, *engine.submit([second])])
     assert engine.load.preemptions == 1
     assert first.prompt_logprobs == second.prompt_logprobs
-    check(model, prompt, llm.generate([prompt], low)[0])
+    check_logprobs(model, prompt, llm.generate([prompt], low)[0])
 
 
-def test_a_whole_context_can_be_scored() -> None:
+def test_prompt_of_full_context_length_is_scored() -> None:
     model = make("llama", "sdpa")
     llm = LLM(model, "none", max_length=64)
     (prompt,) = prompts([64])
-    check(model, prompt, llm.generate([prompt], SCORED)[0])
+    check_logprobs(model, prompt, llm.generate([prompt], SCORED)[0])
     with pytest.raises(CapacityError, match="64 tokens, which leave no room for an answer"):
         llm.generate([prompt], SamplingParams(1, prompt_logprobs=3))
     with pytest.raises(CapacityError, match="65 tokens"):
         llm.generate([[*prompt, 3]], SCORED)
 
 
-def test_several_answers_score_the_prompt_once() -> None:
+def test_parallel_answers_score_the_prompt_once() -> None:
     model = make("llama", "sdpa")
     (prompt,) = prompts([33])
     (out,) = LLM(model, "none").generate(
         [prompt], SamplingParams(4, temperature=1.0, n=3, prompt_logprobs=3)
     )
-    check(model, prompt, out)
+    check_logprobs(model, prompt, out)
     assert [one.prompt_logprobs for one in out.others] == [None, None]
 
 
-def test_streams_carry_them_in_their_first_chunk(pair: Pair) -> None:
+def test_streams_return_prompt_logprobs_first(pair: Pair) -> None:
     llm = pair.engine("prompt_lookup")
     prompt = pair.prompts[0]
     for params in (SamplingParams(6, prompt_logprobs=3), SCORED):
@@ -197,7 +193,7 @@ def test_streams_carry_them_in_their_first_chunk(pair: Pair) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_answers_keep_their_bits(pair: Pair, dtype: str) -> None:
-    """Under batch invariance, logits of other rows change none of an answer's."""
+    """Check that under batch invariance, scoring changes no bit of an answer."""
     import copy
 
     model = copy.deepcopy(pair.target).to(getattr(torch, dtype))
@@ -213,7 +209,7 @@ def test_answers_keep_their_bits(pair: Pair, dtype: str) -> None:
 
 
 def test_few_prompts_are_scored_together() -> None:
-    """Each row of logits takes memory for the whole vocabulary."""
+    """Check that the batch is limited, as each scored row has logits for all tokens."""
     llm = LLM(make("llama", "sdpa"), "none")
     for params, count in ((SCORED, 3), (SamplingParams(1), 5)):
         handles = llm._engine.submit(llm._inputs.requests(prompts([150] * 5), params))
@@ -237,8 +233,7 @@ def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "implementation"), [("llama", "sdpa"), ("gemma2", "eager")])
-def test_drafts_read_the_same_states(name: str, implementation: str) -> None:
-    """Rows of scored tokens do not shift the hidden states that drafts read."""
+def test_scored_rows_do_not_shift_hidden_states(name: str, implementation: str) -> None:
     model = CachedLM(make(name, implementation))
 
     def states(scored: bool) -> NodeLogits:

@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and MXFP4 checkpoints, written here in the layouts in which they are published.
+"""Test GPTQ, AWQ and MXFP4 checkpoints, written in the published layouts.
 
 GPTQ and AWQ need `pip install gptqmodel optimum`; their tests are skipped without it.
 """
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM
 from paceline import LLM, SamplingParams
 from tests.support.quantised import PROMPTS, check_decoding, generated, save_llama, sums
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 GROUP = 32
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -29,7 +29,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
 
 
-def packed(nibbles: Tensor, axis: int, order: list[int]) -> Tensor:
+def pack_nibbles(nibbles: Tensor, axis: int, order: list[int]) -> Tensor:
     """Pack eight numbers from 0 to 15 along an axis into an int32."""
     last = nibbles.long().movedim(axis, -1)
     groups = last.reshape(*last.shape[:-1], -1, 8)[..., order]
@@ -38,8 +38,8 @@ def packed(nibbles: Tensor, axis: int, order: list[int]) -> Tensor:
     return signed.int().movedim(-1, axis).contiguous()
 
 
-def rewrite(folder: Path, method: dict[str, Any]) -> dict[str, Tensor]:
-    """Quantise the layers' products to 4 bits; return the weights that the file represents."""
+def quantise_checkpoint(folder: Path, method: dict[str, Any]) -> dict[str, Tensor]:
+    """Quantise the layers' weights to 4 bits; return the weights that the file represents."""
     weights, meant = load_file(folder / "model.safetensors"), {}
     for name in [name for name in weights if "proj" in name]:
         given, stem = weights.pop(name).T, name.removesuffix(".weight")
@@ -52,19 +52,19 @@ def rewrite(folder: Path, method: dict[str, Any]) -> dict[str, Tensor]:
         values = (numbers - zeros[:, None]) * scales.float()[:, None]
         back = order.argsort()
         meant[name], flat = values.flatten(0, 1)[back].T, numbers.flatten(0, 1)[back]
-        if method["quant_method"] == "gptq":  # stores zero points less one
-            weights[f"{stem}.qweight"] = packed(flat, 0, [*range(8)])
-            weights[f"{stem}.qzeros"] = packed(zeros - 1, 1, [*range(8)])
+        if method["quant_method"] == "gptq":  # GPTQ stores zero points minus one
+            weights[f"{stem}.qweight"] = pack_nibbles(flat, 0, [*range(8)])
+            weights[f"{stem}.qzeros"] = pack_nibbles(zeros - 1, 1, [*range(8)])
             weights[f"{stem}.g_idx"] = (back // GROUP).int()
         else:
-            weights[f"{stem}.qweight"] = packed(flat, 1, AWQ_ORDER)
-            weights[f"{stem}.qzeros"] = packed(zeros, 1, AWQ_ORDER)
+            weights[f"{stem}.qweight"] = pack_nibbles(flat, 1, AWQ_ORDER)
+            weights[f"{stem}.qzeros"] = pack_nibbles(zeros, 1, AWQ_ORDER)
         weights[f"{stem}.scales"] = scales
-    write(folder, weights, method)
+    write_checkpoint(folder, weights, method)
     return meant
 
 
-def write(folder: Path, weights: dict[str, Tensor], method: dict[str, Any]) -> None:
+def write_checkpoint(folder: Path, weights: dict[str, Tensor], method: dict[str, Any]) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
@@ -79,10 +79,10 @@ def write(folder: Path, weights: dict[str, Tensor], method: dict[str, Any]) -> N
     ],
     ids=["gptq", "gptq, sorted by activation", "awq"],
 )
-def test_four_bits_with_zero_points(tmp_path: Path, method: dict[str, Any]) -> None:
+def test_gptq_and_awq_checkpoints(tmp_path: Path, method: dict[str, Any]) -> None:
     pytest.importorskip("gptqmodel", reason="pip install gptqmodel optimum")
     folder = save_llama(tmp_path / "model")
-    meant = rewrite(folder, {**method, "bits": 4, "group_size": GROUP})
+    meant = quantise_checkpoint(folder, {**method, "bits": 4, "group_size": GROUP})
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, device_map="cpu"
     ).eval()
@@ -94,7 +94,7 @@ def test_four_bits_with_zero_points(tmp_path: Path, method: dict[str, Any]) -> N
     check_decoding(model)
 
 
-def four_bits(weights: Tensor) -> tuple[Tensor, Tensor]:
+def to_fp4(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise [..., in] to FP4 with a power of two per 32 numbers.
 
     Returns:
@@ -109,7 +109,7 @@ def four_bits(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_mxfp4_is_unpacked(tmp_path: Path) -> None:
-    """As gpt-oss publishes it; on a CPU, transformers unpacks the weights."""
+    """Check a checkpoint like gpt-oss, which transformers unpacks on a CPU."""
     torch.manual_seed(0)
     config = GptOssConfig(
         vocab_size=128,
@@ -133,13 +133,15 @@ def test_mxfp4_is_unpacked(tmp_path: Path) -> None:
     GptOssForCausalLM(config).save_pretrained(folder)
     weights, meant = load_file(folder / "model.safetensors"), {}
     for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
-        blocks, scales = four_bits(weights.pop(name).transpose(1, 2))
+        blocks, scales = to_fp4(weights.pop(name).transpose(1, 2))
         weights[f"{name}_blocks"], weights[f"{name}_scales"] = blocks, scales
         nibbles = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
         signed = FP4[(nibbles & 7).int()] * (1 - 2 * (nibbles >> 3).float())
         values = signed * (scales.float() - 127).exp2()[..., None]
         meant[name] = values.flatten(-2).transpose(1, 2)
-    write(folder, weights, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    write_checkpoint(
+        folder, weights, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    )
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for name, values in meant.items():
         assert torch.equal(model.get_parameter(name), values)

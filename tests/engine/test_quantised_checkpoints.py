@@ -1,5 +1,6 @@
-"""Checkpoints as the libraries of quantised weights load them; each test is skipped where its
-library is not installed.
+"""Test checkpoints as quantisation libraries load them.
+
+Each test is skipped where its library is not installed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.quantised import (
     save_llama,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def load(folder: Path, config: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_bitsandbytes_of_four_bits(folder: Path, kind: str) -> None:
+def test_bitsandbytes_4_bit(folder: Path, kind: str) -> None:
     pytest.importorskip("bitsandbytes")
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=torch.float32
@@ -52,8 +53,8 @@ def test_bitsandbytes_of_four_bits(folder: Path, kind: str) -> None:
     check_decoding(load(folder, config))
 
 
-def test_bitsandbytes_of_eight_bits_is_refused(folder: Path) -> None:
-    """It keeps the columns that are large in any row (LLM.int8())."""
+def test_bitsandbytes_8_bit_is_refused(folder: Path) -> None:
+    """Check that LLM.int8() is refused: its columns depend on all rows of a batch."""
     pytest.importorskip("bitsandbytes")
     model = load(folder, BitsAndBytesConfig(load_in_8bit=True))
     with pytest.raises(UnsupportedModelError, match=r"Linear8bitLt.* change by 0\.0\d+ of"):
@@ -71,7 +72,7 @@ def test_quanto(folder: Path, weights: str) -> None:
 )
 def test_torchao(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantization = pytest.importorskip("torchao.quantization")
-    # as a model of 34 million weights and more
+    # so that our products are used, as for 34 million weights and more
     monkeypatch.setattr("paceline.cpu.product_choice.MIN_TIMED_WEIGHTS", 0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     quantization.quantize_(model, getattr(quantization, name)())
@@ -88,9 +89,11 @@ def test_torchao_with_a_scale_per_token(folder: Path, name: str) -> None:
     check_approximate_decoding(model)
 
 
-def packed(folder: Path, scales: str | None = None) -> Any:
-    """The model as compressed-tensors loads it: 4-bit weights, or FP8 weights and activations with
-    dynamic scales per "token" or "tensor".
+def compressed_model(folder: Path, scales: str | None = None) -> Any:
+    """Return the model as compressed-tensors loads it.
+
+    Weights have 4 bits; with `scales`, weights and activations have FP8, with dynamic scales per
+    "token" or "tensor".
     """
     tensors = pytest.importorskip("compressed_tensors.quantization")
     compressors = pytest.importorskip("compressed_tensors.compressors")
@@ -131,23 +134,23 @@ def packed(folder: Path, scales: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize("runs_before", [True, False])
-def test_compressed_tensors_of_four_bits(folder: Path, runs_before: bool) -> None:
-    check_decoding(packed(folder), runs_before)
+def test_compressed_tensors_4_bit(folder: Path, runs_before: bool) -> None:
+    check_decoding(compressed_model(folder), runs_before)
 
 
 def test_compressed_tensors_with_a_scale_per_token(folder: Path) -> None:
-    model = packed(folder, "token")
+    model = compressed_model(folder, "token")
     check_approximate_decoding(model)
     check_approximate_decoding(copy.deepcopy(model))
 
 
 def test_compressed_tensors_with_one_scale_is_refused(folder: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="depend on one another"):
-        LLM(packed(folder, "tensor"), "none")
+        LLM(compressed_model(folder, "tensor"), "none")
 
 
 def test_fp8_in_blocks_is_unpacked(folder: Path) -> None:
-    """As DeepSeek publishes it; without a GPU, transformers unpacks the weights."""
+    """Check FP8 blocks as DeepSeek publishes them; transformers unpacks them on a CPU."""
     if torch.cuda.is_available():
         pytest.skip("transformers does not unpack the weights here")
     weights = load_file(folder / "model.safetensors")

@@ -1,4 +1,7 @@
-"""Recurrent and hybrid models answer as `generate` does, whatever is drafted, batched or cut."""
+"""Test that recurrent and hybrid models answer as `generate` does.
+
+Drafts, batches, prompt chunks and preemption must not change the answers.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +35,26 @@ SIZES = [
 
 @functools.cache
 def make(name: str) -> Any:
-    """A model that generates beyond the tokens that end a text."""
+    """Return a model without end-of-sequence tokens."""
     model = copy.deepcopy(models.make(name, "eager" if name in WITHOUT_ATTENTION else "sdpa"))
     model.generation_config.eos_token_id = None
     return model
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
-    """Prompts of 2 to 40 tokens."""
+    """Return random prompts of 2 to 40 tokens."""
     rng = random.Random(seed)
     return [[rng.randrange(3, VOCAB) for _ in range(rng.randint(2, 40))] for _ in range(count)]
 
 
 @functools.cache
 def known_answers(name: str, count: int, seed: int = 0) -> dict[tuple[int, ...], list[int]]:
-    """`generate`'s answers by prompt."""
+    """Return the answers of `generate` by prompt."""
     return {tuple(prompt): reference(make(name), prompt, COUNT) for prompt in prompts(count, seed)}
 
 
 def random_trees() -> Drafter:
-    """Drafts that are nearly always wrong, of any shape."""
+    """Return a drafter whose random trees are almost always wrong."""
     rng = random.Random(3)
 
     def tree(limit: int) -> DraftTree:
@@ -62,23 +65,23 @@ def random_trees() -> Drafter:
     return ScriptedDrafter(lambda requests, limits: [tree(limit) for limit in limits])
 
 
-@pytest.mark.parametrize(("name", "many"), SIZES)
-def test_drafts_do_not_change_answers_in_ragged_batches(name: str, many: int) -> None:
-    known = known_answers(name, many)
+@pytest.mark.parametrize(("name", "count"), SIZES)
+def test_drafts_do_not_change_answers_in_ragged_batches(name: str, count: int) -> None:
+    known = known_answers(name, count)
     for drafter in ("none", ScriptedTree(known, VOCAB), random_trees()):
         llm = LLM(make(name), drafter, max_batch=4)
         llm.model.prefill_chunk = 7
         outs = llm.generate([list(prompt) for prompt in known], PARAMS)
         assert [out.token_ids for out in outs] == [*known.values()]
         if isinstance(drafter, ScriptedTree):
-            assert sum(out.stats.target_forwards for out in outs) < many * COUNT
+            assert sum(out.stats.target_forwards for out in outs) < count * COUNT
 
 
 CORE = ("lfm2", "granitemoehybrid", "nemotron_h", "zaya")
 
 
 def every_type(*fast: str) -> list[Any]:
-    """All recurrent types; those that are not in `fast` are slow."""
+    """Return all recurrent types; those that are not in `fast` are slow."""
     return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in ALL]
 
 
@@ -107,7 +110,7 @@ def test_no_token_is_fed_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", every_type(*CORE))
-def test_conversations_continue_from_the_held_states(name: str) -> None:
+def test_conversations_reuse_the_held_states(name: str) -> None:
     model = make(name)
     llm = LLM(model, "prompt_lookup", keep_prefixes=4, max_batch=2)
     text, reused = prompts(1, seed=5)[0] + [7] * 20, []
@@ -121,11 +124,11 @@ def test_conversations_continue_from_the_held_states(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", every_type(*CORE))
-def test_other_answers_to_a_prompt_continue_from_the_end_of_the_prompt(name: str) -> None:
+def test_answers_to_one_prompt_reuse_its_final_state(name: str) -> None:
     model, (prompt,) = make(name), prompts(1, seed=6)
     prompt += [7] * 20
     texts = [prompt, *([*prompt, *ending] for ending in ([5, 6, 7], [9, 8], [3]))]
-    texts.append([*prompt[:-2], 4, 4, 4])  # no state fits the tokens that it shares
+    texts.append([*prompt[:-2], 4, 4, 4])  # no state fits the shared tokens
     known = {tuple(text): reference(model, text, COUNT) for text in texts}
     llm = LLM(model, ScriptedTree(known, VOCAB), keep_prefixes=4)
     reused = []
@@ -158,7 +161,7 @@ def test_preempted_requests_continue_with_the_same_answer(name: str, kept: int) 
 
 
 @pytest.mark.parametrize("name", every_type(*CORE[:2]))
-def test_a_closed_stream_leaves_nothing_behind_in_its_slot(name: str) -> None:
+def test_closed_stream_leaves_no_state_in_its_slot(name: str) -> None:
     known = known_answers(name, 3)
     llm = LLM(make(name), "none", max_batch=1)
     stream = llm.stream([11] * 30, PARAMS)
@@ -169,7 +172,7 @@ def test_a_closed_stream_leaves_nothing_behind_in_its_slot(name: str) -> None:
     assert [out.token_ids for out in outs] == [*known.values()]
 
 
-def test_batch_invariance_says_why_it_is_off() -> None:
+def test_batch_invariance_reports_why_it_is_off() -> None:
     llm = LLM(make("lfm2"), "none", batch_invariant="auto")
     assert not llm.invariance.on
     assert "has 1 recurrent layers, and 'auto' tries" in llm.invariance.reason
@@ -179,13 +182,13 @@ def test_batch_invariance_says_why_it_is_off() -> None:
         LLM(unknown, "none", batch_invariant=True)
 
 
-def test_states_count_towards_the_memory_of_the_cache() -> None:
+def test_states_count_towards_the_cache_memory() -> None:
     llm = LLM(make("granitemoehybrid"), "none", max_batch=2, cache_gib=1e-5)
     with pytest.raises(CapacityError, match="cache has memory"):
         llm.generate([[3, 4, 5]], PARAMS)
 
 
-def test_checkpoints_are_dropped_with_the_least_recently_used_first() -> None:
+def test_least_recently_used_checkpoints_are_dropped() -> None:
     model, texts = make("lfm2"), [[token] * 24 for token in (3, 5, 7)]
     llm = LLM(model, "none", keep_prefixes=8)
     checkpoints = llm.model.slots.checkpoints
@@ -199,7 +202,7 @@ def test_checkpoints_are_dropped_with_the_least_recently_used_first() -> None:
 
 @pytest.mark.parametrize("spec", ["draft_model", "draft_model:stop_rule=heuristic"])
 @pytest.mark.parametrize("name", CORE[:2])
-def test_recurrent_draft_models_propose_what_they_would_answer(name: str, spec: str) -> None:
+def test_recurrent_draft_model_is_accepted(name: str, spec: str) -> None:
     known = known_answers(name, 3)
     llm = LLM(make(name), spec, draft_model=copy.deepcopy(make(name)), max_batch=2)
     outs = llm.generate([list(prompt) for prompt in known], PARAMS)

@@ -1,4 +1,4 @@
-"""Every drafter, datastore and trained head gives the answers of a recurrent target."""
+"""Test that drafters, datastores and trained heads keep a recurrent target's answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRAINING = DraftTraining(
 
 @functools.cache
 def hybrid(name: str) -> Pair:
-    """A hybrid target, its copy as a draft model, and answers of `generate`."""
+    """Return a hybrid target, its copy as draft model, and the answers of `generate`."""
     known = known_answers(name, 4)
     draft = copy.deepcopy(make(name))
     return Pair(make(name), draft, [list(prompt) for prompt in known], [*known.values()])
@@ -51,14 +51,14 @@ def chunks_of(pair: Pair) -> list[TextChunk]:
     "spec",
     [pytest.param(spec, marks=() if spec in FAST else pytest.mark.slow) for spec in SPECS],
 )
-def test_drafters_give_the_answers_of_generate(spec: str) -> None:
+def test_drafters_keep_the_answers_of_generate(spec: str) -> None:
     pair = hybrid("qwen3_5")
     outs = pair.engine(spec, max_batch=3).generate(pair.prompts, PARAMS)
     assert [out.token_ids for out in outs] == pair.answers
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", pytest.param("lfm2", marks=pytest.mark.slow)])
-def test_a_draft_head_learns_from_the_states_of_a_hybrid(name: str, tmp_path: Path) -> None:
+def test_draft_head_trains_on_hybrid_states(name: str, tmp_path: Path) -> None:
     pair, path = hybrid(name), tmp_path / "head.safetensors"
     model = CachedLM(pair.target)
     states = states_of(model, chunks_of(pair) * 4)
@@ -76,9 +76,9 @@ def test_a_draft_head_learns_from_the_states_of_a_hybrid(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", pytest.param("lfm2", marks=pytest.mark.slow)])
-def test_a_draft_model_learns_from_the_states_of_a_hybrid(name: str, tmp_path: Path) -> None:
+def test_draft_model_trains_on_hybrid_states(name: str, tmp_path: Path) -> None:
     pair = hybrid(name)
-    ticks = itertools.count(0.0, 0.25)  # seconds: every training step takes as long
+    ticks = itertools.count(0.0, 0.25)  # seconds: every training step takes equally long
     folder = DraftFolder(tmp_path, {"seed": 0}, {"target": "hybrid"})
     data = DraftData.split(chunks_of(pair) * 4, [], TRAINING)
     data = data.with_states(CachedLM(pair.target), TRAINING)

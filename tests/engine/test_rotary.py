@@ -1,5 +1,6 @@
-"""Rotary frequencies that depend on the length of a text: every request has those that its own
-text alone would have.
+"""Test rotary frequencies that depend on the text length.
+
+Every request has the frequencies of its own text, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ MOST_SLOW = [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) f
 
 @functools.cache
 def make(name: str) -> Any:
-    """A model that generates beyond the tokens that end a text; skips where transformers itself
-    fails beyond the switch.
+    """Return a model without end-of-sequence tokens.
+
+    Skip the test where transformers itself fails beyond the switch length.
     """
     model = copy.deepcopy(models.make(name, "sdpa"))
     model.generation_config.eos_token_id = None
@@ -77,14 +79,14 @@ def make(name: str) -> Any:
 
 
 def prompts(name: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[list[int]]:
-    """Prompts of these lengths, or as long as the model's context allows."""
+    """Return prompts of these lengths, limited by the model's context."""
     rng = random.Random(seed)
     most = SWITCH - COUNT if name in BOUNDED else max(lengths)
     return [[rng.randrange(3, VOCAB) for _ in range(min(length, most))] for length in lengths]
 
 
 def random_trees() -> Drafter:
-    """Drafts that are nearly always wrong, of any shape."""
+    """Return a drafter whose random trees are almost always wrong."""
     rng = random.Random(3)
 
     def tree(limit: int) -> DraftTree:
@@ -100,9 +102,7 @@ def known_answers(model: Any, each: list[list[int]]) -> dict[tuple[int, ...], li
 
 
 @pytest.mark.parametrize(("name", "invariant", "drafts"), WITH_INVARIANCE)
-def test_short_and_long_texts_in_a_batch_answer_as_alone(
-    name: str, invariant: Any, drafts: str
-) -> None:
+def test_batches_of_short_and_long_texts(name: str, invariant: Any, drafts: str) -> None:
     model = make(name)
     each = prompts(name)
     known = known_answers(model, each)
@@ -112,12 +112,12 @@ def test_short_and_long_texts_in_a_batch_answer_as_alone(
         "random": random_trees(),
     }
     llm = LLM(model, drafters[drafts], batch_invariant=invariant, max_batch=3)
-    llm.model.prefill_chunk = 24  # long prompts come in parts
+    llm.model.prefill_chunk = 24  # so that long prompts have several chunks
     assert [out.token_ids for out in llm.generate(each, PARAMS)] == [*known.values()]
 
 
 @pytest.mark.parametrize("name", MOST_SLOW)
-def test_a_drafter_that_knows_the_answer_is_accepted_across_the_switch(name: str) -> None:
+def test_correct_drafts_are_accepted_across_the_switch(name: str) -> None:
     model = make(name)
     each = prompts(name, (SWITCH - 9,))
     known = known_answers(model, each)
@@ -128,7 +128,7 @@ def test_a_drafter_that_knows_the_answer_is_accepted_across_the_switch(name: str
 
 
 @pytest.mark.parametrize("name", MOST_SLOW)
-def test_kept_prefixes_are_used_only_with_the_same_frequencies(name: str) -> None:
+def test_prefixes_are_reused_with_equal_frequencies_only(name: str) -> None:
     model = make(name)
     (text,) = prompts(name, (3 * SWITCH,))
     llm = LLM(model, "prompt_lookup", keep_prefixes=4, max_batch=2)
@@ -139,7 +139,7 @@ def test_kept_prefixes_are_used_only_with_the_same_frequencies(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_nothing_is_taken_over_from_the_other_side_of_the_switch(name: str) -> None:
+def test_no_prefix_is_reused_across_the_switch(name: str) -> None:
     (text,) = prompts(name, (3 * SWITCH,))
     llm = LLM(make(name), "none", keep_prefixes=4)
     one = SamplingParams(max_new_tokens=2, ignore_eos=True)
@@ -150,7 +150,7 @@ def test_nothing_is_taken_over_from_the_other_side_of_the_switch(name: str) -> N
 
 
 @pytest.mark.parametrize("name", MOST_SLOW)
-def test_preempted_requests_go_on_with_the_same_text(name: str) -> None:
+def test_preempted_requests_keep_their_text(name: str) -> None:
     model = make(name)
     each = prompts(name, (SWITCH - 5, SWITCH + 8, 12))
     known = known_answers(model, each)
@@ -205,19 +205,19 @@ def test_bits_do_not_depend_on_texts_of_other_lengths(name: str) -> None:
     assert [out.token_ids for out in llm.generate(each, PARAMS)] == alone
 
 
-def test_the_proof_notices_frequencies_of_the_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_notices_frequencies_of_the_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama_longrope")
     invariance = resolve_batch_invariance(model, True)
     lms = [CachedLM(model, **invariance.model_options(chunk)) for chunk in (512, 8)]
     assert count_differing_rows(*lms)[0] == 0
     right = TextLengths.set
 
-    def longest(self: TextLengths, *arguments: Any) -> None:
+    def use_longest(self: TextLengths, *arguments: Any) -> None:
         right(self, *arguments)
         assert self.of_tokens is not None
         self.of_tokens[:] = self.of_tokens.max()
 
-    monkeypatch.setattr(TextLengths, "set", longest)
+    monkeypatch.setattr(TextLengths, "set", use_longest)
     assert count_differing_rows(*lms)[0] > 0
 
 
@@ -241,12 +241,12 @@ def test_generate_with_drafts_equals_generate(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["phi3_longrope", "llama_longrope"])
 @pytest.mark.parametrize("lengths", [(20, 30), (50, 30), (50, 10), (SWITCH + 5, 10), (40, 40)])
-def test_a_cache_is_continued_over_turns(name: str, lengths: tuple[int, int]) -> None:
-    """The second turn begins below or beyond the switch, or crosses it."""
+def test_cache_continues_over_turns(name: str, lengths: tuple[int, int]) -> None:
+    """Check second turns that start below or beyond the switch, or cross it."""
     model = make(name)
     first, more = prompts(name, lengths)
 
-    def talk(**options: Any) -> tuple[list[int], Any]:
+    def two_turns(**options: Any) -> tuple[list[int], Any]:
         turn = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, **options}
         ids = torch.tensor([first])
         one = model.generate(ids, attention_mask=torch.ones_like(ids), **turn)
@@ -259,7 +259,7 @@ def test_a_cache_is_continued_over_turns(name: str, lengths: tuple[int, int]) ->
         )
         return two.sequences[0].tolist(), two[GENERATE_CACHE]
 
-    plain, drafted = talk(), talk(custom_generate=Strategy("prompt_lookup"))
+    plain, drafted = two_turns(), two_turns(custom_generate=Strategy("prompt_lookup"))
     assert drafted[0] == plain[0]
     for ours, theirs in zip(drafted[1].layers, plain[1].layers, strict=True):
         assert ours.keys.shape == theirs.keys.shape
@@ -267,7 +267,7 @@ def test_a_cache_is_continued_over_turns(name: str, lengths: tuple[int, int]) ->
 
 
 @pytest.mark.parametrize("name", [*LONG, *BOUNDED])
-def test_forwards_here_and_those_of_the_model_leave_each_other_alone(name: str) -> None:
+def test_our_forwards_do_not_affect_the_models_own(name: str) -> None:
     model = copy.deepcopy(make(name))
     each = prompts(name, (10, SWITCH + 16))
     expected = known_answers(make(name), each)
@@ -275,7 +275,7 @@ def test_forwards_here_and_those_of_the_model_leave_each_other_alone(name: str) 
     with torch.no_grad():
         model(beyond[:, :5], use_cache=False)
         before = {key: value.clone() for key, value in model.named_buffers()}
-        model(beyond, use_cache=False)  # it has the frequencies of a long text now
+        model(beyond, use_cache=False)  # now it has the frequencies of a long text
     llm = LLM(model, "prompt_lookup")
     with torch.no_grad():
         model(beyond, use_cache=False)
@@ -286,7 +286,7 @@ def test_forwards_here_and_those_of_the_model_leave_each_other_alone(name: str) 
 
 
 @pytest.mark.parametrize(("name", "spec"), AS_DRAFTS)
-def test_draft_models_with_such_frequencies_change_nothing(name: str, spec: str) -> None:
+def test_draft_models_with_switching_frequencies(name: str, spec: str) -> None:
     target = make("llama_linear")
     each = prompts(name, (SWITCH - 9, 10, SWITCH + 3))
     llm = LLM(target, spec, draft_model=make(name), max_batch=2)
@@ -296,8 +296,8 @@ def test_draft_models_with_such_frequencies_change_nothing(name: str, spec: str)
         ]
 
 
-def test_a_draft_model_starts_again_as_well() -> None:
-    """Drafted by itself, a model is right at every token but those around the switch."""
+def test_draft_model_restarts_at_the_switch() -> None:
+    """Check that a model as its own draft model is right except around the switch."""
     model = make("phi3_longrope")
     (prompt,) = prompts("", (SWITCH - 9,))
     llm = LLM(
@@ -309,7 +309,7 @@ def test_a_draft_model_starts_again_as_well() -> None:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_dynamic_ntk_ends_where_its_frequencies_would_change(name: str) -> None:
+def test_dynamic_ntk_limits_the_context_to_the_switch(name: str) -> None:
     model = make(name)
     (prompt,) = prompts(name, (SWITCH - COUNT,))
     llm = LLM(model, "none")
@@ -319,16 +319,17 @@ def test_dynamic_ntk_ends_where_its_frequencies_would_change(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_only_models_whose_generate_starts_again_do(name: str) -> None:
+def test_restart_length_follows_generate(name: str) -> None:
     architecture = CachedLM(make(name)).architecture
     assert architecture.switch_lengths == (SWITCH,)
     assert architecture.restart_length == (SWITCH if name in RESTARTING else None)
 
 
 @pytest.mark.parametrize("name", ["phi3_longrope", "phimoe_longrope", "phi4_multimodal"])
-def test_models_that_start_again_answer_as_whole_forwards_do(name: str) -> None:
-    """`generate` of Phi-4-multimodal feeds nothing but the newest token at the switch, and so
-    loses the text.
+def test_restarting_models_answer_as_whole_forwards(name: str) -> None:
+    """Compare with whole forward passes instead of `generate`.
+
+    That of Phi-4-multimodal feeds only the newest token at the switch and loses the text.
     """
     model = models.make(name, "sdpa")
     for prompt in prompts(name, (10, SWITCH - 9, SWITCH - 1, SWITCH, SWITCH + 1)):
@@ -343,7 +344,7 @@ def test_models_that_start_again_answer_as_whole_forwards_do(name: str) -> None:
         assert llm.generate([prompt], PARAMS)[0].token_ids == answer
 
 
-def test_drafts_end_at_the_switch_where_the_text_is_fed_again() -> None:
+def test_drafts_end_at_the_switch_of_restarting_models() -> None:
     tree = DraftTree(
         [5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], confidence=[0.5, 0.4, 0.3, 0.2, 0.1], probes=1
     )
@@ -358,7 +359,7 @@ def test_drafts_end_at_the_switch_where_the_text_is_fed_again() -> None:
     assert cut_at_switch(tree, request, 8) is tree
 
 
-def test_a_model_that_starts_again_elsewhere_is_refused() -> None:
+def test_mismatched_restart_length_is_refused() -> None:
     model = copy.deepcopy(make("phi3_longrope"))
     model.config.original_max_position_embeddings = 100
     with pytest.raises(
@@ -367,14 +368,14 @@ def test_a_model_that_starts_again_elsewhere_is_refused() -> None:
         LLM(model, "none")
 
 
-def test_a_rotary_embedding_of_a_models_own_is_refused() -> None:
+def test_custom_rotary_embedding_is_refused() -> None:
     model = copy.deepcopy(make("llama_longrope"))
     del model.model.rotary_emb.rope_type
     with pytest.raises(UnsupportedModelError, match="rotary embedding of its own"):
         LLM(model, "none")
 
 
-def test_all_other_models_have_no_switch() -> None:
+def test_only_longrope_models_have_a_switch() -> None:
     for name in ROTARY:
         assert (switch_lengths(make(name).config) == ()) == (name not in LONG)
         assert (CachedLM(make(name))._runner.view.state.text_lengths is None) == (

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline import LLM, SamplingParams
-from tests.engine.test_prompt_logprobs import check
+from tests.engine.test_prompt_logprobs import check_logprobs
 from tests.support.real import NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL
@@ -27,7 +27,7 @@ def test_prompts_are_scored_as_transformers_does(real: Real) -> None:
     for prompt, out in zip(
         prompts, llm.generate(prompts, SamplingParams(0, prompt_logprobs=3)), strict=True
     ):
-        check(real.model, prompt, out)
+        check_logprobs(real.model, prompt, out)
 
 
 def test_the_answer_continues_the_message(real: Real) -> None:
