@@ -22,7 +22,9 @@ CONVENTION = (
     "S, the step compression, is the number of tokens per forward pass: (new tokens - 1) /"
     " (target forward passes - prefill forward passes). With plain decoding, S is exactly 1."
 )
-PICTURE = "The paper shows these values only in a figure, so this table does not list them."
+PICTURE = (
+    "This table lists no values from the paper, because the paper shows them only in a figure."
+)
 _MEASURES = {
     **MEASURES,
     Column("S", ".2f"): "tokens_per_forward",

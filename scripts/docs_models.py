@@ -19,7 +19,7 @@ _OUTCOMES = {
 _REASONS = {
     "logits of a draft": "Models whose draft logits differ from those of plain decoding",
     "with an indexer": "Models whose indexer has a cache that cannot be rolled back",
-    "by blocks": "Models that select keys by blocks with a cache that cannot be rolled back",
+    "by blocks": "Models that select blocks of keys and whose cache cannot be rolled back",
     "has no key/value cache": "Models without a KV cache, which drafting cannot make faster",
     "in a cache class of its own": "Models that store recurrent states in a cache for one request",
     "outside transformers' cache layers": "Models with recurrent states outside cache layers",
@@ -88,8 +88,9 @@ def hybrid_speed() -> str:
     setup = (
         "CPU time of LFM2 with 8 layers of width 1024"
         f" ({content['parameters'] / 1e6:.0f} M parameters), in {content['dtype']} on one thread of"
-        f" an {content['processor']} processor. The model was trained at width 128 to repeat such"
-        f" lines, and was then enlarged. Each run has 12 new texts. {content['equal_answers']} of"
+        f" an {content['processor']} processor. For this test, the model was"
+        f" trained at width 128 to repeat such lines, and was then enlarged. Each run has 12 new"
+        f" texts. {content['equal_answers']} of"
         f" {content['answers']} answers are identical with and without drafting."
     )
     return "\n".join([*lines, "", setup])

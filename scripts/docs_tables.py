@@ -187,7 +187,7 @@ def _several_passes(runs: dict[str, str], files: list[dict[str, Any]]) -> str:
         for machine, content in zip(runs, files, strict=True)
         if content["config"]["repeats"] > 1
     }
-    return "".join(f"; {count} times on {machine}" for machine, count in several.items())
+    return "".join(f", but {count} times on {machine}" for machine, count in several.items())
 
 
 def _methods(path: Path) -> dict[str, dict[str, Any]]:

@@ -154,10 +154,10 @@ def calibrate(
     limit: int = 0,
     models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
 ) -> None:
-    """Store the measured cost of each threshold in the head's card.
+    """Measure what each threshold costs and store it in the head's card.
 
     The command decodes prompts to measure the cost. A drafter with threshold=auto uses the stored
-    result.
+    costs.
 
     Example: paceline head calibrate demo head recording --limit 20
 

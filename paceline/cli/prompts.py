@@ -53,9 +53,9 @@ def prompts(
 ) -> None:
     """Generate user prompts with a chat model, for `paceline record`.
 
-    The model receives its chat template up to the start of the user's turn. From there, the model
-    generates the user's message (Magpie, Xu et al. 2024). If interrupted, the command saves the
-    prompts generated so far.
+    The model receives its chat template up to the start of the user's turn. The model then
+    generates the user's message itself (Magpie, Xu et al. 2024). If interrupted, the command saves
+    the prompts generated so far.
 
     Example: paceline prompts smollm2 --count 1000 --out prompts.jsonl
 

@@ -49,9 +49,9 @@ class ListenOptions:
     Attributes:
         host: Address to listen on; 0.0.0.0 means all addresses of this machine.
         port: Port to listen on; from 0 to 65535; 0 chooses a free port.
-        api_key: API key that the server accepts; repeatable. Clients must send one of the keys.
-            Keys are also read from PACELINE_API_KEYS, separated by commas. Default: no key is
-            required.
+        api_key: API key that the server accepts; repeatable. Each request must contain one of the
+            server's API keys. Keys are also read from PACELINE_API_KEYS, separated by commas.
+            Default: no key is required.
         api_key_file: File with API keys, one per line. Default: none.
 
     Raises:

@@ -27,8 +27,8 @@ class SamplingParams:
     """Options for one request: sampling, length, stop conditions and reported values.
 
     Attributes:
-        max_new_tokens: Maximum number of tokens in an answer; at least 0. With 0, the model only
-            processes the prompt.
+        max_new_tokens: Maximum number of tokens in an answer; at least 0. With 0, the model
+            processes the prompt but generates no tokens.
         temperature: Divisor of the logits; at least 0; 0 is greedy (argmax).
         top_k: Keep the k most likely tokens; at least 0; 0 keeps all.
         top_p: Keep the smallest set of tokens whose total probability reaches top_p; above 0, at
@@ -39,8 +39,8 @@ class SamplingParams:
             multiply negative logits by this number; above 0; 1 disables the penalty.
         seed: Random seed. The same seed gives the same text in any batch, with every drafter that
             does not sample its drafts.
-        stop: Strings that end the answer. The text ends before the stop string. Stop strings may be
-            special tokens. Default: none.
+        stop: Strings that end the answer. The answer does not include the stop string. Stop strings
+            may be special tokens. Default: none.
         ignore_eos: Continue after an end-of-sequence token.
         min_tokens: Minimum number of tokens in an answer before an end token may stop it; at least
             0. Stop strings may end the answer earlier.

@@ -149,7 +149,7 @@ _OWN = (
         "prompt_lookup",
         ":PromptLookup",
         ":PromptLookupOptions",
-        "the tokens that followed the newest n-gram earlier, and frequent tokens",
+        "tokens that followed earlier occurrences of the newest n-gram, and frequent tokens",
     ),
     _own(
         "draft_model",
@@ -195,7 +195,7 @@ _OWN = (
         "lookahead",
         ".drafter:Lookahead",
         ".options:LookaheadOptions",
-        "the target generates n-grams in a window and verifies those that match",
+        "the target generates n-grams in a window and verifies matching ones in later steps",
     ),
     _own(
         "token_recycling",
@@ -207,8 +207,8 @@ _OWN = (
         "auto",
         ".drafter:Auto",
         ".options:AutoOptions",
-        "one tree from retrieved text, the target's earlier predictions and hidden state, and a"
-        " draft model, if there is one",
+        "one tree from retrieved text, the target's earlier predictions and hidden state, and any"
+        " draft model",
         "draft_model_if_given",
     ),
     _own(
@@ -222,7 +222,7 @@ _OWN = (
         "pia",
         ".drafter:Pia",
         ".options:PiaOptions",
-        "phrases from the prompt and all outputs so far, stored in tries",
+        "phrases from the prompt and all earlier outputs, stored in tries",
     ),
 )
 REGISTRY: dict[str, DrafterEntry] = {registered.name: registered for registered in _OWN}

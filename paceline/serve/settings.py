@@ -124,8 +124,8 @@ class Settings:
     """Set the limits that a server imposes on clients.
 
     Attributes:
-        served_name: Name that requests may use for the model; repeatable. If there are several
-            names, responses use the first one. Default: the model's name.
+        served_name: Name that requests may use for the model; repeatable. If the model has several
+            names, responses contain the first one. Default: the model's name.
         max_batch: Maximum number of answers generated at a time; at least 1.
         max_waiting: Maximum number of answers that may wait for a slot; at least 0. Further
             requests get status 429.
@@ -144,7 +144,7 @@ class Settings:
             seed_oss; 'auto' detects them from the chat template; 'none' leaves reasoning in the
             text.
         max_stored_responses: Maximum number of answers of /v1/responses that later requests may
-            continue; at least 0. The oldest answers are dropped.
+            continue; at least 0. The server drops the oldest answers first.
         ignore_generation_config: Ignore the sampling defaults in the model's
             generation_config.json. Without these defaults, a request that omits temperature, top_k,
             top_p, min_p or repetition_penalty runs without that option.

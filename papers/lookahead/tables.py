@@ -78,8 +78,9 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
     if published and measured:
         notes.append(
             f"The paper's own fit, for LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f ="
-            f" {PAPER_LAW.f}. With the paper's alpha and f, the root-mean-square error of S over"
-            f" the measured points is {PAPER_LAW.residual(measured):.3f}. The public code keeps at"
+            f" {PAPER_LAW.f}. With the paper's acceptance rate alpha and f, the"
+            f" root-mean-square error of S over the measured points is"
+            f" {PAPER_LAW.residual(measured):.3f}. The public code keeps at"
             " most N - 2 tokens of a guess, whereas the formula assumes N - 1."
         )
     elif not published:
@@ -101,10 +102,10 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
     return (
         "The scaling law (equations 5 to 7) is S = (f - 1 + E) / f, where E is the expected number"
         " of tokens in a step with good guesses. Fitted to the measured points, the acceptance rate"
-        f" alpha is {law.alpha:.3f}, and one in f = {law.f:.3f} steps has good guesses. The"
-        f" root-mean-square error of S is {law.residual(measured):.3f} over {len(measured)} points"
-        f" with S from {min(values):.2f} to {max(values):.2f}. As in the paper, the prompt is not"
-        " in the n-gram pool."
+        f" alpha is {law.alpha:.3f}, and on average one in f = {law.f:.3f} steps has good guesses."
+        f" The root-mean-square error of the step compression S is {law.residual(measured):.3f}"
+        f" over {len(measured)} points with S from {min(values):.2f} to {max(values):.2f}. As in"
+        " the paper, the prompt is not in the n-gram pool."
     )
 
 

@@ -120,8 +120,8 @@ def table_3(part: BenchPart) -> Table:
     notes = (
         "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: tokens/s"
         ' relative to the row "drafted in phrases", both here and in the paper.',
-        "Rows 2 to 9 use the paper's settings: gamma = 12, W = 20, N = 8. The other rows use"
-        " paceline's defaults. Besides gamma, W and N, the defaults differ from the paper in"
+        "Rows 2 to 9 use the paper's settings: gamma = 12, W = 20, N = 8. All other rows"
+        " use paceline's defaults. Besides gamma, W and N, the defaults differ from the paper in"
         " three ways: a smaller window, additional candidates from the draft model, and phrases"
         " that follow the newest token.",
     )
@@ -177,10 +177,10 @@ def table_4(result: OuroborosResult) -> Table:
         f" {TASK_SIZE} for each of four tasks). CN: how many prompts of"
         f" the same task follow one another, out of {TASK_SIZE} as in the paper. The number in"
         " parentheses is CN scaled to the number of prompts per task in this run.",
-        "Each order of the prompts is measured in a separate run. The cold and warm drafters,"
-        " both with default options, take turns on each prompt. speed-up: tokens/s relative to"
-        " the cold drafter in the same run. The paper's speed-ups are relative to a cold run in"
-        " the paper: the shuffled run, or the run with CN = 20.",
+        "Each order of the prompts is measured in a separate run. A drafter with a cold pool and"
+        " one with a warm pool, both with default options, take turns on each prompt. speed-up:"
+        " tokens/s relative to the cold drafter in the same run. The paper's speed-ups are"
+        " relative to a cold run in the paper: the shuffled run, or the run with CN = 20.",
     )
     return Table.of(
         "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes

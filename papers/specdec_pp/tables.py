@@ -112,7 +112,7 @@ def table_2(result: SpecDecResult) -> Table:
         "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1),"
         " fitted by least squares to the time T of each answer. The fit includes the forward"
         " passes over the prompts. R2: share of the variance in answer times that the fit explains."
-        " cpu: the same fit to processor time instead of elapsed time.",
+        " cpu: the same fit, but to processor time instead of elapsed time.",
         "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
         " GPUs. All R2 values in the paper are at least 0.98.",
     ]
@@ -122,7 +122,7 @@ def table_2(result: SpecDecResult) -> Table:
             "Equation 2.3 of the paper needs the times of a draft and of a target forward pass:"
             f' {1e3 * draft:.2f} and {1e3 * target:.2f} ms, from the row "both together".'
             f" A target forward pass takes {target / draft:.1f} times as long as a draft forward"
-            f" pass; in the paper, {PAPER_RATIO:.1f} times as long."
+            f" pass. In the paper, it takes {PAPER_RATIO:.1f} times as long."
         )
     shown = [
         "ms per forward",
@@ -200,16 +200,16 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         "Each row compares the acceptance head with a rival, which is another rule for the draft"
         " length. A rule's Pareto front consists of its best settings: no other setting has both"
         " fewer target forward passes and fewer discarded tokens. in reach: number of settings on"
-        " the rival's front whose discard rate is in the range that the head's front covers."
-        " Between its settings, the head's front is interpolated linearly. head below, head above:"
-        " number of settings in reach for which the head needs fewer (below) or more (above)"
-        " target forward passes than the rival.",
+        " the rival's Pareto front whose discard rate is in the range of the head's Pareto front,"
+        " which is interpolated linearly. head below, head above: number of settings in"
+        " reach for which the head needs fewer (below) or more (above) target forward passes than"
+        " the rival at the same discard rate.",
         "forwards: the number of target forward passes with the head, divided by the number with"
         " the rival at the same discard rate; mean over the settings. discards: the number of"
         " discarded tokens with the head, divided by the number with the rival for the same number"
         " of target forward passes; mean over the settings. latency gain: the lowest latency with"
-        " the rival, divided by the lowest latency with the head. Both latencies come from equation"
-        " 2.3 of the paper, with the paper's ratio: a target forward pass takes as long as"
+        " the rival rule, divided by the lowest latency with the head. Equation 2.3 of the paper"
+        " gives the latencies, with the paper's ratio: a target forward pass takes as long as"
         f" {PAPER_RATIO:.1f} draft forward passes.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]

@@ -60,7 +60,7 @@ def figure_4a(result: SssdResult) -> Table:
         " fusion.",
         "sum: the tokens accepted with the request as the only source, plus those accepted with the"
         " datastore as the only source, plus the bonus token. In the paper, a drafter with both"
-        " sources nearly reaches this sum.",
+        " sources accepts nearly as many tokens.",
         PICTURE,
     )
     shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]

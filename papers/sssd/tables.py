@@ -202,7 +202,7 @@ def budgets(costs: CostStudy | None) -> Table:
         " number of bytes per value. A dash means that there is no solution: products of this width"
         " are always memory-bound. For the paper's device, the paper's equation gives b s_q ="
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, but the paper's text says {PAPER_BUDGET}.",
-        "here: FLOP/s measured with a large matrix product and bytes/s with a large sum, both in"
+        "here: FLOP/s, measured with a large matrix product, and bytes/s, with a large sum, both in"
         " the model's dtype. Weights that fit into a cache are read faster.",
     )
     shown = [

@@ -16,13 +16,13 @@ class AutoOptions:
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
             default, the drafter searches only the request and earlier answers.
-        max_context_ngram: Maximum context length, in tokens, for cached next-token distributions
-            (Token Recycling). At least 1; default 3.
+        max_context_ngram: Maximum context length, in tokens, of cached next-token distributions
+            (Token Recycling); at least 1, default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
-            draft budget. Without the budget, the default is 16, but at most 48 nodes for the whole
-            batch.
+            draft budget. Without the budget, max_nodes defaults to 16, but a batch has at most 48
+            nodes.
         budget: Verify only the nodes that are expected to save time; default true.
-        min_path_probability: Minimum path probability of a proposed node. From 0 to 1; default
+        min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
             0.001.
         answer_cache_tokens: Maximum number of tokens from recent answers that are cached and
             searched; 0 disables the cache. Defaults to 262144, or to 0 with `update_datastore`.
@@ -33,13 +33,13 @@ class AutoOptions:
         draft_head: Predict the next tokens from the target's hidden state; false disables the
             head. To use a trained head, pass the path of a file written by `paceline draft-head
             train`. Defaults to true.
-        state_head: Folder or hub id of a published head. `auto` uses the head instead of a draft
+        state_head: Folder or hub id of a published head. `auto` uses this head instead of a draft
             model. "mtp" selects the MTP layer in the target's checkpoint. With the draft budget,
             the head runs only while it saves time.
-        pool_file: File in which the cached distributions are saved between runs. The drafter loads
-            an existing file. By default, nothing is saved.
-        other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
-            as text, or contain only tokens that are in both vocabularies. Defaults to false.
+        pool_file: File in which the cached distributions are saved between runs. If the file
+            exists, the drafter loads it. By default, the distributions are not saved.
+        other_tokenizer: Accept a draft model with a different tokenizer. Drafts are converted as
+            text, or contain only tokens that are in both vocabularies. Defaults to false.
     """
 
     datastore: str | None = None

@@ -29,19 +29,19 @@ class DraftModelOptions:
     Attributes:
         max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default, the
             draft grows as long as the draft model is confident, up to 24 tokens (3 in a batch of
-            8). With stop_rule=heuristic, this is the maximum length of the first draft, by default
+            8). With stop_rule=heuristic, K is the maximum length of the first draft and defaults to
             5.
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
             probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
             the entropy of its distribution. "heuristic" makes the next draft longer if the target
             accepted the whole draft, and otherwise shorter. Defaults to "product".
-        stop_threshold: Stop drafting once the rule's value falls below this threshold; from 0 to 1.
-            With 0, drafting never stops early. Defaults to 0 if max_draft_tokens is set and
-            stop_rule is "product". Otherwise, the default is 0.5 for trees, 0.1 for chains with the
-            product rule, and 0.4 with the other rules.
+        stop_threshold: Drafting stops once the value that stop_rule computes falls below this
+            threshold; from 0 to 1. With 0, a draft never stops early. Defaults to 0 if
+            max_draft_tokens is set and stop_rule is "product". In other cases, it defaults to 0.5
+            for trees, 0.1 for chains with the product rule, and 0.4 with the other rules.
         branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
             With branch_threshold=1, drafts are chains. Defaults to 0.06, or to 1 if
-            max_draft_tokens is set. Sampled drafts ignore this option.
+            max_draft_tokens is set. Sampled drafts ignore branch_threshold.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Defaults to true, or
             to false if max_draft_tokens or another stop_rule is set.
         budget: Verify only the nodes that are expected to save time. The drafter pauses while it is
@@ -52,8 +52,8 @@ class DraftModelOptions:
             in the papers. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same random noise as the target. Defaults to
             "reject".
-        other_tokenizer: Accept a draft model with a different tokenizer. Its drafts are converted
-            as text, or contain only tokens that are in both vocabularies. Defaults to false.
+        other_tokenizer: Accept a draft model with a different tokenizer. Drafts are converted as
+            text, or contain only tokens that are in both vocabularies. Defaults to false.
     """
 
     max_draft_tokens: int | None = None

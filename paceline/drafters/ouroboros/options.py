@@ -16,23 +16,23 @@ class OuroborosOptions:
     """Options of `ouroboros`.
 
     Attributes:
-        gamma: Minimum number of tokens drafted per step; at least 1, default 5. The drafter does
-            not truncate the last phrase, so a draft can be longer.
+        gamma: Minimum number of tokens drafted per step; at least 1, default 5. The last phrase of
+            a draft is not truncated, so the draft can be longer than gamma.
         window: W, number of columns in the draft model's lookahead window; at least 1, default 2.
         ngram: N, number of tokens in a phrase, including its key; at least 2, default 6.
         suffixes: K, maximum number of phrases verified after the draft; default 3. The target also
             verifies up to K phrases that follow the newest token.
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
             draft; default 4. With max_branches=0, the tree has no alternatives, as in the paper.
-        inspiration: Nodes whose predictions enter the phrase pool. "every" selects all nodes,
+        inspiration: Nodes after which predictions enter the phrase pool. "every" uses all nodes,
             "paper" follows the rule in the paper, "code" follows the rule in the authors' code, and
-            "off" selects no nodes. Defaults to "every".
+            "off" uses none. Defaults to "every".
         refinement: Replace verified suffixes in the pool with the target's predictions; default
             true.
         budget: Verify only the nodes that are expected to save time; default true.
         shared_pool: Share one phrase pool among all requests of this drafter; default false.
-        pool_file: File in which the shared pool is saved between runs. The drafter loads an
-            existing file. This option implies `shared_pool`. By default, the pool is not saved.
+        pool_file: File in which the shared pool is saved between runs. If the file exists, the
+            drafter loads it. This option implies `shared_pool`. By default, the pool is not saved.
         on_invalid_file: Action if the pool file is damaged or invalid: "refuse" raises an error,
             and "reset" starts an empty pool with a warning. Defaults to "refuse".
     """

@@ -19,19 +19,19 @@ class SpecDecPPOptions:
         head: Folder of the acceptance head. Defaults to the head for the built-in draft model.
         threshold: Probability of a rejection above which drafting stops; above 0 and below 1.
             "auto" picks the fastest threshold from the curve in the head's card and from measured
-            times. Defaults to "auto" if the card has a curve, otherwise to 0.7.
+            times. Defaults to "auto" if the head's card has a curve, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
-        count_undecided: Include the newest draft token in the rejection probability. The draft
-            model has no hidden state for this token yet, so the head makes only a first estimate.
-            Defaults to true.
+        count_undecided: Include the newest draft token in the rejection probability. The head makes
+            only a first estimate for this token, whose hidden state is not known yet. Defaults to
+            true.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
-        budget: Verify only the nodes that are expected to save time. The acceptance head supplies
-            the confidences. The budget never shortens sampled drafts, because they affect the text.
-            Defaults to true.
+        budget: Verify only the nodes that are expected to save time. The acceptance head estimates
+            each node's acceptance probability. The budget never shortens sampled drafts, because
+            they affect the text. Defaults to true.
         second_choices: Add the draft model's second choice next to each draft token. If the draft
             token is wrong and the second choice is correct, the target accepts the second choice.
-            This option has no effect with budget=false. Defaults to true.
+            With budget=false, second_choices has no effect. Defaults to true.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the paper. "traverse" starts at the last draft token and accepts more tokens. With
             "follow", the draft model uses the same random noise as the target. Defaults to

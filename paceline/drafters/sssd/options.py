@@ -22,14 +22,14 @@ class SssdOptions:
         fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, and "paper"
             uses the fixed weights from the paper. Defaults to "calibrated".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Defaults to 48 with the
-            draft budget. Without the budget, the default is 7, but at most 24 nodes for the whole
-            batch.
+            draft budget. Without the budget, max_nodes defaults to 7, but a batch has at most 24
+            nodes.
         budget: Verify only the nodes that are expected to save time; default true.
         answer_cache_tokens: Maximum number of tokens from recent answers to cache and search; from
             0 (disabled) to 1048576. Unfinished answers are included. Defaults to 262144, or to 0
             with `fusion=paper` or `update_datastore`.
-        last_logits: Also propose the runner-up tokens in the target's last logits. Such tokens are
-            often correct one position later (LogitSpec). Requires `fusion=calibrated`; default
+        last_logits: Also propose the runner-up tokens in the target's last logits. Runner-up tokens
+            are often correct one position later (LogitSpec). Requires `fusion=calibrated`; default
             false.
         update_datastore: Append finished answers to the datastore; default false.
     """

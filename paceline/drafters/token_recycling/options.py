@@ -14,18 +14,18 @@ class TokenRecyclingOptions:
     """Options of `token_recycling`.
 
     Attributes:
-        max_context_ngram: Maximum context length, in tokens, for cached next-token distributions.
-            At least 1; default 3. The paper uses 1.
+        max_context_ngram: Maximum context length, in tokens, of cached next-token distributions; at
+            least 1, default 3. The paper uses 1.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
-            draft budget. Without the budget, the default is 16, but at most 48 nodes for the whole
-            batch.
+            draft budget. Without the budget, max_nodes defaults to 16, but a batch has at most 48
+            nodes.
         budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
             0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
             distribution takes about 110 bytes.
-        pool_file: File in which the cached distributions are saved between runs. The drafter loads
-            an existing file. By default, nothing is saved.
+        pool_file: File in which the cached distributions are saved between runs. If the file
+            exists, the drafter loads it. By default, the distributions are not saved.
     """
 
     max_context_ngram: int = 3

@@ -32,11 +32,11 @@ class RecordConfig:
         skip_every: Reserve every n-th line of each file for a later report; at least 0. 0 reserves
             none.
         keep: Probability that a position keeps the target's token instead of the draft model's (the
-            paper's r); from 0 to below 1. With high values, the head's inputs resemble those during
-            decoding.
-        mixtures: Number of mixed sequences per answer (1 in the paper); at least 1. If the draft
-            model uses the target's states, the option instead sets the number of draft tokens
-            recorded after each token.
+            paper's r); from 0 to below 1. The higher this probability, the more the head's training
+            inputs resemble those during decoding.
+        mixtures: Number of training sequences per answer that mix tokens of both models (1 in the
+            paper); at least 1. If the draft model uses the target's states, mixtures is instead the
+            number of draft tokens recorded after each token.
         sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
             min_tokens are not supported.
         batch: Number of prompts that are answered at the same time and stored in one shard; at

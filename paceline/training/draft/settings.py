@@ -56,12 +56,12 @@ class DraftTraining(TrainingSettings):
         batch: Number of tokens per training step; at least 1.
         lr: Peak learning rate, for both Muon (matrices) and AdamW (embedding and norms); above 0.
         kind: Kind of draft model. "eagle" uses the target's hidden states, embedding and LM head.
-            Such a draft model works only with this target and only in paceline. "eagle3" also uses
-            hidden states, and is saved as an EAGLE-3 head in the format of speculators, which vLLM
-            can load. "independent" uses only tokens.
+            An "eagle" draft model works only with its target and only in paceline. "eagle3" also
+            uses hidden states, and is saved as an EAGLE-3 head in the format of speculators, which
+            vLLM can load. "independent" uses only tokens.
         reads_at: For "eagle": depth of a second target layer whose states the draft model uses, as
-            a share of the target's layers; from 0 to 1. With 0, the draft model uses only the last
-            layer.
+            a share of the target's layers; from 0 to 1. With 0, the draft model uses only the
+            target's last layer.
         hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 for
             "independent". "eagle3" always uses the hidden size of the target.
         layers: Number of decoder layers; at least 0. 0 uses 2 layers for "eagle", 3 for
