@@ -26,7 +26,6 @@ from paceline.state_heads.files import HeadFiles
 from paceline.state_heads.forward_pass import HeadBatch, HeadRow, lay_out, outputs_of
 from paceline.state_heads.head import Predictions, StateHead
 from paceline.state_heads.layer_configs import layer_config
-from paceline.state_heads.settings import PREFILL_COLUMNS
 from paceline.state_heads.text import HeadNode, HeadText
 from paceline.state_heads.weights import (
     TARGET_PARTS,
@@ -171,32 +170,19 @@ class DFlashHead(StateHead):
         self._blocks.clear()
         self.begin(len(module.layers), target.device)
 
-    @torch.inference_mode()
-    def read(
-        self,
-        texts: Sequence[HeadText],
-        token_ids: Sequence[Sequence[int]],
-        states: Sequence[Tensor],
-    ) -> None:
-        """Write the keys and values for the target's states to the cache."""
-        with self.timer:
-            for text in texts:
-                self._blocks.pop(text.slot, None)
-            for begin in range(0, max(map(len, token_ids)), PREFILL_COLUMNS):
-                chunk = slice(begin, begin + PREFILL_COLUMNS)
-                rows = [
-                    HeadRow.of_text(text, tokens[chunk], self._fuse(known[chunk]))
-                    for text, tokens, known in zip(texts, token_ids, states, strict=True)
-                    if len(tokens) > begin
-                ]
-                batch = lay_out(rows, self.cache, self._texts, self._dtype)
-                # A token's states belong to the position before it.
-                self._module.write(batch.states, batch.positions - 1, self.cache)
-                for row in rows:
-                    row.text.length += len(row.token_ids)
+    def drop_nodes(self, text: HeadText) -> None:
+        """Drop the block drafted for a text."""
+        self._blocks.pop(text.slot, None)
 
-    def _fuse(self, states: Tensor) -> Tensor:
+    def fuse(self, states: Tensor) -> Tensor:
+        """Return the states of the target layers that the head reads, fused."""
         return self._module.fuse(states[:, 1:].to(self._dtype))
+
+    def extend(self, rows: Sequence[HeadRow]) -> None:
+        """Write the keys and values for the target's states to the cache."""
+        batch = lay_out(rows, self.cache, self._texts, self._dtype)
+        # A token's states belong to the position before it.
+        self._module.write(batch.states, batch.positions - 1, self.cache)
 
     @torch.inference_mode()
     def predict(

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from paceline.backend.resolve import topk_tokens
 from paceline.core.tree import IntArray
 from paceline.kv_cache.slot_cache import SlotCache
-from paceline.state_heads.settings import CHOICES
+from paceline.state_heads.forward_pass import HeadRow
+from paceline.state_heads.settings import CHOICES, PREFILL_COLUMNS
 from paceline.state_heads.text import HeadNode, HeadText
 from paceline.util.device_copies import fetch
 from paceline.util.device_timer import DeviceTimer
@@ -35,12 +36,14 @@ class StateHead(ABC):
         layers: Target layers whose inputs the head reads; the input of the LM head is always
             recorded as well.
         max_depth: Maximum depth of a draft node; None for no limit.
+        window: Number of newest positions that a token sees; None for all.
         cache: Keys and values of the head's layers.
         timer: Time that the device spends in the head.
     """
 
     layers: tuple[int, ...] = ()
     max_depth: int | None = None
+    window: int | None = None
     cache: SlotCache
     timer: DeviceTimer
 
@@ -79,7 +82,7 @@ class StateHead(ABC):
         del self._texts[text.slot]
         self.cache.give_back(text.slot)
 
-    @abstractmethod
+    @torch.inference_mode()
     def read(
         self,
         texts: Sequence[HeadText],
@@ -93,6 +96,31 @@ class StateHead(ABC):
             token_ids: New tokens of each text.
             states: Target states of these tokens, [n, 1 + layers, hidden] per text.
         """
+        with self.timer:
+            for text in texts:
+                self.drop_nodes(text)
+            for begin in range(0, max(map(len, token_ids)), PREFILL_COLUMNS):
+                chunk = slice(begin, begin + PREFILL_COLUMNS)
+                rows = [
+                    HeadRow.of_text(text, tokens[chunk], self.fuse(known[chunk]), self.window)
+                    for text, tokens, known in zip(texts, token_ids, states, strict=True)
+                    if len(tokens) > begin
+                ]
+                self.extend(rows)
+                for row in rows:
+                    row.text.length += len(row.token_ids)
+
+    def drop_nodes(self, text: HeadText) -> None:
+        """Drop the draft nodes of a text."""
+        text.drop_nodes()
+
+    @abstractmethod
+    def fuse(self, states: Tensor) -> Tensor:
+        """Convert the target's states to the head's input states, [n, hidden]."""
+
+    @abstractmethod
+    def extend(self, rows: Sequence[HeadRow]) -> None:
+        """Add the next tokens of texts to the cache; `read` then updates the lengths."""
 
     @abstractmethod
     def predict(

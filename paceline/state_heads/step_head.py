@@ -14,7 +14,6 @@ from torch import Tensor
 
 from paceline.state_heads.forward_pass import HeadBatch, HeadRow, lay_out, outputs_of
 from paceline.state_heads.head import Predictions, StateHead
-from paceline.state_heads.settings import PREFILL_COLUMNS
 from paceline.state_heads.text import ROOT, HeadNode, HeadText
 
 
@@ -23,15 +22,9 @@ class StepHead(StateHead):
 
     Attributes:
         dtype: Dtype of the head.
-        window: Number of newest positions that a token sees; None for all.
     """
 
     dtype: torch.dtype
-    window: int | None = None
-
-    @abstractmethod
-    def fuse(self, states: Tensor) -> Tensor:
-        """Convert the target's states to the head's input states, [n, hidden]."""
 
     @abstractmethod
     def run(self, batch: HeadBatch) -> Tensor:
@@ -41,27 +34,10 @@ class StepHead(StateHead):
     def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the logits for outputs [n, hidden], and their token ids (see `logits`)."""
 
-    @torch.inference_mode()
-    def read(
-        self,
-        texts: Sequence[HeadText],
-        token_ids: Sequence[Sequence[int]],
-        states: Sequence[Tensor],
-    ) -> None:
-        """Extend the texts by tokens that the target has chosen, and drop all draft nodes."""
-        for text in texts:
-            text.drop_nodes()
-        with self.timer:
-            for begin in range(0, max(map(len, token_ids)), PREFILL_COLUMNS):
-                chunk = slice(begin, begin + PREFILL_COLUMNS)
-                rows = [
-                    HeadRow.of_text(text, tokens[chunk], self.fuse(known[chunk]), self.window)
-                    for text, tokens, known in zip(texts, token_ids, states, strict=True)
-                    if len(tokens) > begin
-                ]
-                for row, outputs in zip(rows, self._forward(rows), strict=True):
-                    row.text.length += len(row.token_ids)
-                    row.text.outputs[ROOT] = outputs[-1]
+    def extend(self, rows: Sequence[HeadRow]) -> None:
+        """Run a forward pass, and store the output at each text's newest token."""
+        for row, outputs in zip(rows, self._forward(rows), strict=True):
+            row.text.outputs[ROOT] = outputs[-1]
 
     @torch.inference_mode()
     def predict(

@@ -17,6 +17,7 @@ from paceline.cpu.emit import exponential, floats, operation, words
 from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, load_lanes
 from paceline.cpu.recurrence.tree_call import (
     TreeArrays,
+    TreeCall,
     counter_of,
     read_record,
     read_tree,
@@ -45,18 +46,9 @@ def _silu(builder: Any, x: Any) -> Any:
 silu = operation(Float32x8, (Float32x8,), _silu)
 
 
-class ConvolutionCall:
+class ConvolutionCall(TreeCall):
     """A convolution call; strides are in bytes, and sizes in elements."""
 
-    slots: int  # The first seven fields are those of `TokenTree.addresses`.
-    pending: int
-    nodes: int
-    columns: int
-    parents: int
-    sources: int
-    targets: int
-    requests: int
-    width: int
     rows: int  # Shape [tokens, channels]; neighbours in a row are adjacent.
     row_bytes: int  # Distance from one row to the next.
     kind: int  # Number format of the rows and of `held`, see `memory`.

@@ -27,7 +27,9 @@ from paceline.cpu.memory import (
 from paceline.cpu.recurrence.state_rows import BLOCK_BYTES, LANES, advance_rows, sum_rows
 from paceline.cpu.recurrence.tree_call import (
     PathArrays,
+    PathCall,
     TreeArrays,
+    TreeCall,
     copy_rows,
     counter_of,
     read_path,
@@ -43,21 +45,12 @@ _sum_one, _sum_two = sum_rows(1), sum_rows(2)
 _advance_one, _advance_two = advance_rows(1), advance_rows(2)
 
 
-class GatedCall:
+class GatedCall(TreeCall):
     """The arguments of a recurrence along a tree.
 
     Tensors are contiguous. Strides are in bytes, and sizes in elements.
     """
 
-    slots: int  # The first seven fields are those of `TokenTree.addresses`.
-    pending: int
-    nodes: int
-    columns: int
-    parents: int
-    sources: int
-    targets: int
-    requests: int
-    width: int
     query: int  # Float32 [tokens, groups, rows].
     key: int  # Like the query.
     read_key: int  # Like the query: the key that reads the state before the token.
@@ -88,13 +81,9 @@ GATED_CALL = record_dtype(GatedCall)
 _TAKEN = counter_of(GATED_CALL)
 
 
-class FoldCall:
+class FoldCall(PathCall):
     """The arguments for advancing stored states along paths; see `GatedCall`."""
 
-    slots: int  # Int64 [requests].
-    columns: int  # Columns of the path, see `FoldPath`.
-    starts: int
-    requests: int
     key: int
     decay: int
     updates: int

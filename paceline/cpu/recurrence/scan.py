@@ -15,7 +15,9 @@ from paceline.cpu.memory import FLOAT_BYTES, VECTOR_BYTES, address, aligned, cop
 from paceline.cpu.recurrence.state_rows import BLOCK_BYTES, LANES, scan_rows
 from paceline.cpu.recurrence.tree_call import (
     PathArrays,
+    PathCall,
     TreeArrays,
+    TreeCall,
     copy_rows,
     counter_of,
     read_path,
@@ -27,18 +29,9 @@ from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import inlined, record_dtype
 
 
-class ScanCall:
+class ScanCall(TreeCall):
     """The arguments of a selective scan; tensors are contiguous float32."""
 
-    slots: int  # The first seven fields are those of `TokenTree.addresses`.
-    pending: int
-    nodes: int
-    columns: int
-    parents: int
-    sources: int
-    targets: int
-    requests: int
-    width: int
     step: int  # Shape [tokens, channels].
     value: int  # Like `step`.
     rate: int  # Shape [rows, channels].
@@ -58,13 +51,9 @@ SCAN_CALL = record_dtype(ScanCall)
 _TAKEN = counter_of(SCAN_CALL)
 
 
-class ScanFold:
+class ScanFold(PathCall):
     """The arguments for advancing stored states along paths; see `ScanCall`."""
 
-    slots: int  # Int64 [requests].
-    columns: int  # Columns of the path, see `FoldPath`.
-    starts: int
-    requests: int
     step: int
     rate: int
     key: int

@@ -15,7 +15,28 @@ from paceline.core.tree import IntArray
 from paceline.cpu.memory import copy
 from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
-# Fields of `TokenTree.addresses`, in order; every call of a recurrence begins with them.
+
+class TreeCall:
+    """First arguments of a call along a tree: `TokenTree.addresses`, and shape."""
+
+    slots: int
+    pending: int
+    nodes: int
+    columns: int
+    parents: int
+    sources: int
+    targets: int
+    requests: int
+    width: int
+
+
+class PathCall:
+    """First arguments of a call that advances stored states along paths."""
+
+    slots: int  # Int64 [requests].
+    columns: int  # Columns of the path, see `FoldPath`.
+    starts: int
+    requests: int
 
 
 class TreeArrays(NamedTuple):
