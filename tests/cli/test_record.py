@@ -1,6 +1,4 @@
-"""`paceline record`: the model's own answers, however often it is interrupted, and what reads
-them.
-"""
+"""Test `paceline record`: answers of the model, interruptions, and readers of the file."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def plain() -> LLM:
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_answers_are_those_of_plain_decoding(
+def test_recorded_answers_equal_plain_decoding(
     tmp_path: Path, plain: LLM, options: dict[str, Any]
 ) -> None:
     path = record(tmp_path / "a.jsonl", options)
@@ -60,8 +58,10 @@ def test_answers_are_those_of_plain_decoding(
     assert [(one.id, one.category) for one in answers] == [
         (line["id"], line["category"]) for line in lines
     ]
-    asked = [plain.chat_prompt([{"role": "user", "content": line["turns"][0]}]) for line in lines]
-    assert [one.prompt_ids for one in answers] == asked
+    expected = [
+        plain.chat_prompt([{"role": "user", "content": line["turns"][0]}]) for line in lines
+    ]
+    assert [one.prompt_ids for one in answers] == expected
     for number, one in enumerate(answers):
         params = (
             SamplingParams(12, 0.8, top_p=0.9, seed=5 + number) if options else SamplingParams(12)
@@ -70,7 +70,7 @@ def test_answers_are_those_of_plain_decoding(
         assert (one.output_ids, one.finish_reason) == (want.token_ids, want.finish_reason)
 
 
-def test_the_file_says_how_it_was_made(tmp_path: Path, plain: LLM) -> None:
+def test_the_file_states_its_settings(tmp_path: Path, plain: LLM) -> None:
     settings = read_settings(
         record(tmp_path / "a.jsonl", SAMPLED | {"drafter": "prompt_lookup:max_draft_tokens=3"})
     )
@@ -86,7 +86,7 @@ def test_the_file_says_how_it_was_made(tmp_path: Path, plain: LLM) -> None:
     assert SamplingParams(**settings["sampling"]) == SamplingParams(12, 0.8, top_p=0.9, seed=5)
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     options = SAMPLED | {"limit": 10}
     whole, path = record(tmp_path / "whole.jsonl", options), tmp_path / "killed.jsonl"
     rng, kills = random.Random(0), 0
@@ -108,7 +108,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert path.read_bytes() == whole.read_bytes()
 
 
-def test_an_interrupted_run_says_so_and_a_finished_one_too(
+def test_interrupted_and_finished_runs_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
@@ -146,7 +146,9 @@ def test_an_interrupted_run_says_so_and_a_finished_one_too(
         ({"max-new-tokens": 100000}, r"leaves -\d+ for prompts"),
     ],
 )
-def test_other_settings_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_resuming_with_other_settings_is_refused(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     path = record(tmp_path / "a.jsonl")
     before = path.read_bytes()
     with pytest.raises((ConfigError, CapacityError), match=message):
@@ -160,12 +162,12 @@ def test_long_prompts_keep_their_beginning_and_end(tmp_path: Path, plain: LLM) -
     prompts.write_text(json.dumps({"id": "long", "category": "x", "turns": [text]}))
     (answer,) = read_answers(record(tmp_path / "a.jsonl", {"prompts": prompts}))
     ids = plain.chat_prompt([{"role": "user", "content": text}])
-    room = plain.max_length - 12
-    assert len(ids) > room
-    assert answer.prompt_ids == ids[:4] + ids[4 - room :]
+    length = plain.max_length - 12
+    assert len(ids) > length
+    assert answer.prompt_ids == ids[:4] + ids[4 - length :]
 
 
-def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None:
+def test_recording_needs_no_tokenizer(tmp_path: Path, pair: Pair) -> None:
     questions = [
         RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)
     ]
@@ -189,8 +191,8 @@ def test_programs_record_without_a_tokenizer(tmp_path: Path, pair: Pair) -> None
 
 @pytest.mark.parametrize(
     "spec", ["prompt_lookup:budget=false,max_frequent_tokens=16", "sssd"]
-)  # a replay feeds what is proposed
-def test_a_replay_counts_what_decoding_counts(tmp_path: Path, pair: Pair, spec: str) -> None:
+)  # a replay verifies all proposals, so there is no budget
+def test_a_replay_counts_the_same_as_decoding(tmp_path: Path, pair: Pair, spec: str) -> None:
     questions = [
         RecordingPrompt(str(number), "x", prompt) for number, prompt in enumerate(pair.prompts)
     ]
@@ -218,7 +220,7 @@ def test_stores_are_built_from_recorded_answers(tmp_path: Path) -> None:
     assert found.tokens == sum(len(one.prompt_ids) + 2 * len(one.output_ids) for one in answers)
 
 
-def test_the_store_of_another_tokenizer_is_refused_without_being_told_which_it_is(
+def test_a_store_of_another_tokenizer_is_refused(
     tmp_path: Path,
 ) -> None:
     record(tmp_path / "a.jsonl")
@@ -229,7 +231,7 @@ def test_the_store_of_another_tokenizer_is_refused_without_being_told_which_it_i
         call("replay", tmp_path / "a.jsonl", "--datastore", tmp_path / "store")
 
 
-def test_a_head_learns_from_them_what_it_learns_from_answers_of_its_own(tmp_path: Path) -> None:
+def test_recorded_answers_give_the_same_head_recording(tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl")
     own, recorded = record_pair(tmp_path / "own"), record_pair(tmp_path / "recorded", answers=path)
     assert recorded.prompt_ids == own.prompt_ids

@@ -1,4 +1,4 @@
-"""Where results go: links, devices, standard output, full disks, places that cannot be written."""
+"""Test where results go: links, devices, standard output, full disks and unwritable paths."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     link, real = tmp_path / "link.json", tmp_path / "there" / "real.json"
     link.symlink_to(real)
-    for content in (b"first", b"second"):  # one that dangles, then one to a file
+    for content in (b"first", b"second"):  # first to a missing file, then to an existing one
         write_atomically(link, content)
         assert link.is_symlink()
         assert real.read_bytes() == content
 
 
-def test_a_file_keeps_its_rights(tmp_path: Path) -> None:
+def test_a_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("old")
     path.chmod(0o600)
@@ -33,7 +33,7 @@ def test_a_file_keeps_its_rights(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_devices_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
     write_atomically(link, b"gone")
@@ -60,7 +60,7 @@ def test_a_full_device_is_an_error(write: object, capsys: pytest.CaptureFixture[
     assert "wrote" not in capsys.readouterr().err
 
 
-def test_one_result_that_fails_keeps_no_other_from_being_written(tmp_path: Path) -> None:
+def test_a_failed_result_does_not_prevent_others(tmp_path: Path) -> None:
     files = ResultFiles(json=Path("/dev/full"), markdown=tmp_path / "result.md")
     with pytest.raises(ConfigError, match="No space left"):
         files.write(
@@ -73,7 +73,7 @@ def test_one_result_that_fails_keeps_no_other_from_being_written(tmp_path: Path)
     "name",
     ["", "no/such/folder/r.json", "file/r.json", "circle", "n" * 256, "a\0b", "/proc/r.json"],
 )
-def test_what_cannot_be_written_is_refused_beforehand(name: str, tmp_path: Path) -> None:
+def test_unwritable_paths_are_refused_beforehand(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     before = sorted(tmp_path.iterdir())
@@ -83,7 +83,7 @@ def test_what_cannot_be_written_is_refused_beforehand(name: str, tmp_path: Path)
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_folders_are_made_or_refused(tmp_path: Path) -> None:
+def test_folders_are_created_or_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     assert not list((tmp_path / "a" / "b").iterdir())
     (tmp_path / "file").write_text("")
@@ -97,9 +97,10 @@ def test_standard_output_takes_one_result() -> None:
 
 
 @pytest.mark.parametrize("where", ["-", "/dev/stdout"])
-def test_standard_output_is_a_result_alone(where: str, tmp_path: Path) -> None:
-    """With '-' the table goes to standard error; with the name of the device both are there, one
-    behind the other.
+def test_standard_output_has_only_the_result(where: str, tmp_path: Path) -> None:
+    """With '-', the table goes to standard error.
+
+    With the name of the device, both are on standard output, one after the other.
     """
     traces = tmp_path / "traces.jsonl"
     traces.write_text(json.dumps({"prompt": [1, 2, 3, 1, 2], "output": [3, 1, 2, 3]}) + "\n")

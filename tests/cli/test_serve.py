@@ -1,4 +1,4 @@
-"""The command `paceline serve` before it serves: keys, addresses, what is missing."""
+"""Test `paceline serve` before it serves: keys, addresses and missing packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from paceline.errors import ConfigError
 from tests.support.cli import call
 
 
-def test_keys_of_all_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_options_files_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "keys").write_text("three\n\n four \n")
     monkeypatch.setenv("PACELINE_API_KEYS", "one, two,")
     assert _keys(ListenOptions(api_key=("zero",), api_key_file=tmp_path / "keys")) == [
@@ -30,7 +32,7 @@ def test_keys_of_all_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "words", [["--api-key", ""], ["--api-key-file", "nowhere"], ["--api-key-file", "/dev/null"]]
 )
-def test_keys_that_are_none(words: list[str]) -> None:
+def test_empty_keys_are_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="api_key"):
         call("serve", "demo", "--port", "0", *words)
 
@@ -45,24 +47,26 @@ def test_keys_that_are_none(words: list[str]) -> None:
         (["--max-prompt", "0"], "max_prompt: got 0"),
     ],
 )
-def test_wrong_options(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         call("serve", "demo", *words)
     assert expected in capsys.readouterr().err
 
 
-def test_an_address_of_another_machine() -> None:
+def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"no\.such\.host\.invalid port 0: .*Choose another --port or --host"
     ):
         call("serve", "demo", "--host", "no.such.host.invalid", "--port", "0")
 
 
-def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(
+def test_a_used_port_is_reported_before_loading_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        serve, "build_llm", lambda *arguments, **options: pytest.fail("it is loaded")
+        serve, "build_llm", lambda *arguments, **options: pytest.fail("the model was loaded")
     )
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
@@ -71,8 +75,8 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(
         call("serve", "demo", "--port", str(other.getsockname()[1]))
 
 
-def test_no_packet_of_an_answer_waits_for_the_one_before() -> None:
-    """An answer's head and body are two packets, a stream's tokens many."""
+def test_packets_of_a_response_are_sent_without_delay() -> None:
+    """The head and the body of a response, and the tokens of a stream, are several packets."""
     with (
         _listen("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()),
@@ -81,7 +85,7 @@ def test_no_packet_of_an_answer_waits_for_the_one_before() -> None:
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_gives_installation_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     with pytest.raises(
         ConfigError, match=r"fastapi.* not installed\. Run: pip install 'paceline\[serve\]'"
@@ -89,7 +93,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.Monke
         call("serve", "demo")
 
 
-def test_a_model_that_cannot_be_loaded_gives_the_port_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_model_load_frees_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise ConfigError("no such model")
 

@@ -1,4 +1,4 @@
-"""What the model wrote goes out byte for byte; colour is for terminals."""
+"""Test that output is written byte for byte, and coloured on terminals only."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paceline.llm import Chunk
 TEXT = "all:\n\tcc -o x x.c\r\n\f\v\b\x1b[31m[bold]\u2028é\u00a0 \n\n"
 
 
-def chunks(*pieces: tuple[str, bool], interrupt: bool = False) -> Generator[Chunk, None, None]:
-    yield Chunk("".join(text for text, _ in pieces), [], [], list(pieces))
+def chunks(*parts: tuple[str, bool], interrupt: bool = False) -> Generator[Chunk, None, None]:
+    yield Chunk("".join(text for text, _ in parts), [], [], list(parts))
     if interrupt:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Standard output is a terminal while this is open, and what is shown there can be read."""
+    """Make standard output a terminal within the context; yield the end to read from."""
     master, slave = pty.openpty()
     with open(slave, "w", encoding="utf-8", newline="") as stream:
         monkeypatch.setattr("sys.stdout", stream)
@@ -34,7 +34,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_what_the_model_wrote_goes_out_byte_for_byte(
+def test_output_is_written_byte_for_byte(
     forced: bool, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     if forced:
@@ -58,7 +58,7 @@ def test_colour_is_for_terminals(
         assert os.read(reader, 100) == expected
 
 
-def test_an_interrupted_answer_is_kept_and_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_output_is_returned_and_reported(capfd: pytest.CaptureFixture[str]) -> None:
     shown = show.print_stream(chunks(("half", False), interrupt=True), end="\n")
     assert shown == show.Shown("half", False)
     found = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""`paceline verify` and `paceline doctor`, as a user meets them."""
+"""Test the commands `paceline verify` and `paceline doctor`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SHORT = ("--limit", "3", "-n", "12", "--threads", "1")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def separate_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
 
 
-class RowsMatter(nn.Linear):
-    """A product that is coarser for one row than for several."""
+class RowDependentLinear(nn.Linear):
+    """Linear layer that is less precise for one row than for several."""
 
     def forward(self, input: Tensor) -> Tensor:
         result = super().forward(input)
@@ -44,12 +44,12 @@ class RowsMatter(nn.Linear):
 def coarse_for_one_row(*arguments: object) -> Models:
     models = load_models(*arguments)  # type: ignore[arg-type]
     target: Any = models.target
-    target.lm_head.__class__ = RowsMatter
-    target.model.layers[0].mlp.down_proj.__class__ = RowsMatter
+    target.lm_head.__class__ = RowDependentLinear
+    target.model.layers[0].mlp.down_proj.__class__ = RowDependentLinear
     return models
 
 
-def test_no_answer_differs(tmp_path: Path) -> None:
+def test_equal_outputs_are_reported(tmp_path: Path) -> None:
     words = (
         "--drafters",
         "none,prompt_lookup,draft_model",
@@ -58,11 +58,11 @@ def test_no_answer_differs(tmp_path: Path) -> None:
         "--batch-invariant",
         "on",
     )
-    status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
+    status, output = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
     assert status == 0
-    assert "prompt_lookup, batch 2, chunks of 512: 0 of 3 answers differ" in said
-    assert "0 of 9 answers differ" in said
-    assert "batch invariance is on: rows" in said
+    assert "prompt_lookup, batch 2, chunks of 512: 0 of 3 answers differ" in output
+    assert "0 of 9 answers differ" in output
+    assert "batch invariance is on: rows" in output
     result = json.loads((tmp_path / "result.json").read_text())
     assert (
         result["differing"],
@@ -90,9 +90,9 @@ def test_several_batches_and_chunks_in_one_run(tmp_path: Path) -> None:
         "--batch-invariant",
         "on",
     )
-    status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
+    status, output = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
     assert status == 0
-    assert "0 of 24 answers differ" in said
+    assert "0 of 24 answers differ" in output
     verdicts = json.loads((tmp_path / "result.json").read_text())["verdicts"]
     tried = [(one["drafter"], one["batch"], one["prefill_chunk"]) for one in verdicts]
     assert tried == [
@@ -115,9 +115,9 @@ def test_an_interrupted_run_keeps_its_verdicts(
 
     monkeypatch.setattr(side_by_side, "_verdict", interrupted)
     words = ("--drafters", "none,prompt_lookup", "--batch", "1,3", "--dtype", "float32")
-    status, said = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
+    status, output = call("verify", *words, *SHORT, "--json", tmp_path / "result.json")
     assert status == 130
-    assert "0 of 6 answers differ" in said
+    assert "0 of 6 answers differ" in output
     assert "interrupted; 2 of 4 drafters and batches were finished" in capsys.readouterr().err
     result = json.loads((tmp_path / "result.json").read_text())
     assert not result["complete"]
@@ -127,7 +127,7 @@ def test_an_interrupted_run_keeps_its_verdicts(
 @pytest.mark.parametrize(
     "words", [("--batch", "0"), ("--batch", "1,x"), ("--prefill-chunk", "64 0")]
 )
-def test_numbers_are_checked(words: tuple[str, ...]) -> None:
+def test_bad_batches_and_chunks_are_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(
         ConfigError,
         match=r"verify: (batch|prefill_chunk): got .*; expected positive integers\. Write --",
@@ -135,8 +135,10 @@ def test_numbers_are_checked(words: tuple[str, ...]) -> None:
         call("verify", *words, *SHORT)
 
 
-def test_a_difference_is_found_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of an engine that decodes several rows by another kernel than one."""
+def test_a_difference_is_reported_with_its_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Use a layer that computes one row less precisely."""
     monkeypatch.setattr(side_by_side, "load_models", coarse_for_one_row)
     drafter = without_budget("prompt_lookup:max_ngram=2")
     words = (
@@ -153,35 +155,35 @@ def test_a_difference_is_found_and_shown(tmp_path: Path, monkeypatch: pytest.Mon
         "--limit",
         "4",
     )
-    status, said = call("verify", *words, "--threads", "1", "--json", tmp_path / "result.json")
+    status, output = call("verify", *words, "--threads", "1", "--json", tmp_path / "result.json")
     result = json.loads((tmp_path / "result.json").read_text())
     assert status == 1
     (verdict,) = result["verdicts"]
     first = verdict["first"]
     assert verdict["differing"] > 0
     assert first["tokens"][0] != first["tokens"][1]
-    assert f"prompt {first['prompt']}, token {first['position']}: {first['tokens'][0]} " in said
+    assert f"prompt {first['prompt']}, token {first['position']}: {first['tokens'][0]} " in output
     for side in ("plain", "drafted"):
         assert len(first[side]) == 2
-        assert all(f"({logit['bits']})" in said for logit in first[side])
+        assert all(f"({logit['bits']})" in output for logit in first[side])
     assert first["plain"] != first["drafted"]
 
 
-def test_a_drafter_that_draws_is_not_held_to_the_text() -> None:
-    status, said = call(
+def test_sampled_drafts_need_not_give_the_same_text() -> None:
+    status, output = call(
         "verify", "--drafters", "draft_model", "--dtype", "float32", "-t", "1", *SHORT
     )
     assert status == 0
     assert (
         "draft_model, batch 1, chunks of 512: samples its own drafts, so only the distribution is"
-        " the same, not the text" in said
+        " the same, not the text" in output
     )
-    assert "0 of 0 answers differ" in said
+    assert "0 of 0 answers differ" in output
 
 
-def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_invariance_pads_row_dependent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_by_side, "load_models", coarse_for_one_row)
-    status, said = call(
+    status, output = call(
         "verify",
         "--drafters",
         "prompt_lookup,draft_model",
@@ -192,10 +194,10 @@ def test_padding_makes_up_for_such_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
         *SHORT,
     )
     assert status == 0
-    assert "0 of 6 answers differ" in said
+    assert "0 of 6 answers differ" in output
 
 
-def test_a_result_with_products_of_our_own_is_written(tmp_path: Path) -> None:
+def test_results_with_replaced_products_are_written(tmp_path: Path) -> None:
     found = Invariance(True, "rows agree", None, 1, Products((nn.Linear(8, 8),)))
     _write_json(
         VerifyResult("model", "bfloat16", 2, look_around(torch.device("cpu")), found, (), 0, 0),
@@ -206,20 +208,20 @@ def test_a_result_with_products_of_our_own_is_written(tmp_path: Path) -> None:
     )
 
 
-def test_bits_of_logits() -> None:
+def test_logits_are_shown_with_their_bits() -> None:
     assert Logit.of(torch.tensor(-1.0)) == Logit(-1.0, "0xbf800000")
     assert Logit.of(torch.tensor(1.0, dtype=torch.bfloat16)) == Logit(1.0, "0x3f80")
     assert Logit.of(torch.tensor(-2.0, dtype=torch.float16)) == Logit(-2.0, "0xc000")
 
 
-def test_a_missing_folder_is_told_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_folder_is_reported_first(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         call("verify", "--json", "nowhere/result.json")
     assert "cannot write 'nowhere/result.json': there is no folder" in capsys.readouterr().err
 
 
 def test_doctor_without_a_model() -> None:
-    status, said = call("doctor")
+    status, output = call("doctor")
     assert status == 0
     for what in (
         "paceline",
@@ -232,14 +234,14 @@ def test_doctor_without_a_model() -> None:
         "cache",
         "accelerator",
     ):
-        assert any(line.startswith(what) for line in said.splitlines()), what
+        assert any(line.startswith(what) for line in output.splitlines()), what
 
 
 def test_doctor_on_a_model() -> None:
-    status, said = call("doctor", demo.NAME, "--threads", "1", "--dtype", "float32")
+    status, output = call("doctor", demo.NAME, "--threads", "1", "--dtype", "float32")
     assert status == 0
-    assert "LlamaForCausalLM" in said
-    assert "float32 on cpu" in said
-    assert "agree bit for bit; products take" in said
-    assert "lm_head" in said
-    assert "bit-identical rows" in said
+    assert "LlamaForCausalLM" in output
+    assert "float32 on cpu" in output
+    assert "agree bit for bit; products take" in output
+    assert "lm_head" in output
+    assert "bit-identical rows" in output

@@ -96,7 +96,7 @@ def test_forwards_are_timed_and_split(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("nodes", [3, 15])
-def test_a_replay_counts_what_decoding_counts(pair: Pair, temperature: float, nodes: int) -> None:
+def test_a_replay_counts_the_same_as_decoding(pair: Pair, temperature: float, nodes: int) -> None:
     """Replays of plain answers take exactly the forwards of drafted decoding."""
     params = SamplingParams(24, temperature, seed=5, ignore_eos=True)
     plain = LLM(pair.target, "none").generate(pair.prompts[:PROMPTS], params)

@@ -85,7 +85,7 @@ async def answered(client: AsyncOpenAI, request: dict[str, Any], number: int) ->
     return "".join([event.choices[0].text async for event in stream if event.choices])
 
 
-def test_each_says_what_it_says_alone() -> None:
+def test_concurrent_outputs_equal_single_requests() -> None:
     prompts = [
         json.loads(line)["text"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()
     ][:24]

@@ -1,6 +1,4 @@
-"""One server for the tests of a module: a real uvicorn in a thread, on the embedded target, and
-the official client.
-"""
+"""Fixtures for the server: a real uvicorn in a thread per module, and the official client."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="session")
 def tiny(pair: Pair, tokenizer: Any) -> LLM:
-    """A model with random weights that is fast, for what is not about texts."""
+    """Return a fast engine with random weights, for tests that do not depend on texts."""
     return LLM(
         pair.target,
         "prompt_lookup:budget=false",

@@ -1,4 +1,4 @@
-"""`scripts/agent_soak.py`: an agent that works on toy repositories, under a grammar."""
+"""Test `scripts/agent_soak.py`: an agent that works on toy repositories under a grammar."""
 
 from __future__ import annotations
 

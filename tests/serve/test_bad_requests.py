@@ -1,4 +1,4 @@
-"""Bad input: a status and one sentence for each, never 500, and nothing is left behind."""
+"""Test bad requests: each gets a status and one sentence, never 500, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -153,12 +153,14 @@ def check(found: Any, status: int = 400, param: str | None = None) -> None:
 
 
 @pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: str(body[:24]))
-def test_bodies_that_are_none(server: Served, body: bytes) -> None:
+def test_invalid_bodies_are_refused(server: Served, body: bytes) -> None:
     check(server.post("/v1/completions", body, headers=HEADERS))
 
 
 @pytest.mark.parametrize(("change", "param"), BAD_COMPLETIONS, ids=str)
-def test_bad_completions(server: Served, change: dict[str, Any], param: str | None) -> None:
+def test_bad_completions_are_refused(
+    server: Served, change: dict[str, Any], param: str | None
+) -> None:
     for stream in (False, True):
         check(
             server.post(
@@ -170,11 +172,11 @@ def test_bad_completions(server: Served, change: dict[str, Any], param: str | No
 
 
 @pytest.mark.parametrize(("change", "param"), BAD_CHATS, ids=ascii)
-def test_bad_chats(server: Served, change: dict[str, Any], param: str | None) -> None:
+def test_bad_chats_are_refused(server: Served, change: dict[str, Any], param: str | None) -> None:
     check(server.post("/v1/chat/completions", CHAT | change, headers=HEADERS), 400, param)
 
 
-def test_unknown_models_paths_and_methods(server: Served) -> None:
+def test_unknown_models_paths_and_methods_are_refused(server: Served) -> None:
     check(
         server.post("/v1/completions", COMPLETION | {"model": "gpt-4"}, headers=HEADERS),
         404,
@@ -189,20 +191,20 @@ def test_unknown_models_paths_and_methods(server: Served) -> None:
     )
 
 
-def test_bodies_that_are_too_large(server: Served) -> None:
-    """By what they say they are, and by what comes where they do not."""
+def test_large_bodies_are_refused(server: Served) -> None:
+    """Check bodies with a declared length, and bodies in chunks without one."""
     large = b'{"prompt": "' + b"x" * (21 << 20) + b'"}'
     headers = HEADERS
     check(server.post("/v1/completions", large, headers=headers), 413)
-    pieces = (large[start : start + 65536] for start in range(0, len(large), 65536))
-    check(server.post("/v1/completions", {}, content=pieces, headers=headers), 413)
+    chunks = (large[start : start + 65536] for start in range(0, len(large), 65536))
+    check(server.post("/v1/completions", {}, content=chunks, headers=headers), 413)
 
 
 @pytest.mark.parametrize(
     "headers",
     [{}, {"authorization": "Bearer x"}, {"authorization": KEY}, {"authorization": "Bearer \xff"}],
 )
-def test_no_key_no_answer(server: Served, headers: dict[str, str]) -> None:
+def test_requests_without_a_key_are_refused(server: Served, headers: dict[str, str]) -> None:
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
     found = server.post("/v1/completions", COMPLETION, headers=encoded)
     check(found, 401)
@@ -210,6 +212,6 @@ def test_no_key_no_answer(server: Served, headers: dict[str, str]) -> None:
     assert server.get("/health").status_code == 200
 
 
-def test_afterwards_it_works(server: Served) -> None:
+def test_the_server_works_after_bad_requests(server: Served) -> None:
     assert server.post("/v1/completions", COMPLETION, headers=HEADERS).status_code == 200
     assert server.open_work() == 0

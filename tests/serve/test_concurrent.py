@@ -1,5 +1,5 @@
-"""64 requests at a time with different drafters, lengths, grammars and ends: each says what it
-says alone.
+"""Test 64 requests at a time with different options: each output equals that of the request
+alone.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def server(tiny: LLM) -> Iterator[Served]:
         yield one
 
 
-def asked(number: int, prompts: list[list[int]]) -> dict[str, Any]:
-    """The fields of a request."""
+def fields_of(number: int, prompts: list[list[int]]) -> dict[str, Any]:
+    """Return the fields of a request."""
     options = {"speculation": DRAFTERS[number % len(DRAFTERS)], "ignore_eos": number % 3 == 0}
     return {
         "prompt": prompts[number % len(prompts)],
@@ -71,8 +71,8 @@ async def streamed(client: AsyncOpenAI, request: dict[str, Any]) -> str:
     )
 
 
-async def left(client: AsyncOpenAI, request: dict[str, Any]) -> None:
-    """Go away in the middle, at once or after a piece."""
+async def disconnect(client: AsyncOpenAI, request: dict[str, Any]) -> None:
+    """Close the stream early, at once or after one event."""
     stream = await client.completions.create(
         model="demo", stream=True, **{**request, "max_tokens": 150}
     )
@@ -81,9 +81,9 @@ async def left(client: AsyncOpenAI, request: dict[str, Any]) -> None:
     await stream.close()
 
 
-def test_each_says_what_it_says_alone(server: Served, tiny: LLM, pair: Pair) -> None:
-    requests = [asked(number, pair.prompts) for number in range(COUNT)]
-    ways = [whole, streamed, whole, left]
+def test_concurrent_outputs_equal_single_requests(server: Served, tiny: LLM, pair: Pair) -> None:
+    requests = [fields_of(number, pair.prompts) for number in range(COUNT)]
+    ways = [whole, streamed, whole, disconnect]
     random.Random(0).shuffle(requests)
 
     async def run() -> list[str | None]:
@@ -92,12 +92,12 @@ def test_each_says_what_it_says_alone(server: Served, tiny: LLM, pair: Pair) -> 
         ) as client:
             return list(
                 await asyncio.gather(
-                    *[ways[place % 4](client, one) for place, one in enumerate(requests)]
+                    *[ways[index % 4](client, one) for index, one in enumerate(requests)]
                 )
             )
 
     found = asyncio.run(run())
     assert server.open_work() == 0
-    for place, request in enumerate(requests):
-        if ways[place % 4] is not left:
-            assert found[place] == alone(tiny, request), request
+    for index, request in enumerate(requests):
+        if ways[index % 4] is not disconnect:
+            assert found[index] == alone(tiny, request), request

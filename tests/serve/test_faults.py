@@ -1,5 +1,6 @@
-"""Faults of clients, drafters and processes: who is concerned is told, everybody else is
-untouched, nothing is left behind.
+"""Test faults of clients, drafters and processes.
+
+Only the affected clients notice them, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def server(tiny: LLM) -> Iterator[Served]:
 
 
 def raw(server: Served, body: dict[str, Any]) -> socket.socket:
-    """A connection that has asked and reads nothing yet."""
+    """Open a connection, send a request, and read nothing yet."""
     content = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", server.port))
     head = (
@@ -58,7 +59,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_client_that_leaves_its_stream(server: Served, client: Any) -> None:
+def test_closing_a_stream_frees_its_request(server: Served, client: Any) -> None:
     stream = client.completions.create(**LONG, **ENDLESS, stream=True)
     next(iter(stream))
     assert server.serving.gate.open == 1
@@ -66,7 +67,9 @@ def test_a_client_that_leaves_its_stream(server: Served, client: Any) -> None:
     assert server.open_work() == 0
 
 
-def test_a_client_that_does_not_wait(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disconnected_client_frees_its_request(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "paceline.serve"):
         with raw(server, {**LONG, "ignore_eos": True}):
             wait_until(lambda: server.serving.gate.open == 1)
@@ -75,8 +78,10 @@ def test_a_client_that_does_not_wait(server: Served, caplog: pytest.LogCaptureFi
     assert json.loads(caplog.records[-1].message)["status"] == 499
 
 
-def test_a_slow_reader_holds_up_nobody(server: Served, client: Any) -> None:
-    """Its answer ends, and gives its place back, while it reads nothing; then it gets all of it."""
+def test_a_slow_reader_does_not_delay_others(server: Served, client: Any) -> None:
+    """Its request ends and frees its slot although nothing is read; then it gets the whole
+    output.
+    """
     wanted = client.completions.create(**LONG, **ENDLESS).choices[0].text
     with raw(server, {**LONG, "ignore_eos": True, "stream": True, "logprobs": 3}) as connection:
         wait_until(lambda: server.serving.gate.open > 0)
@@ -89,8 +94,8 @@ def test_a_slow_reader_holds_up_nobody(server: Served, client: Any) -> None:
     assert b"data: [DONE]" in read
 
 
-def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
-    """Its requests go on plain, and are counted; those of others are untouched."""
+def test_a_failing_drafter_is_replaced_by_plain_decoding(pair: Pair, tokenizer: Any) -> None:
+    """Its requests continue without drafts and are counted; other requests are unaffected."""
 
     def fail(requests: Any, max_nodes: Any) -> Any:
         raise RuntimeError("no idea")
@@ -103,54 +108,52 @@ def test_a_drafter_that_fails(pair: Pair, tokenizer: Any) -> None:
                 prompt=pair.prompts[0],
                 max_tokens=12,
                 temperature=0,
-                extra_body={"speculation": asked},
+                extra_body={"speculation": speculation},
             )
-            for asked in (None, False)
+            for speculation in (None, False)
         ]
         assert found[0].choices[0].text == found[1].choices[0].text
         assert 'paceline:drafter_failures_total{model_name="demo"} 1.0' in one.get("/metrics").text
         assert one.open_work() == 0
 
 
-def test_time_is_limited(tiny: LLM) -> None:
+def test_requests_have_a_time_limit(tiny: LLM) -> None:
     with served(tiny, timeout=0.01) as hurried, hurried.client() as client:
-        with pytest.raises(InternalServerError, match="exceeded the time limit") as told:
+        with pytest.raises(InternalServerError, match="exceeded the time limit") as caught:
             client.completions.create(**LONG, **ENDLESS)
-        assert told.value.status_code == 504
+        assert caught.value.status_code == 504
         with pytest.raises(APIError, match="exceeded the time limit"):
             list(client.completions.create(**LONG, **ENDLESS, stream=True))
         assert hurried.open_work() == 0
 
 
-def test_too_many_are_sent_away(tiny: LLM) -> None:
+def test_too_many_requests_are_refused(tiny: LLM) -> None:
     with served(tiny, max_batch=1, max_waiting=1) as small, small.client() as client:
         stream = client.completions.create(**LONG, **ENDLESS, stream=True)
         waiting = raw(small, LONG)
         while small.serving.gate.open < 2:
             time.sleep(0.005)
-        with pytest.raises(RateLimitError, match="the limit is 2") as told:
+        with pytest.raises(RateLimitError, match="the limit is 2") as caught:
             client.completions.create(**LONG)
-        assert int(told.value.response.headers["retry-after"]) >= 1
+        assert int(caught.value.response.headers["retry-after"]) >= 1
         waiting.close()
         stream.close()
         assert small.open_work() == 0
         assert client.completions.create(**LONG).choices[0].finish_reason
 
 
-def test_one_drafter_too_many_is_for_later(
+def test_too_many_drafters_are_refused_for_now(
     pair: Pair, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One before keeps the only place for a drafter besides the engine's own until it ends, and
-    it drafts as long as we like.
-    """
-    # nobody has named a drafter before
+    """Only one drafter besides the engine's is allowed, and a slow request uses it."""
+    # No earlier request of this engine has named a drafter.
     llm = LLM(pair.target, "prompt_lookup:budget=false", tokenizer=tokenizer, max_batch=16)
-    drafting, go_on = threading.Event(), threading.Event()
+    drafting, may_finish = threading.Event(), threading.Event()
     propose = Pia.propose
 
     def slowly(self: Pia, *arguments: Any) -> list[DraftTree]:
         drafting.set()
-        assert go_on.wait(60)
+        assert may_finish.wait(60)
         return propose(self, *arguments)
 
     monkeypatch.setattr(Pia, "propose", slowly)
@@ -162,31 +165,31 @@ def test_one_drafter_too_many_is_for_later(
             try:
                 with pytest.raises(
                     RateLimitError, match="got one more drafter while 1 others are in use"
-                ) as told:
+                ) as caught:
                     client.completions.create(**LONG, extra_body=other)
             finally:
-                go_on.set()
-        assert int(told.value.response.headers["retry-after"]) >= 1
+                may_finish.set()
+        assert int(caught.value.response.headers["retry-after"]) >= 1
         assert small.open_work() == 0
         assert client.completions.create(**LONG, extra_body=other).choices[0].finish_reason
 
 
-def test_the_end_waits_for_open_requests(tiny: LLM) -> None:
+def test_shutdown_waits_for_open_requests(tiny: LLM) -> None:
     with served(tiny) as ending, ending.client() as client, ending.client() as other:
         stream = iter(client.completions.create(**LONG, **ENDLESS, stream=True))
         next(stream)
         ending.server.handle_exit(signal.SIGTERM, None)
         assert ending.get("/health").status_code == 503
-        with pytest.raises(InternalServerError, match="shutting down") as told:
+        with pytest.raises(InternalServerError, match="shutting down") as caught:
             other.completions.create(**LONG)
-        assert told.value.status_code == 503
+        assert caught.value.status_code == 503
         assert list(stream)[-1].choices[0].finish_reason == "length"
     assert ending.server.forced is None
     with pytest.raises(httpx2.ConnectError):
         ending.get("/health")
 
 
-def test_a_second_signal_does_not_wait(tiny: LLM) -> None:
+def test_a_second_signal_ends_at_once(tiny: LLM) -> None:
     with served(tiny) as ending, ending.client() as client:
         stream = iter(client.completions.create(**LONG, **ENDLESS, stream=True))
         next(stream)
@@ -194,13 +197,13 @@ def test_a_second_signal_does_not_wait(tiny: LLM) -> None:
             ending.server.handle_exit(signal.SIGINT, None)
         with pytest.raises(
             Exception, match=r"."
-        ):  # the connection breaks, however the client says it
-            assert list(stream)[-1].choices[0].finish_reason is None, "it came to its end"
+        ):  # clients raise different errors for a broken connection
+            assert list(stream)[-1].choices[0].finish_reason is None, "the stream was completed"
     assert ending.server.forced == signal.SIGINT
     assert ending.open_work() == 0
 
 
-def test_every_request_has_a_line_of_log(
+def test_every_request_has_a_log_line(
     server: Served, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "paceline.serve"):
@@ -225,8 +228,8 @@ def test_every_request_has_a_line_of_log(
     assert all(line["seconds"] > 0 and line["model"] == "demo" for line in lines)
 
 
-def test_a_thousand_connections(server: Served) -> None:
-    """All at a time, every tenth with a prompt; every one is answered."""
+def test_a_thousand_connections_are_served(server: Served) -> None:
+    """A thousand clients connect at once, and every tenth sends a prompt."""
     body = json.dumps({"prompt": [5, 6], "max_tokens": 1, "temperature": 0}).encode()
     rest = (
         f"Host: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\nConnection:"
@@ -261,8 +264,10 @@ def test_a_thousand_connections(server: Served) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_that_ends(end: signal.Signals) -> None:
-    """Killed, its clients get an error; asked to end, it gives them their answers first."""
+def test_killed_and_terminated_servers(end: signal.Signals) -> None:
+    """If the process is killed, clients get an error; if it is terminated, it answers them
+    first.
+    """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     words = (
@@ -301,7 +306,7 @@ def test_a_process_that_ends(end: signal.Signals) -> None:
 
 
 def _when_up(client: Any) -> Any:
-    """The client, as soon as its server answers."""
+    """Return the client as soon as the server responds."""
     until = time.monotonic() + 60
     while True:
         try:

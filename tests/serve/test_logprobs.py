@@ -1,6 +1,4 @@
-"""Log-probabilities and echoes over HTTP: texts, bytes and offsets of tokens are those of the
-text that was sent.
-"""
+"""Test log-probabilities and echo: the texts, bytes and offsets of tokens match the output text."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from tests.test_answer_texts import engine
 
 @pytest.fixture(scope="module", params=["llama", "unigram", "cleaned wordpiece", "bytes"])
 def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
-    """A tokenizer's name, and a client of a server of a random model, which says mostly bytes."""
+    """Return the name of a tokenizer and a client of a random model, which outputs mostly bytes."""
     name: str = request.param
     with served(engine(name)) as server, server.client() as client:
         yield name, client
@@ -25,54 +23,57 @@ def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("count", [1, 7, 24])
 @pytest.mark.parametrize("echo", [False, True])
-def test_completions(kind: tuple[str, Any], count: int, echo: bool) -> None:
+def test_logprobs_of_completions_match_the_text(
+    kind: tuple[str, Any], count: int, echo: bool
+) -> None:
     _, client = kind
-    asked = {
+    fields = {
         "model": client.models.list().data[0].id,
         "prompt": "the cat",
         "max_tokens": count,
         "seed": 5,
         "logprobs": 3,
     }
-    asked |= {"echo": echo, "extra_body": {"ignore_eos": True}}
-    found = client.completions.create(**asked).choices[0]
+    fields |= {"echo": echo, "extra_body": {"ignore_eos": True}}
+    found = client.completions.create(**fields).choices[0]
     assert "".join(found.logprobs.tokens) == found.text
     assert found.text.startswith("the cat" if echo else "")
     tokens = found.logprobs.tokens
     assert found.logprobs.text_offset == [
-        len("".join(tokens[:place])) for place in range(len(tokens))
+        len("".join(tokens[:index])) for index in range(len(tokens))
     ]
-    streamed = [event.choices[0] for event in client.completions.create(**asked, stream=True)]
+    streamed = [event.choices[0] for event in client.completions.create(**fields, stream=True)]
     assert "".join(one.text for one in streamed) == found.text
     parts = [one.logprobs for one in streamed if one.logprobs is not None]
     for field in ("tokens", "text_offset"):
         assert [value for part in parts for value in getattr(part, field)] == getattr(
             found.logprobs, field
         ), field
-    likely = [list(place or {}) for part in parts for place in part.top_logprobs]
-    assert likely == [list(place or {}) for place in found.logprobs.top_logprobs]
+    likely = [list(top or {}) for part in parts for top in part.top_logprobs]
+    assert likely == [list(top or {}) for top in found.logprobs.top_logprobs]
 
 
-def test_prompts_of_token_ids(kind: tuple[str, Any]) -> None:
+def test_echoed_token_ids_precede_the_output(kind: tuple[str, Any]) -> None:
     name, client = kind
     ids = (LOCAL | FALLBACK)[name]("the cat", add_special_tokens=False)["input_ids"]
-    asked = {
+    fields = {
         "model": client.models.list().data[0].id,
         "max_tokens": 9,
         "seed": 7,
         "extra_body": {"ignore_eos": True},
     }
-    alone = client.completions.create(**asked, prompt=ids).choices[0].text
+    alone = client.completions.create(**fields, prompt=ids).choices[0].text
     assert (
-        client.completions.create(**asked, prompt=ids, echo=True).choices[0].text
+        client.completions.create(**fields, prompt=ids, echo=True).choices[0].text
         == f"the cat{alone}"
     )
 
 
 @pytest.mark.parametrize("name", ["llama", "unigram", "bytes"])
-def test_likely_tokens_have_bytes_of_their_own(name: str) -> None:
-    """Those that came and those that did not; one that ends within a character is a key of its
-    own.
+def test_each_likely_token_has_its_bytes(name: str) -> None:
+    """Check selected and other likely tokens.
+
+    A token that ends within a character has a key different from all others.
     """
     tokenizer = (LOCAL | FALLBACK)[name]
     a, *parts = tokenizer("a😀", add_special_tokens=False)["input_ids"][-5:]
@@ -90,25 +91,25 @@ def test_likely_tokens_have_bytes_of_their_own(name: str) -> None:
         "\N{REPLACEMENT CHARACTER}a",
         "</s>",
     ]
-    told = completion_logprobs(
+    listed = completion_logprobs(
         AnswerSpelling(tokenizer, [a]),
         parts[:2],
         [{token: -0.1, parts[2]: -0.2, a: -3.0} for token in parts[:2]],
         5,
     )
-    assert told.top_logprobs[1] == {
+    assert listed.top_logprobs[1] == {
         "\N{REPLACEMENT CHARACTER}": -0.1,
         "bytes:\\x98": -0.2,
         "\N{REPLACEMENT CHARACTER}a": -3.0,
     }
 
 
-def test_an_unfinished_character_is_of_the_last_token() -> None:
+def test_an_unfinished_character_belongs_to_the_last_token() -> None:
     tokenizer = FALLBACK["llama"]
     ids = tokenizer("a😀", add_special_tokens=False)["input_ids"][:-1]
     found = [{token: -0.1} for token in ids]
-    told = completion_logprobs(AnswerSpelling(tokenizer), ids, found, 0)
-    assert ("".join(told.tokens), told.tokens[-1]) == (
+    listed = completion_logprobs(AnswerSpelling(tokenizer), ids, found, 0)
+    assert ("".join(listed.tokens), listed.tokens[-1]) == (
         " a\N{REPLACEMENT CHARACTER}",
         "\N{REPLACEMENT CHARACTER}",
     )
@@ -117,10 +118,10 @@ def test_an_unfinished_character_is_of_the_last_token() -> None:
     )
 
 
-def test_bytes_of_no_character_are_told_apart() -> None:
+def test_bytes_without_a_character_have_different_keys() -> None:
     tokenizer = FALLBACK["llama"]
     ids = tokenizer("€", add_special_tokens=False)["input_ids"][-2:]
-    (place,) = completion_logprobs(
+    (likely,) = completion_logprobs(
         AnswerSpelling(tokenizer), ids[:1], [{ids[0]: -0.1, ids[1]: -0.2}], 0
     ).top_logprobs
-    assert place == {"\N{REPLACEMENT CHARACTER}": -0.1, "bytes:\\xac": -0.2}
+    assert likely == {"\N{REPLACEMENT CHARACTER}": -0.1, "bytes:\\xac": -0.2}

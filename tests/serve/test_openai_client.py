@@ -1,4 +1,4 @@
-"""The official `openai` client, unchanged: what it asks for is what the library answers."""
+"""Test the official `openai` client: its results equal those of the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_models(client: Any, llm: LLM) -> None:
 
 
 def test_completions(client: Any, llm: LLM) -> None:
-    """Texts and token ids, one and several; the prompt before it with echo; counts."""
+    """Check texts and token ids, one prompt and several, echo, and token counts."""
     ids = llm.tokenizer(PROMPT)["input_ids"]
     (wanted,) = llm.generate(PROMPT, GREEDY)
     for prompt in (PROMPT, ids):
@@ -53,17 +53,17 @@ def test_completions(client: Any, llm: LLM) -> None:
         assert found.choices[1].text.startswith("class A:")
 
 
-def test_the_drafts_are_counted(client: Any, llm: LLM) -> None:
+def test_draft_tokens_are_counted(client: Any, llm: LLM) -> None:
     drafter = "draft_model:max_draft_tokens=3"
     (wanted,) = llm.generate(PROMPT, SamplingParams(12, speculation=drafter))
     assert wanted.stats.accepted_tokens > 0
-    for asked, accepted in ((drafter, wanted.stats.accepted_tokens), (False, 0)):
+    for speculation, accepted in ((drafter, wanted.stats.accepted_tokens), (False, 0)):
         found = client.completions.create(
             model="demo",
             prompt=PROMPT,
             max_tokens=12,
             temperature=0,
-            extra_body={"speculation": asked},
+            extra_body={"speculation": speculation},
         )
         assert found.choices[0].text == wanted.text
         assert found.usage is not None
@@ -102,7 +102,7 @@ def test_chat(client: Any, llm: LLM) -> None:
         {"drafter": "lookahead", "window": 5, "max_nodes": 8},
     ],
 )
-def test_streams_are_the_whole_in_pieces(client: Any, llm: LLM, drafter: object) -> None:
+def test_streams_add_up_to_the_whole_output(client: Any, llm: LLM, drafter: object) -> None:
     wanted = llm.chat(MESSAGES, SamplingParams(12, stop=(" the",), speculation="none"))
     events = list(
         client.chat.completions.create(
@@ -116,26 +116,28 @@ def test_streams_are_the_whole_in_pieces(client: Any, llm: LLM, drafter: object)
             extra_body={"speculation": drafter},
         )
     )
-    said = [event.choices[0] for event in events if event.choices]
-    assert said[0].delta.role == "assistant"
-    assert "".join(one.delta.content or "" for one in said) == wanted.text
-    assert [one.finish_reason for one in said] == [None] * (len(said) - 1) + [wanted.finish_reason]
+    choices = [event.choices[0] for event in events if event.choices]
+    assert choices[0].delta.role == "assistant"
+    assert "".join(one.delta.content or "" for one in choices) == wanted.text
+    assert [one.finish_reason for one in choices] == [None] * (len(choices) - 1) + [
+        wanted.finish_reason
+    ]
     assert [event.usage is not None for event in events] == [False] * (len(events) - 1) + [True]
     assert len({event.id for event in events}) == 1
     text = client.completions.create(
         model="demo", prompt=PROMPT, max_tokens=12, temperature=0, stream=True, echo=True
     )
-    pieces = [event.choices[0] for event in text]
-    assert pieces[0].text == PROMPT
-    assert "".join(piece.text for piece in pieces) == PROMPT + llm.generate(PROMPT, GREEDY)[0].text
+    parts = [event.choices[0] for event in text]
+    assert parts[0].text == PROMPT
+    assert "".join(part.text for part in parts) == PROMPT + llm.generate(PROMPT, GREEDY)[0].text
 
 
 def test_seeds_and_several_answers(client: Any, llm: LLM) -> None:
-    """Those of the library, streamed or not; without a seed they differ from time to time."""
+    """Outputs equal those of the library, streamed or not; without a seed they vary."""
     (wanted,) = llm.generate(
         PROMPT, SamplingParams(12, temperature=0.9, top_k=50, seed=-5, n=2, speculation="none")
     )
-    asked = {
+    fields = {
         "model": "demo",
         "prompt": PROMPT,
         "max_tokens": 12,
@@ -143,49 +145,47 @@ def test_seeds_and_several_answers(client: Any, llm: LLM) -> None:
         "n": 2,
         "extra_body": {"top_k": 50},
     }
-    found = client.completions.create(**asked, seed=-5)
+    found = client.completions.create(**fields, seed=-5)
     assert [choice.text for choice in found.choices] == [one.text for one in wanted.outputs]
     texts = ["", ""]
-    for event in client.completions.create(**asked, seed=-5, stream=True):
+    for event in client.completions.create(**fields, seed=-5, stream=True):
         texts[event.choices[0].index] += event.choices[0].text
     assert texts == [one.text for one in wanted.outputs]
-    others = {client.completions.create(**asked).choices[0].text for _ in range(3)}
+    others = {client.completions.create(**fields).choices[0].text for _ in range(3)}
     assert len(others) > 1
 
 
 def test_logprobs(client: Any, llm: LLM) -> None:
     (wanted,) = llm.generate(PROMPT, SamplingParams(6, logprobs=3))
     assert wanted.logprobs is not None
-    values = [place[token] for place, token in zip(wanted.logprobs, wanted.token_ids, strict=True)]
-    asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "logprobs": 3}
-    found = client.completions.create(**asked).choices[0].logprobs
+    values = [row[token] for row, token in zip(wanted.logprobs, wanted.token_ids, strict=True)]
+    fields = {"model": "demo", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "logprobs": 3}
+    found = client.completions.create(**fields).choices[0].logprobs
     assert found.token_logprobs == pytest.approx(values, abs=1e-4)
-    assert [len(place) for place in found.top_logprobs] == [3] * 6
+    assert [len(top) for top in found.top_logprobs] == [3] * 6
     assert "".join(found.tokens) == wanted.text
-    assert found.text_offset == [len("".join(found.tokens[:place])) for place in range(6)]
+    assert found.text_offset == [len("".join(found.tokens[:index])) for index in range(6)]
     streamed = [
-        event.choices[0].logprobs for event in client.completions.create(**asked, stream=True)
+        event.choices[0].logprobs for event in client.completions.create(**fields, stream=True)
     ]
     assert [token for one in streamed for token in one.tokens] == found.tokens
     assert [offset for one in streamed for offset in one.text_offset] == found.text_offset
     chat = client.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=4, temperature=0, logprobs=True, top_logprobs=2
     )
-    said = chat.choices[0].logprobs
-    assert said is not None
-    assert said.content is not None
-    assert [len(one.top_logprobs) for one in said.content] == [2] * 4
+    scored = chat.choices[0].logprobs
+    assert scored is not None
+    assert scored.content is not None
+    assert [len(one.top_logprobs) for one in scored.content] == [2] * 4
     assert all(
-        one.logprob == one.top_logprobs[0].logprob for one in said.content
-    )  # greedy: the likeliest
-    assert "".join(one.token for one in said.content) == chat.choices[0].message.content
+        one.logprob == one.top_logprobs[0].logprob for one in scored.content
+    )  # greedy decoding selects the most likely token
+    assert "".join(one.token for one in scored.content) == chat.choices[0].message.content
 
 
 @pytest.mark.parametrize("max_tokens", [0, 4])
-def test_prompts_are_scored(client: Any, llm: LLM, max_tokens: int) -> None:
-    """OpenAI's form: the prompt's tokens come before the answer's, and nothing is known of the
-    first one.
-    """
+def test_echo_scores_the_prompt(client: Any, llm: LLM, max_tokens: int) -> None:
+    """As in OpenAI's format, the prompt's tokens come first, and the first one has no logprob."""
     ids = llm.tokenizer(PROMPT)["input_ids"]
     (wanted,) = llm.generate(PROMPT, SamplingParams(max_tokens, logprobs=2, prompt_logprobs=2))
     assert wanted.prompt_logprobs is not None
@@ -196,7 +196,7 @@ def test_prompts_are_scored(client: Any, llm: LLM, max_tokens: int) -> None:
         if row is not None
     ]
     values += [row[token] for row, token in zip(wanted.logprobs, wanted.token_ids, strict=True)]
-    asked = {
+    fields = {
         "model": "demo",
         "max_tokens": max_tokens,
         "temperature": 0,
@@ -204,7 +204,7 @@ def test_prompts_are_scored(client: Any, llm: LLM, max_tokens: int) -> None:
         "echo": True,
     }
     for prompt in (PROMPT, ids):
-        answer = client.completions.create(prompt=prompt, **asked)
+        answer = client.completions.create(prompt=prompt, **fields)
         choice = answer.choices[0]
         found = choice.logprobs
         assert (choice.text, choice.finish_reason) == (PROMPT + wanted.text, "length")
@@ -218,17 +218,17 @@ def test_prompts_are_scored(client: Any, llm: LLM, max_tokens: int) -> None:
         assert len(found.tokens) == len(ids) + max_tokens
         assert "".join(found.tokens) == choice.text
         assert found.text_offset == [
-            len("".join(found.tokens[:place])) for place in range(len(found.tokens))
+            len("".join(found.tokens[:index])) for index in range(len(found.tokens))
         ]
-        pieces = [
+        parts = [
             event.choices[0]
-            for event in client.completions.create(prompt=prompt, stream=True, **asked)
+            for event in client.completions.create(prompt=prompt, stream=True, **fields)
         ]
-        assert "".join(piece.text for piece in pieces) == choice.text
-        assert pieces[-1].finish_reason == "length"
+        assert "".join(part.text for part in parts) == choice.text
+        assert parts[-1].finish_reason == "length"
         for name in ("tokens", "token_logprobs", "text_offset"):
             streamed = [
-                one for piece in pieces if piece.logprobs for one in getattr(piece.logprobs, name)
+                one for part in parts if part.logprobs for one in getattr(part.logprobs, name)
             ]
             assert streamed == getattr(found, name)
 
@@ -251,8 +251,8 @@ def test_several_prompts_are_scored_in_one_request(client: Any, llm: LLM) -> Non
         assert choice.logprobs.token_logprobs[1:] == pytest.approx(values, abs=1e-4)
 
 
-def test_answers_of_no_tokens(client: Any, llm: LLM) -> None:
-    """As OpenAI has it: no text, ended by the length; a prompt may fill the context."""
+def test_outputs_may_have_no_tokens(client: Any, llm: LLM) -> None:
+    """As in OpenAI's API, the text is empty and ends by length; a prompt may fill the context."""
     found = client.completions.create(model="demo", prompt=PROMPT, max_tokens=0)
     assert (
         found.choices[0].text,

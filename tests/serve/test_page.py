@@ -1,4 +1,4 @@
-"""The page in headless Chromium, over a real server on the embedded model."""
+"""Test the web page in headless Chromium with a real server on the embedded model."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def open_server() -> Iterator[Served]:
-    """A server that wants no key, and drafts whether it pays or not."""
+    """Run a server that needs no key and always drafts."""
     with served(LLM(demo.TARGET, "prompt_lookup:budget=false", dtype="float32"), ()) as one:
         yield one
 
 
 def ask(window: Browser, question: str, tokens: int = 40) -> str:
-    """Ask, wait for the end, and return what stands below the answer."""
+    """Send a question, wait for the end, and return the note below the answer."""
     window.run("document.getElementById('length').value = arguments[0]", tokens)
     window.type("#question", question)
     window.press(ENTER)
     return str(window.wait(_NOTE))
 
 
-def test_every_file_comes_with_a_policy_and_nothing_foreign(open_server: Served) -> None:
+def test_files_have_a_content_policy_and_no_foreign_links(open_server: Served) -> None:
     for path in FILES:
         answer = open_server.get(path)
         assert answer.status_code == 200, path
@@ -85,16 +85,16 @@ def test_a_chat_shows_where_tokens_came_from(open_server: Served, window: Browse
     assert origins <= {"target", "prompt", "output"}
     assert len(origins) > 1
     assert window.run("return document.querySelectorAll('#legend li').length") == len(origins)
-    said = " ".join(window.text("#status").split())
-    assert " ".join(wanted.text.split())[-20:] in said
-    assert said.endswith(note)
+    status = " ".join(window.text("#status").split())
+    assert " ".join(wanted.text.split())[-20:] in status
+    assert status.endswith(note)
     assert not window.errors()
 
 
 @needs_browser
 @pytest.mark.browser
 def test_a_token_opens_the_tree_of_its_step(open_server: Served, window: Browser) -> None:
-    """By the keyboard alone: into the answer, to a guessed token, open, next step, close."""
+    """Use only the keyboard: enter the answer, open a draft token, see the next step, and close."""
     window.run("document.querySelector('.answer .text').focus()")
     for _ in range(window.run(f"return {GUESSED}") + 1):
         window.press(RIGHT)
@@ -113,7 +113,7 @@ def test_a_token_opens_the_tree_of_its_step(open_server: Served, window: Browser
 @needs_browser
 @pytest.mark.browser
 def test_text_stays_text(open_server: Served, window: Browser) -> None:
-    """Nothing that is said becomes part of the page, nor is it run."""
+    """Text of a conversation never becomes markup or scripts of the page."""
     window.click("#new")
     ask(
         window,
@@ -130,7 +130,7 @@ def test_text_stays_text(open_server: Served, window: Browser) -> None:
 
 @needs_browser
 @pytest.mark.browser
-def test_stop_and_go_on(open_server: Served, window: Browser) -> None:
+def test_a_stopped_conversation_continues(open_server: Served, window: Browser) -> None:
     window.click("#new")
     window.run(
         "document.getElementById('length').value = 1500; document.getElementById('drafter').value"
@@ -155,8 +155,8 @@ def test_stop_and_go_on(open_server: Served, window: Browser) -> None:
 
 @needs_browser
 @pytest.mark.browser
-def test_errors_are_told_in_words(server: Served, window: Browser) -> None:
-    """Without a key, then with it; then the server is gone."""
+def test_errors_are_explained_in_words(server: Served, window: Browser) -> None:
+    """First there is no key, then the key is typed."""
     window.open(server.url)
     window.wait(_OPTIONS)
     window.type("#question", QUESTION)
@@ -173,7 +173,7 @@ def test_errors_are_told_in_words(server: Served, window: Browser) -> None:
 
 @needs_browser
 @pytest.mark.browser
-def test_the_operators_view(open_server: Served, window: Browser) -> None:
+def test_the_operator_page(open_server: Served, window: Browser) -> None:
     window.open(f"{open_server.url}/operator")
     window.wait("document.querySelectorAll('#origins tr').length > 1")
     found = window.run("return document.querySelector('main').textContent")

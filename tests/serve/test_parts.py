@@ -1,6 +1,4 @@
-"""Parts of the server that need no server: what stands for fields left out, who is let in, how
-long to wait.
-"""
+"""Test parts of the server without a server: default fields, admission and error responses."""
 
 from __future__ import annotations
 
@@ -18,27 +16,28 @@ from paceline.serve.sampling import Sampler, params_of_answers
 from paceline.serve.speculation import Speculations
 
 
-def test_the_gate_counts_and_knows_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_admission_limit_estimates_when_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("paceline.serve.limits.time.monotonic", lambda: now)
     gate = AdmissionLimit(3)
     gate.enter(3)
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as caught:
         gate.enter(1)
-    assert (told.value.status, told.value.headers) == (429, {"Retry-After": "1"})
+    assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
     for _ in range(3):
         now += 4
         gate.leave()
     gate.enter(2)
-    with pytest.raises(ApiError) as told:  # all or none: 2 too many, one ends every 4 seconds
+    with pytest.raises(ApiError) as caught:  # all or none: 2 too many, and one ends every 4 seconds
         gate.enter(3)
-    assert told.value.headers == {"Retry-After": "8"}
+    assert caught.value.headers == {"Retry-After": "8"}
     assert gate.open == 2
 
 
-def test_what_is_left_out(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's own generation config stands for it, as in vLLM; else temperature 1, and a
-    seed of chance.
+def test_missing_fields_have_defaults(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults come from the model's generation config, as in vLLM.
+
+    Otherwise the temperature is 1 and the seed random.
     """
     own = tiny.model.model.generation_config
     for name, value in {"temperature": 0.6, "top_k": 20, "top_p": 0.9}.items():
@@ -81,23 +80,23 @@ def test_what_is_left_out(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         (RuntimeError("secret"), 500, None, None),
     ],
 )
-def test_what_clients_are_told_of_errors(
+def test_error_responses_for_exceptions(
     error: Exception, status: int, param: str | None, code: str | None
 ) -> None:
-    told = ApiError.from_exception(error)
-    assert (told.status, told.param, told.code) == (status, param, code)
-    assert "secret" not in told.message
-    assert told.body.error.message.encode()
+    response = ApiError.from_exception(error)
+    assert (response.status, response.param, response.code) == (status, param, code)
+    assert "secret" not in response.message
+    assert response.body.error.message.encode()
 
 
-def test_half_a_character_can_be_told() -> None:
+def test_error_responses_may_contain_half_a_surrogate_pair() -> None:
     assert ApiError(400, "x: got '\ud800'").response().body == (
         b'{"error":{"message":"x: got'
         b' \'\\\\ud800\'","type":"invalid_request_error","param":null,"code":null}}'
     )
 
 
-def test_every_figure_is_documented(tiny: LLM) -> None:
+def test_every_metric_is_documented(tiny: LLM) -> None:
     from paceline.serve.metrics import ServerMetrics
 
     docs = Path(__file__).parents[2] / "docs"

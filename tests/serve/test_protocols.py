@@ -1,4 +1,4 @@
-"""/v1/responses with OpenAI's client, and /v1/messages with Anthropic's where it is installed."""
+"""Test /v1/responses with OpenAI's client, and /v1/messages with Anthropic's if installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.serving import KEY, Served
 
 MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
-ASKED: dict[str, Any] = {"model": "demo", "temperature": 0}
+FIELDS: dict[str, Any] = {"model": "demo", "temperature": 0}
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": SCHEMA}
 TOOL = {"name": "get_weather", "description": "Weather.", "input_schema": SCHEMA}
 
@@ -25,10 +25,10 @@ def text(llm: LLM) -> str:
 
 
 def test_responses(client: Any, text: str) -> None:
-    """A string, messages and parts; whole and streamed."""
+    """Check a string, messages and parts, whole and streamed."""
     parts = [{"role": "user", "content": [{"type": "input_text", "text": "What is 2 + 3?"}]}]
     for given in ("What is 2 + 3?", MESSAGES, parts):
-        found = client.responses.create(**ASKED, input=given, max_output_tokens=8)
+        found = client.responses.create(**FIELDS, input=given, max_output_tokens=8)
         assert found.output_text == text
         assert (found.status, found.incomplete_details.reason) == (
             "incomplete",
@@ -36,7 +36,7 @@ def test_responses(client: Any, text: str) -> None:
         )
         assert found.usage.output_tokens == 8
     events = list(
-        client.responses.create(**ASKED, input=MESSAGES, max_output_tokens=8, stream=True)
+        client.responses.create(**FIELDS, input=MESSAGES, max_output_tokens=8, stream=True)
     )
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [events[0].type, events[-1].type] == ["response.created", "response.incomplete"]
@@ -45,13 +45,13 @@ def test_responses(client: Any, text: str) -> None:
 
 
 def test_calls_in_responses(client: Any) -> None:
-    asked = ASKED | {
+    fields = FIELDS | {
         "input": "Weather?",
         "tools": [FUNCTION],
         "tool_choice": {"type": "function", "name": "get_weather"},
         "max_output_tokens": 60,
     }
-    found = client.responses.create(**asked)
+    found = client.responses.create(**fields)
     (call,) = found.output
     assert (call.type, call.name, json.loads(call.arguments)) == (
         "function_call",
@@ -59,21 +59,21 @@ def test_calls_in_responses(client: Any) -> None:
         {"city": "Rome"},
     )
     assert found.status == "completed"
-    with client.responses.stream(**asked) as stream:
+    with client.responses.stream(**fields) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
     assert final.output[0].arguments == call.arguments
     assert "response.function_call_arguments.delta" in kinds
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
     second = client.responses.create(
-        **ASKED,
+        **FIELDS,
         input=[output],
         previous_response_id=found.id,
         tools=[FUNCTION],
         max_output_tokens=4,
     )
     whole = client.responses.create(
-        **ASKED,
+        **FIELDS,
         input=[{"role": "user", "content": "Weather?"}, call.model_dump(), output],
         tools=[FUNCTION],
         max_output_tokens=4,
@@ -84,25 +84,25 @@ def test_calls_in_responses(client: Any) -> None:
 
 def test_json_in_responses(client: Any) -> None:
     text = {"format": {"type": "json_schema", "name": "city", "schema": SCHEMA}}
-    found = client.responses.create(**ASKED, input="City?", text=text, max_output_tokens=60)
+    found = client.responses.create(**FIELDS, input="City?", text=text, max_output_tokens=60)
     assert json.loads(found.output_text) == {"city": "Rome"}
 
 
 def test_bad_responses(client: Any) -> None:
     with pytest.raises(NotFoundError, match="is not stored"):
-        client.responses.create(**ASKED, input="x", previous_response_id="resp_1")
+        client.responses.create(**FIELDS, input="x", previous_response_id="resp_1")
     with pytest.raises(BadRequestError, match="expected message, function_call"):
-        client.responses.create(**ASKED, input=[{"type": "computer_call"}])
+        client.responses.create(**FIELDS, input=[{"type": "computer_call"}])
     with pytest.raises(BadRequestError, match="expected a tool of type"):
-        client.responses.create(**ASKED, input="x", tools=[{"type": "web_search"}])
-    kept = client.responses.create(**ASKED, input="x", store=False, max_output_tokens=1)
+        client.responses.create(**FIELDS, input="x", tools=[{"type": "web_search"}])
+    unstored = client.responses.create(**FIELDS, input="x", store=False, max_output_tokens=1)
     with pytest.raises(NotFoundError, match="is not stored"):
-        client.responses.create(**ASKED, input="x", previous_response_id=kept.id)
+        client.responses.create(**FIELDS, input="x", previous_response_id=unstored.id)
 
 
 def test_messages(server: Served, text: str) -> None:
-    """Without Anthropic's client: a message, its stream, a call, and a bad block."""
-    body = {**ASKED, "messages": MESSAGES, "max_tokens": 8}
+    """Check a message, its stream, a call and a bad block, without Anthropic's client."""
+    body = {**FIELDS, "messages": MESSAGES, "max_tokens": 8}
     headers = {"x-api-key": KEY}
     found = server.post("/v1/messages", body, headers=headers).json()
     assert found["content"] == [{"type": "text", "text": text}]
@@ -137,20 +137,20 @@ def anthropic(server: Served) -> Iterator[Any]:
 
 
 def test_anthropics_client(anthropic: Any, text: str) -> None:
-    """Whole and streamed messages, calls, and their results."""
-    asked: dict[str, Any] = {"model": "demo", "extra_body": {"temperature": 0}}
-    found = anthropic.messages.create(**asked, messages=MESSAGES, max_tokens=8)
+    """Check whole and streamed messages, calls and their results."""
+    fields: dict[str, Any] = {"model": "demo", "extra_body": {"temperature": 0}}
+    found = anthropic.messages.create(**fields, messages=MESSAGES, max_tokens=8)
     assert found.content[0].text == text
-    with anthropic.messages.stream(**asked, messages=MESSAGES, max_tokens=8) as stream:
+    with anthropic.messages.stream(**fields, messages=MESSAGES, max_tokens=8) as stream:
         assert "".join(stream.text_stream) == text
     forced = {
         "tools": [TOOL],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         "max_tokens": 60,
     }
-    call = anthropic.messages.create(**asked, **forced, messages=MESSAGES)
+    call = anthropic.messages.create(**fields, **forced, messages=MESSAGES)
     assert (call.stop_reason, call.content[0].input) == ("tool_use", {"city": "Rome"})
-    with anthropic.messages.stream(**asked, **forced, messages=MESSAGES) as stream:
+    with anthropic.messages.stream(**fields, **forced, messages=MESSAGES) as stream:
         assert stream.get_final_message().content[0].input == {"city": "Rome"}
     result = {"type": "tool_result", "tool_use_id": call.content[0].id, "content": "Sunny."}
     messages = [
@@ -158,5 +158,5 @@ def test_anthropics_client(anthropic: Any, text: str) -> None:
         {"role": "assistant", "content": [block.model_dump() for block in call.content]},
         {"role": "user", "content": [result]},
     ]
-    answer = anthropic.messages.create(**asked, tools=[TOOL], messages=messages, max_tokens=4)
+    answer = anthropic.messages.create(**fields, tools=[TOOL], messages=messages, max_tokens=4)
     assert answer.usage.output_tokens == 4

@@ -1,4 +1,4 @@
-"""Agents of the package pydantic-ai, unchanged; skipped where it is not installed."""
+"""Test agents of the package pydantic-ai; skipped if it is not installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from tests.support.serving import KEY, Served
 
 pytest.importorskip("pydantic_ai")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the package
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of pydantic-ai
 
 
 class Weather(BaseModel):
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, server: Served) -> Any:
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    # Without connections that outlive their event loop.
+    # Do not reuse connections, which would outlive their event loop.
     http = httpx2.AsyncClient(limits=httpx2.Limits(max_keepalive_connections=0), timeout=90)
     provider = OpenAIProvider(base_url=f"{server.url}/v1", api_key=KEY, http_client=http)
     kind = OpenAIChatModel if request.param == "chat" else OpenAIResponsesModel
@@ -45,7 +45,7 @@ def model(request: pytest.FixtureRequest, server: Served) -> Any:
 
 
 def agent_of(model: Any, calls: list[str], **settings: Any) -> Any:
-    """An agent whose answer is a call with arguments of `Weather`, and that has another tool."""
+    """Return an agent whose answer is a call with arguments of `Weather`, with another tool."""
     from pydantic_ai import Agent
 
     agent: Any = Agent(model, output_type=Weather, retries=2, model_settings=settings)
@@ -60,7 +60,7 @@ def agent_of(model: Any, calls: list[str], **settings: Any) -> Any:
 
 
 def test_output_as_a_required_call(model: Any) -> None:
-    """Every answer is a call; the model may repeat a call until the limit on requests."""
+    """Every output is a call; the model may repeat a call until the request limit."""
     from pydantic_ai.exceptions import AgentRunError
     from pydantic_ai.usage import UsageLimits
 
@@ -75,7 +75,7 @@ def test_output_as_a_required_call(model: Any) -> None:
 
 
 def test_native_output(model: Any) -> None:
-    """JSON under a schema instead of a call."""
+    """The output is JSON under a schema instead of a call."""
     from pydantic_ai import Agent, NativeOutput
 
     agent: Any = Agent(model, output_type=NativeOutput(Weather))

@@ -1,4 +1,4 @@
-"""Reasoning before answers: its end inside a draft, budgets, grammars after it, and its count."""
+"""Test reasoning before answers: its end within drafts, budgets, grammars and token counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEM
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
 MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
 BUDGET = 6
-ASKED: dict[str, Any] = {
+FIELDS: dict[str, Any] = {
     "model": "demo",
     "messages": MESSAGES,
     "max_tokens": 60,
@@ -41,7 +41,7 @@ ASKED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def thinking(llm: LLM) -> Iterator[Served]:
-    """A server whose chat template opens the reasoning."""
+    """Run a server whose chat template opens the reasoning."""
     before = llm.tokenizer.chat_template
     llm.tokenizer.chat_template = TEMPLATE
     try:
@@ -63,10 +63,10 @@ def end_length(llm: LLM) -> int:
 
 @pytest.mark.parametrize("drafter", ["none", "auto:budget=false"])
 def test_json_follows_the_reasoning(thinker: Any, llm: LLM, drafter: str) -> None:
-    """Whole and streamed; the budget ends the reasoning, and its tokens are counted."""
-    asked = ASKED | {"response_format": FORMAT}
-    asked["extra_body"] = {**ASKED["extra_body"], "speculation": drafter}
-    found = thinker.chat.completions.create(**asked)
+    """The budget ends the reasoning, and its tokens are counted, whole and streamed."""
+    fields = FIELDS | {"response_format": FORMAT}
+    fields["extra_body"] = {**FIELDS["extra_body"], "speculation": drafter}
+    found = thinker.chat.completions.create(**fields)
     message, usage = found.choices[0].message, found.usage
     assert json.loads(message.content)["city"] in ("Rome", "Zürich")
     assert message.reasoning_content
@@ -74,7 +74,7 @@ def test_json_follows_the_reasoning(thinker: Any, llm: LLM, drafter: str) -> Non
     assert num_reasoning == BUDGET + end_length(llm) < usage.completion_tokens
     content, reasoning, counted = "", "", 0
     for event in thinker.chat.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True}
+        **fields, stream=True, stream_options={"include_usage": True}
     ):
         if event.usage is not None:
             counted = event.usage.completion_tokens_details.reasoning_tokens
@@ -89,7 +89,9 @@ def test_json_follows_the_reasoning(thinker: Any, llm: LLM, drafter: str) -> Non
 
 
 class Recorded(Drafter):
-    """Proposes the next tokens of a recorded answer, the last of them wrong if `slip` is set."""
+    """Drafter that proposes the next tokens of a recorded answer, the last wrong if `slip`
+    is set.
+    """
 
     name = "recorded"
 
@@ -107,7 +109,7 @@ class Recorded(Drafter):
 
 
 def test_reasoning_ends_inside_an_accepted_draft(llm: LLM) -> None:
-    """Drafts of every length around the end of the reasoning, and the JSON after it."""
+    """Check drafts of every length around the end of the reasoning, and the JSON after it."""
     ids = llm.tokenizer("2 + 3?\n<think>\n", add_special_tokens=False)["input_ids"]
     answer_format = AnswerFormat(llm.tokenizer, reasoning_parser="think")
     plan = answer_format.plan(ids, NO_TOOLS, AnswerShape(SCHEMA), llm.eos_token_ids, BUDGET)
@@ -128,7 +130,7 @@ def test_reasoning_ends_inside_an_accepted_draft(llm: LLM) -> None:
 
 
 def test_calls_follow_the_reasoning(thinker: Any) -> None:
-    found = thinker.chat.completions.create(**ASKED, tools=[TOOL], tool_choice="required")
+    found = thinker.chat.completions.create(**FIELDS, tools=[TOOL], tool_choice="required")
     message = found.choices[0].message
     assert message.reasoning_content
     assert json.loads(message.tool_calls[0].function.arguments)["city"] in ("Rome", "Zürich")
@@ -150,7 +152,7 @@ def test_responses_count_the_reasoning(thinker: Any, llm: LLM) -> None:
 def test_reasoning_that_is_turned_off(thinker: Any) -> None:
     """A variable of the template closes the reasoning, so the answer has none."""
     found = thinker.chat.completions.create(
-        **ASKED | {"reasoning_effort": "none", "response_format": FORMAT}
+        **FIELDS | {"reasoning_effort": "none", "response_format": FORMAT}
     )
     message = found.choices[0].message
     assert not message.reasoning_content

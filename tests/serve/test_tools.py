@@ -1,4 +1,4 @@
-"""Tools through the official `openai` client: choices, streams, results, and bad requests."""
+"""Test tools with the official `openai` client: choices, streams, results and bad requests."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WEATHER = {
 }
 TIME = {"type": "function", "function": {"name": "get_time"}}
 NAMED = {"type": "function", "function": {"name": "get_time"}}
-ASKED: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+FIELDS: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
 
 
-def streamed(client: Any, **asked: Any) -> tuple[dict[int, list[str]], str, str]:
-    """Calls by index as [id, name, arguments], the text, and why it ended."""
+def streamed(client: Any, **fields: Any) -> tuple[dict[int, list[str]], str, str]:
+    """Return calls by index as [id, name, arguments], the text, and the finish reason."""
     calls: dict[int, list[str]] = {}
     text, reason = "", ""
-    for event in client.chat.completions.create(**asked, stream=True):
+    for event in client.chat.completions.create(**fields, stream=True):
         choice = event.choices[0]
         text += choice.delta.content or ""
         reason = choice.finish_reason or reason
@@ -49,8 +49,8 @@ def streamed(client: Any, **asked: Any) -> tuple[dict[int, list[str]], str, str]
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "lookahead"])
 @pytest.mark.parametrize("temperature", [0, 0.9])
 def test_required_calls_are_valid(client: Any, drafter: object, temperature: float) -> None:
-    """Streamed and whole, with every drafter the same call, from the first token."""
-    asked = ASKED | {
+    """Calls are the same with every drafter, whole and streamed, from the first token."""
+    fields = FIELDS | {
         "tools": [WEATHER, TIME],
         "tool_choice": "required",
         "parallel_tool_calls": False,
@@ -58,8 +58,8 @@ def test_required_calls_are_valid(client: Any, drafter: object, temperature: flo
         "seed": 3,
         "extra_body": {"speculation": drafter},
     }
-    plain = client.chat.completions.create(**asked | {"extra_body": {"speculation": False}})
-    found = client.chat.completions.create(**asked)
+    plain = client.chat.completions.create(**fields | {"extra_body": {"speculation": False}})
+    found = client.chat.completions.create(**fields)
     (call,) = found.choices[0].message.tool_calls
     (wanted,) = plain.choices[0].message.tool_calls
     assert call.function == wanted.function
@@ -71,7 +71,7 @@ def test_required_calls_are_valid(client: Any, drafter: object, temperature: flo
     if call.function.name == "get_weather":
         assert arguments["city"] in ("Paris", "Zürich")
         assert arguments["days"] in (1, 2)
-    calls, text, reason = streamed(client, **asked)
+    calls, text, reason = streamed(client, **fields)
     assert (text, reason) == ("", "tool_calls")
     assert [(name, given) for _, name, given in calls.values()] == [
         (call.function.name, call.function.arguments)
@@ -80,42 +80,42 @@ def test_required_calls_are_valid(client: Any, drafter: object, temperature: flo
 
 
 def test_a_named_function_is_called(client: Any) -> None:
-    found = client.chat.completions.create(**ASKED, tools=[WEATHER, TIME], tool_choice=NAMED)
+    found = client.chat.completions.create(**FIELDS, tools=[WEATHER, TIME], tool_choice=NAMED)
     (call,) = found.choices[0].message.tool_calls
     assert (call.function.name, call.function.arguments) == ("get_time", "{}")
 
 
-def test_several_answers_per_prompt(client: Any) -> None:
+def test_several_answers_have_different_call_ids(client: Any) -> None:
     found = client.chat.completions.create(
-        **ASKED | {"temperature": 0.8, "seed": 1, "n": 3}, tools=[TIME], tool_choice=NAMED
+        **FIELDS | {"temperature": 0.8, "seed": 1, "n": 3}, tools=[TIME], tool_choice=NAMED
     )
     ids = [choice.message.tool_calls[0].id for choice in found.choices]
     assert len(set(ids)) == 3
 
 
-def test_auto_and_none(client: Any, llm: LLM) -> None:
-    """Without a call, the answer is that of the same prompt; "none" hides the tools."""
+def test_tool_choices_auto_and_none(client: Any, llm: LLM) -> None:
+    """Without a call, the output is that of the same prompt; "none" hides the tools."""
     plain = llm.chat(MESSAGES, SamplingParams(8, speculation="none"))
-    asked = ASKED | {"max_tokens": 8, "tools": [WEATHER]}
-    found = client.chat.completions.create(**asked, tool_choice="none")
+    fields = FIELDS | {"max_tokens": 8, "tools": [WEATHER]}
+    found = client.chat.completions.create(**fields, tool_choice="none")
     assert found.choices[0].message.content == plain.text
     shown = llm.chat(MESSAGES, SamplingParams(8, speculation="none"), tools=[WEATHER])
     assert shown.message is not None
     for options in ({}, {"tool_choice": "auto"}):
-        found = client.chat.completions.create(**asked, **options)
+        found = client.chat.completions.create(**fields, **options)
         assert found.choices[0].message.content == shown.message.content
         assert found.usage.prompt_tokens > len(llm.chat_prompt(MESSAGES))
 
 
 def test_results_return_to_the_model(client: Any, llm: LLM) -> None:
     """A template without tools gets definitions, calls and results as text."""
-    call = client.chat.completions.create(**ASKED, tools=[TIME], tool_choice=NAMED).choices[0]
+    call = client.chat.completions.create(**FIELDS, tools=[TIME], tool_choice=NAMED).choices[0]
     messages: list[dict[str, Any]] = [
         *MESSAGES,
         call.message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call.message.tool_calls[0].id, "content": "It is noon."},
     ]
-    found = client.chat.completions.create(**ASKED | {"messages": messages}, tools=[TIME])
+    found = client.chat.completions.create(**FIELDS | {"messages": messages}, tools=[TIME])
     assert found.usage.prompt_tokens == len(llm.chat_prompt(messages, tools=[TIME]))
     text = llm.tokenizer.decode(llm.chat_prompt(messages, tools=[TIME]))
     for part in ('"name": "get_time"', "<tool_call>", "It is noon."):
@@ -185,7 +185,9 @@ def test_python_functions_are_tools(llm: LLM) -> None:
         ({"thinking_token_budget": 5}, "max_reasoning_tokens", "no reasoning"),
     ],
 )
-def test_bad_tools(server: Served, fields: dict[str, Any], param: str, message: str) -> None:
+def test_bad_tools_are_refused(
+    server: Served, fields: dict[str, Any], param: str, message: str
+) -> None:
     body = {"messages": MESSAGES, "max_tokens": 2, **fields}
     headers = {"authorization": "Bearer a key"}
     response = server.post("/v1/chat/completions", body, headers=headers)
@@ -194,21 +196,21 @@ def test_bad_tools(server: Served, fields: dict[str, Any], param: str, message: 
     assert message in response.json()["error"]["message"]
 
 
-def test_schemas_that_cannot_be_compiled(client: Any) -> None:
+def test_schemas_that_cannot_be_compiled_are_refused(client: Any) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "nonsense"}}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     with pytest.raises(BadRequestError, match=r"tools: f: .* cannot be compiled"):
-        client.chat.completions.create(**ASKED, tools=[TIME, tool], tool_choice="required")
+        client.chat.completions.create(**FIELDS, tools=[TIME, tool], tool_choice="required")
 
 
-def test_strict_tools_hold_free_calls_to_their_schemas(client: Any) -> None:
+def test_strict_tools_give_valid_arguments(client: Any) -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
-    found = client.chat.completions.create(**ASKED | {"max_tokens": 20}, tools=[strict])
+    found = client.chat.completions.create(**FIELDS | {"max_tokens": 20}, tools=[strict])
     for call in found.choices[0].message.tool_calls or ():
         json.loads(call.function.arguments)
 
 
-def test_unknown_parsers(llm: LLM) -> None:
+def test_unknown_tool_parsers_are_refused(llm: LLM) -> None:
     with (
         pytest.raises(Exception, match="tool_call_parser: got 'hermess'"),
         served(llm, tool_call_parser="hermess"),
@@ -217,7 +219,10 @@ def test_unknown_parsers(llm: LLM) -> None:
 
 
 def test_schemas_of_real_clients(client: Any) -> None:
-    """Optional models, tagged unions, composition, odd names: valid and without other keys."""
+    """Check optional models, tagged unions, composition and unusual names.
+
+    Arguments are valid and have no other keys.
+    """
     definitions = {
         "Street": {"type": "object", "properties": {"s": {"enum": ["Königsallee", "大通り"]}}},
         "Base": {"type": "object", "properties": {"id": {"enum": [7]}}, "required": ["id"]},
@@ -235,10 +240,10 @@ def test_schemas_of_real_clients(client: Any) -> None:
     }
     parameters = {"type": "object", "properties": properties, "required": [*properties]}
     function = {"name": "api.v1-save", "parameters": {**parameters, "$defs": definitions}}
-    asked = ASKED | {"max_tokens": 200, "temperature": 0.9, "parallel_tool_calls": False}
+    fields = FIELDS | {"max_tokens": 200, "temperature": 0.9, "parallel_tool_calls": False}
     for seed in range(3):
         found = client.chat.completions.create(
-            **asked,
+            **fields,
             seed=seed,
             tools=[{"type": "function", "function": function}],
             tool_choice="required",

@@ -1,4 +1,4 @@
-"""What a step did, as the page gets it."""
+"""Test the traces of decoding steps that the web page shows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def outcome(accepted: list[int], new: list[int]) -> Outcome:
 
 @pytest.fixture(scope="module")
 def drafting() -> LLM:
-    """One that drafts whether it pays or not."""
+    """Return an engine that always drafts."""
     return LLM(demo.TARGET, "prompt_lookup:budget=false", dtype="float32")
 
 
@@ -54,44 +54,42 @@ def drafting() -> LLM:
         ),
     ],
 )
-def test_what_became_of_each_node(
+def test_outcomes_of_tree_nodes(
     accepted: list[int], new: list[int], fates: str, instead: list[int | None]
 ) -> None:
     assert node_outcomes(outcome(accepted, new)) == (fates.split(), instead)
 
 
-def test_a_stream_of_steps(drafting: LLM) -> None:
-    """What the steps say adds up to the answer, and every accepted node is what its place in the
-    answer says.
-    """
+def test_steps_add_up_to_the_output(drafting: LLM) -> None:
+    """Check that the steps add up to the output, and that accepted nodes are its tokens."""
     tally, text, tokens = Tally(), "", []
     for chunk in drafting.stream(PROMPT, SamplingParams(40, stop=("zzz",))):
-        told = json.loads(json.dumps(step(chunk, drafting.tokenizer)))
+        shown = json.loads(json.dumps(step(chunk, drafting.tokenizer)))
         assert chunk.outcome is not None
         tally.add(chunk.outcome)
-        text += "".join(piece["text"] for piece in told["pieces"])
-        tokens += told["tokens"]
-        tree = told["tree"]
+        text += "".join(piece["text"] for piece in shown["pieces"])
+        tokens += shown["tokens"]
+        tree = shown["tree"]
         if tree is not None:
-            kept = [node for node, fate in enumerate(tree["status"]) if fate == "accepted"]
-            assert [tree["tokens"][node] for node in kept] == told["tokens"][: len(kept)]
-            assert [tree["origins"][node] for node in kept] == told["origins"][: len(kept)]
+            path = [node for node, fate in enumerate(tree["status"]) if fate == "accepted"]
+            assert [tree["tokens"][node] for node in path] == shown["tokens"][: len(path)]
+            assert [tree["origins"][node] for node in path] == shown["origins"][: len(path)]
             assert len({len(column) for column in tree.values()}) == 1
             others = [
-                (tree["tokens"][node], place)
-                for node, place in enumerate(tree["target_token"])
-                if place is not None
+                (tree["tokens"][node], index)
+                for node, index in enumerate(tree["target_token"])
+                if index is not None
             ]
-            assert all(token != told["tokens"][place] for token, place in others)
-        assert ("done" in told) == (chunk.completion is not None)
+            assert all(token != shown["tokens"][index] for token, index in others)
+        assert ("done" in shown) == (chunk.completion is not None)
     assert chunk.completion is not None
     assert (text, tokens) == (chunk.completion.text, chunk.completion.token_ids)
     stats = chunk.completion.stats
-    assert (told["done"]["new_tokens"], told["forwards"]) == (
+    assert (shown["done"]["new_tokens"], shown["forwards"]) == (
         stats.new_tokens,
         stats.target_forwards,
     )
-    assert told["done"]["batch_invariant"] is stats.batch_invariant
+    assert shown["done"]["batch_invariant"] is stats.batch_invariant
     rows = {str(row["origin"]): row for row in tally.rows()}
     assert sum(int(row["drafted"]) for row in rows.values()) == stats.drafted_tokens
     assert (
@@ -103,14 +101,14 @@ def test_a_stream_of_steps(drafting: LLM) -> None:
     assert rows.keys() <= {"target", "prompt", "output"}
 
 
-def test_events_have_a_trace_where_it_is_asked_for(server: Served) -> None:
+def test_events_have_a_trace_on_request(server: Served) -> None:
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": PROMPT}],
         "stream": True,
         "max_tokens": 12,
         "temperature": 0,
     }
-    told = []
+    texts = []
     for trace in (False, True):
         answer = server.post(
             "/v1/chat/completions",
@@ -121,11 +119,11 @@ def test_events_have_a_trace_where_it_is_asked_for(server: Served) -> None:
             json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")
         ]
         assert any("paceline" in event for event in events) == trace
-        told.append("".join(event["choices"][0]["delta"]["content"] or "" for event in events))
+        texts.append("".join(event["choices"][0]["delta"]["content"] or "" for event in events))
         if trace:
             pieces = [
                 piece["text"]
                 for event in events
                 for piece in event.get("paceline", {}).get("pieces", [])
             ]
-            assert "".join(pieces) == told[0] == told[1]
+            assert "".join(pieces) == texts[0] == texts[1]
