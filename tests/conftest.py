@@ -87,15 +87,20 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# Folders of commands that collect garbage before every timed call.
+_COLLECTING = ("bench", "papers")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Exempt objects that outlive a test file from garbage collection.
 
     Some commands collect garbage before they measure time. Without the exemption, each collection
-    would visit all modules, models and results that earlier files loaded.
+    would visit all modules, models and results that earlier tests loaded.
     """
     yield
-    if nextitem is None or nextitem.path != item.path:
+    is_last = nextitem is None or nextitem.path != item.path
+    if is_last or item.path.parent.name in _COLLECTING:
         gc.collect()
         gc.freeze()
 

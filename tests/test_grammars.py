@@ -130,7 +130,7 @@ def test_outputs_without_a_grammar_are_invalid(plain: LLM) -> None:
 
 def test_sampled_drafts_of_a_draft_model_follow_the_grammar(plain: LLM) -> None:
     llm = LLM("demo", "draft_model:max_draft_tokens=4", "demo", dtype="float32")
-    for seed in range(3):
+    for seed in range(2):
         for out in llm.generate(PROMPTS, params(llm, temperature=0.9, seed=seed)):
             check(out.text)
 
@@ -230,10 +230,10 @@ def test_all_kinds_of_grammars(plain: LLM) -> None:
         r"(?s).+": grammars.json_schema(tokenizer, True),
     }
     for pattern, grammar in made.items():
-        for out in plain.generate(PROMPTS, SamplingParams(60, logits_processors=[grammar])):
+        for out in plain.generate(PROMPTS[2:], SamplingParams(60, logits_processors=[grammar])):
             assert re.fullmatch(pattern, out.text), out.text
     text = plain.generate(
-        PROMPTS[0], SamplingParams(200, logits_processors=[grammars.json_object(tokenizer)])
+        PROMPTS[0], SamplingParams(40, logits_processors=[grammars.json_object(tokenizer)])
     )[0].text
     assert text.startswith("{")
     blank = tokenizer("{\n\n\n", add_special_tokens=False)["input_ids"]

@@ -183,8 +183,8 @@ def test_slow_draft_model_is_skipped_only_with_a_budget(
         monkeypatch.setattr(
             "paceline.drafters.auto.draft_model_gate.perf_counter", lambda slow=slow: slow.now
         )
-        outs = llm.generate(pair.prompts * 3, SamplingParams(max_new_tokens=COUNT))
-        assert [out.token_ids for out in outs] == pair.answers * 3
+        outs = llm.generate(pair.prompts * 2, SamplingParams(max_new_tokens=COUNT))
+        assert [out.token_ids for out in outs] == pair.answers * 2
         shares[budget] = sum(out.stats.draft_forwards for out in outs) / sum(
             out.stats.target_forwards for out in outs
         )
@@ -208,7 +208,7 @@ def test_merged_tree_beats_each_source_alone() -> None:
             "How do I boil an egg?",
         )
         prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts]
-        outs = llm.generate(prompts, SamplingParams(max_new_tokens=64))
+        outs = llm.generate(prompts, SamplingParams(max_new_tokens=40))
         found[spec, draft] = sum(out.stats.new_tokens for out in outs) / sum(
             out.stats.target_forwards for out in outs
         )

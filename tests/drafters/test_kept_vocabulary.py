@@ -29,7 +29,16 @@ from paceline.model.loading import draft_lm, load_draft
 from paceline.model.reduced_vocabulary import FILE, ReducedLMHead, keep_tokens, read_kept, save_kept
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair, is_fair_sample, with_head, without_budget
-from tests.verification.test_distribution import ENOUGH, EOS, PLAIN, TRUNCATED, answers, law, sample
+from tests.verification.test_distribution import (
+    ENOUGH,
+    EOS,
+    PLAIN,
+    TRUNCATED,
+    answers,
+    law,
+    plain_answers,
+    sample,
+)
 
 DATA = Path(__file__).parents[1] / "data"
 KEPT = [EOS, 3, 4]  # of six tokens
@@ -68,8 +77,8 @@ def test_greedy_answers_equal_the_targets(pair: Pair, spec: str, batch: int) -> 
     llm = LLM(
         pair.target, without_budget(with_head(spec, pair.draft)), draft_model=draft, max_batch=batch
     )
-    outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
-    assert [out.token_ids for out in outs] == pair.answers
+    outs = llm.generate(pair.prompts[::2], SamplingParams(max_new_tokens=COUNT))
+    assert [out.token_ids for out in outs] == pair.answers[::2]
     assert sum(out.stats.accepted_tokens for out in outs) > 20
 
 
@@ -102,7 +111,7 @@ def test_rejection_keeps_the_targets_distribution(spec: str) -> None:
 def test_seeded_text_under_follow_equals_plain_decoding(spec: str) -> None:
     draft = reduced(make("six_words_draft"), KEPT)
     drafter = create(without_budget(with_head(spec, make("six_words_draft"))), draft_model=draft)
-    assert answers(drafter, PLAIN, 500, 250) == answers("none", PLAIN, 500, 250)
+    assert answers(drafter, PLAIN, 250, 125) == plain_answers(PLAIN, 250)
 
 
 class WrongProbs(DraftModel):

@@ -46,11 +46,11 @@ def sharpened_pair(pair: Pair) -> Pair:
 def proposals_of(
     pair: Pair, spec: str, params: SamplingParams, batch: int = 4, eos: Sequence[int] = ()
 ) -> NotingDrafter:
-    """Return what the drafter `spec` proposes for all prompts."""
+    """Return what the drafter `spec` proposes for some prompts."""
     watch = NotingDrafter(pair.engine(spec).drafter)
     llm = LLM(pair.target, drafter=watch, max_batch=batch)
     llm.eos_token_ids = list(eos)
-    llm.generate(pair.prompts, params)
+    llm.generate(pair.prompts[:6], params)
     return watch
 
 
@@ -165,7 +165,7 @@ def test_confidence_rule_uses_draft_probabilities(
     end = sharpened_pair.answers[1][6]
     watch = proposals_of(sharpened_pair, spec, SamplingParams(COUNT, temperature), eos=[end])
     lengths = set()
-    for request, tokens, tree in watch.notes[::3]:
+    for request, tokens, tree in watch.notes[::2]:
         path = torch.tensor([tokens + tree.token_ids])
         probs = sharpened_pair.draft(path).logits[0, len(tokens) - 1 : -1].detach().softmax(-1)
         own = [float(row[token]) for row, token in zip(probs, tree.token_ids, strict=True)]
@@ -194,7 +194,7 @@ def test_batched_drafts_equal_single_drafts(
     sharpened_pair: Pair, spec: str, temperature: float
 ) -> None:
     """Check that stopped sequences stay in the batch without changing its other drafts."""
-    params = [SamplingParams(COUNT, temperature, seed=row) for row in range(7)]
+    params = [SamplingParams(COUNT // 2, temperature, seed=row) for row in range(7)]
     alone, together = (
         sharpened_pair.engine(spec, max_batch=batch).generate(sharpened_pair.prompts[:7], params)
         for batch in (1, 5)

@@ -78,15 +78,16 @@ def test_greedy_answers_equal_the_targets(
     pair: Pair, tokenizer: Any, draft: Path, spec: str, batch: int
 ) -> None:
     llm = LLM(pair.target, without_budget(spec), draft, tokenizer, max_batch=batch)
-    outs = llm.generate(pair.prompts, SamplingParams(COUNT))
-    assert [out.token_ids for out in outs] == pair.answers
+    prompts = pair.prompts[::2]
+    outs = llm.generate(prompts, SamplingParams(COUNT))
+    assert [out.token_ids for out in outs] == pair.answers[::2]
     same = LLM(
         pair.target,
         without_budget(spec.replace("other_tokenizer=true", "other_tokenizer=false")),
         pair.draft,
         tokenizer,
         max_batch=batch,
-    ).generate(pair.prompts, SamplingParams(COUNT))
+    ).generate(prompts, SamplingParams(COUNT))
     found, expected = (sum(out.stats.accepted_tokens for out in each) for each in (outs, same))
     assert found > 0.9 * expected > 20
 
@@ -117,7 +118,7 @@ def test_drafts_of_text(reversed_draft: Path, monkeypatch: pytest.MonkeyPatch, s
     monkeypatch.setattr(other_tokenizer, "MIN_SHARED_RATE", 2.0)
     spec = without_budget(spec)
     other = spec + ",other_tokenizer=true"
-    params = [SamplingParams(24, temperature, seed=1) for temperature in (0.0, 1.0, 0.0, 1.0)]
+    params = [SamplingParams(16, temperature, seed=1) for temperature in (0.0, 1.0, 0.0, 1.0)]
     if spec.startswith("draft"):
         spec, other = spec + ",verification=follow", other + ",verification=follow"
     plain, same, outs = (

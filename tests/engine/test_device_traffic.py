@@ -24,7 +24,7 @@ from tests.support.simulated_cuda import CUDA, moved, simulated_cuda
 from tests.support.traffic import Event, bytes_down, num_waits
 
 PAGE = Path(__file__).parents[2] / "docs" / "development" / "device-waits.md"
-COUNT = 16
+COUNT = 10
 MAX_WAITS = 2
 MAX_BYTES_DOWN = 16_000
 GUESSES = (

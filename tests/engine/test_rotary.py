@@ -31,7 +31,7 @@ from tests.support.rotary_models import ROTARY, SWITCH
 from tests.support.shared import ScriptedTree, reference
 from tests.support.tree_models import VOCAB
 
-COUNT = 20
+COUNT = 14
 PARAMS = SamplingParams(max_new_tokens=COUNT, ignore_eos=True)
 LONG = [name for name in ROTARY if "longrope" in name]
 RESTARTING = [name for name in LONG if name.startswith("phi")]
