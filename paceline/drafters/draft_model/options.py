@@ -49,9 +49,9 @@ class DraftModelOptions:
             affect the text. Defaults to true, or to false if max_draft_tokens or another stop_rule
             is set.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
-            in the papers. "traverse" starts at the last draft token and accepts more tokens. With
-            "follow", the draft model uses the same random noise as the target. Defaults to
-            "reject".
+            in the papers. "traverse" starts at the last draft token and accepts more tokens than
+            "reject". With "follow", the draft model uses the same random noise as the target.
+            Defaults to "reject".
         other_tokenizer: Accept a draft model with a different tokenizer. Drafts are converted as
             text, or contain only tokens that are in both vocabularies. Defaults to false.
     """

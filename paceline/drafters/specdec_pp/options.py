@@ -33,9 +33,9 @@ class SpecDecPPOptions:
             token is wrong and the second choice is correct, the target accepts the second choice.
             With budget=false, second_choices has no effect. Defaults to true.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
-            in the paper. "traverse" starts at the last draft token and accepts more tokens. With
-            "follow", the draft model uses the same random noise as the target. Defaults to
-            "reject".
+            in the paper. "traverse" starts at the last draft token and accepts more tokens than
+            "reject". With "follow", the draft model uses the same random noise as the target.
+            Defaults to "reject".
     """
 
     head: str | None = None
