@@ -1,4 +1,4 @@
-"""Test bench runs: the comparisons, the figures, and the reports."""
+"""Test bench runs: comparisons, statistics and reports."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_run_compares_all_methods(bench: Bench, pair: Pair, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("word", ["on", "off"])
-def test_whether_bits_were_guaranteed_is_shown(bench: Bench, tmp_path: Path, word: Any) -> None:
+def test_reports_show_batch_invariance(bench: Bench, tmp_path: Path, word: Any) -> None:
     result = bench(
         drafters=("none", "prompt_lookup"), max_new_tokens=4, limit=1, batch_invariant=word
     )
@@ -126,7 +126,7 @@ def test_whether_bits_were_guaranteed_is_shown(bench: Bench, tmp_path: Path, wor
     assert read_json(tmp_path / "result.json").guarantees == result.guarantees
 
 
-def test_continuous_batching_of_transformers(bench: Bench) -> None:
+def test_continuous_batching_of_transformers_is_compared(bench: Bench) -> None:
     result = bench(
         baselines=("transformers", "transformers:generate_batch"), drafters=("none",), batch=2
     )
@@ -166,7 +166,7 @@ def check_reports(result: BenchResult, folder: Path) -> None:
     assert (folder / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_cost_scaled_run_says_so_everywhere(tmp_path: Path) -> None:
+def test_reports_show_cost_scaling(tmp_path: Path) -> None:
     config = BenchConfig(
         ModelOptions(dtype="float32"),
         ("none", "draft_model:max_draft_tokens=3"),
@@ -184,7 +184,7 @@ def test_a_cost_scaled_run_says_so_everywhere(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text())["labels"]["cost_scaled"] is True
 
 
-def test_what_cannot_help_here_is_named_and_so_is_the_faster_choice(bench: Bench) -> None:
+def test_reports_name_slow_drafters_and_the_fastest_choice(bench: Bench) -> None:
     result = bench(baselines=(), warmup=0, max_new_tokens=4)
     _, lookup, drafted = DRAFTERS
 
@@ -214,9 +214,7 @@ def test_what_cannot_help_here_is_named_and_so_is_the_faster_choice(bench: Bench
     ("long", "words"),
     [(0, ""), (1, "1 prompt was too long for"), (2, "2 prompts were too long for")],
 )
-def test_prompts_that_were_cut_are_counted(
-    bench: Bench, tmp_path: Path, long: int, words: str
-) -> None:
+def test_shortened_prompts_are_counted(bench: Bench, tmp_path: Path, long: int, words: str) -> None:
     prompts = tmp_path / "some.jsonl"
     texts = [("abc" * 1000 if number < long else "abc") for number in range(3)]
     lines = [
@@ -239,7 +237,7 @@ def test_prompts_that_were_cut_are_counted(
     assert (f"{long} prompts too long" in setting) == bool(long)
 
 
-def test_batches_skip_what_transformers_cannot(bench: Bench) -> None:
+def test_batches_skip_methods_that_transformers_lacks(bench: Bench) -> None:
     result = bench(baselines=BASELINES, batch=3, limit=4, ignore_eos=True)
     assert list(result.skipped) == list(BASELINES[1:])
     assert result.methods == ("transformers", *DRAFTERS)
@@ -254,7 +252,7 @@ def test_batches_skip_what_transformers_cannot(bench: Bench) -> None:
     assert "skipped, not possible in transformers" in markdown(result)
 
 
-def test_sampled_answers_are_compared_by_seed_with_plain_decoding(bench: Bench) -> None:
+def test_sampled_outputs_are_compared_with_plain_decoding(bench: Bench) -> None:
     names = (*DRAFTERS, "draft_model:max_draft_tokens=3,verification=follow")
     result = bench(drafters=names, temperature=0.8, top_k=20, seed=7)
     assert result.reference == "none"
@@ -300,12 +298,12 @@ def test_an_interrupted_run_keeps_whole_rounds(
     assert "PARTIAL" in markdown(result)
 
 
-def test_a_run_ends_when_its_time_is_up(bench: Bench) -> None:
+def test_a_run_ends_after_its_time_limit(bench: Bench) -> None:
     result = bench(drafters=("none",), limit=4, max_seconds=1e-9)
     assert [call.method for call in result.calls] == ["transformers", "none"]
 
 
-def test_a_run_interrupted_at_once_can_still_be_reported(
+def test_a_run_interrupted_at_once_can_be_reported(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def interrupted(self: LLM, *arguments: Any) -> Any:
@@ -320,7 +318,7 @@ def test_a_run_interrupted_at_once_can_still_be_reported(
     assert read_json(tmp_path / "bench.json") == result
 
 
-def test_what_cannot_run_is_refused_before_anything_is_timed(bench: Bench, pair: Pair) -> None:
+def test_impossible_runs_are_refused_before_measuring(bench: Bench, pair: Pair) -> None:
     config = BenchConfig(ModelOptions("tiny"), ("draft_model",))
     with pytest.raises(ConfigError, match="needs a draft model"):
         run_bench(config, target=pair.target, tokenizer=byte_tokenizer(), progress=False)
@@ -330,7 +328,7 @@ def test_what_cannot_run_is_refused_before_anything_is_timed(bench: Bench, pair:
         bench(drafters=(), baselines=(BASELINES[1],), batch=2)
 
 
-def test_other_files_are_no_results(tmp_path: Path) -> None:
+def test_other_files_are_refused_as_results(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"schema": 99}')
     with pytest.raises(ConfigError, match="schema 99"):
         read_json(tmp_path / "a.json")

@@ -52,7 +52,7 @@ def test_enlarged_model_computes_the_same(
     assert torch.equal(model.generate(ids, **run), larger.generate(ids, **run))
 
 
-def test_enlarged_model_has_the_asked_sizes_and_keeps_the_rest() -> None:
+def test_enlarged_models_have_the_requested_sizes() -> None:
     model = tiny_llama(heads=2).to(torch.bfloat16)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(3)
@@ -74,7 +74,7 @@ def test_enlarged_model_has_the_asked_sizes_and_keeps_the_rest() -> None:
     assert all(bool(parameter.isfinite().all()) for parameter in larger.parameters())
 
 
-def test_added_parts_are_random_where_a_product_is_to_be_computed() -> None:
+def test_added_weights_are_random_where_they_cost_time() -> None:
     model = tiny_llama()
     larger = enlarge(model, 128, 6)
     added = [

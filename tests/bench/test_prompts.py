@@ -1,4 +1,4 @@
-"""Test what bench runs read: prompt files and configurations."""
+"""Test the inputs of bench runs: prompt files and configurations."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_prompts_come_from_several_files(tmp_path: Path) -> None:
         ('{"id": [], "category": "c", "turns": ["a"]}', "2: id"),
     ],
 )
-def test_a_bad_prompt_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_the_error_names_a_bad_prompt_line(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": "ok", "category": "c", "turns": ["a"]}\n' + line)
     with pytest.raises(ConfigError, match=message):
@@ -100,7 +100,7 @@ def test_a_long_prompt_keeps_its_first_four_and_last_tokens(tmp_path: Path) -> N
         ({"max_new_tokens": 0}, "max_new_tokens: got 0; expected at least 1"),
     ],
 )
-def test_a_config_that_cannot_run_is_refused(change: dict[str, Any], message: str) -> None:
+def test_configurations_that_cannot_run_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         changed(BenchConfig(), **change)
 
@@ -116,7 +116,7 @@ def test_the_command_repeats_the_run() -> None:
     )
 
 
-def test_prompts_can_be_given_in_an_order(pair: Pair) -> None:
+def test_given_prompts_keep_their_order(pair: Pair) -> None:
     config = BenchConfig(
         ModelOptions("tiny"), ("none",), (), sampling=SamplingParams(max_new_tokens=2), warmup=0
     )

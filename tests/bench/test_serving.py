@@ -1,4 +1,4 @@
-"""Test the load bench: figures, both transports, and wrong answers."""
+"""Test the load bench: statistics, both transports, and wrong outputs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def result() -> ServingResult:
     return run_serving(CONFIG, prompts=PROMPTS, progress=False)
 
 
-def test_every_drafter_has_every_load_in_turn(result: ServingResult) -> None:
+def test_every_drafter_gets_every_load_in_turn(result: ServingResult) -> None:
     assert result.complete
     assert result.config.drafters == ("none", "prompt_lookup", "jacobi:block=3")
     assert [(load.context, load.kind, load.level) for load in result.loads] == [
@@ -90,7 +90,7 @@ def test_every_drafter_has_every_load_in_turn(result: ServingResult) -> None:
     )  # steps of several tokens
 
 
-def test_figures_are_of_the_answers(result: ServingResult) -> None:
+def test_statistics_match_the_outputs(result: ServingResult) -> None:
     for row in result.figures():
         (cell,) = [
             cell for cell in result.cells if (cell.load, cell.drafter) == (row.load, row.drafter)
@@ -111,7 +111,7 @@ def test_figures_are_of_the_answers(result: ServingResult) -> None:
     assert percentile([7.0], 0.99) == 7.0
 
 
-def test_reports(result: ServingResult, tmp_path: Path) -> None:
+def test_reports_show_all_loads(result: ServingResult, tmp_path: Path) -> None:
     write_json(result, tmp_path / "r.json")
     assert read_json(tmp_path / "r.json") == result
     assert json.loads((tmp_path / "r.json").read_text())["command"] == CONFIG.command()
@@ -128,8 +128,8 @@ def test_reports(result: ServingResult, tmp_path: Path) -> None:
     assert CONFIG.command() in text
 
 
-class Wrong:
-    """A transport that changes the last answer's first token, like a lossy drafter."""
+class WrongTransport:
+    """Transport that changes the first token of the last output, like a lossy drafter."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner, self._requests = inner, 0
@@ -138,19 +138,19 @@ class Wrong:
         self._requests += request.length > 2
         number = self._requests
         async for piece in self._inner.pieces(request):
-            # the warm-ups of three drafters, then the last of six answers
+            # Requests are counted after the warm-up of three drafters; this is the last of six.
             wrong = number == 2 * 3 + 3
             assert isinstance(piece.content, tuple)
             yield replace(piece, content=(5, *piece.content[1:])) if wrong else piece
 
 
-def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_output_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = transport_to
 
     @contextmanager
     def wrong(*arguments: Any) -> Iterator[Transport]:
         with right(*arguments) as inner:
-            yield Wrong(inner)
+            yield WrongTransport(inner)
 
     monkeypatch.setattr(run, "transport_to", wrong)
     load = LoadOptions(users="1", requests=2, transport="direct")
@@ -159,8 +159,8 @@ def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "jacobi:block=3: 1 answers differ." in markdown(result)
 
 
-class Slow:
-    """A transport with two chunks per answer, which counts open requests."""
+class SlowTransport:
+    """Transport with two chunks per output, which counts open requests."""
 
     def __init__(self) -> None:
         self.open = self.max_open = 0
@@ -176,9 +176,9 @@ class Slow:
             raise PacelineError("no")
 
 
-def test_clients() -> None:
+def test_closed_and_open_loops_limit_requests() -> None:
     requests = [ClientRequest(str(number), [1], 2, None) for number in range(7)]
-    slow = Slow()
+    slow = SlowTransport()
     replies = waited(closed_loop(slow, requests, 3))
     assert slow.max_open == 3
     assert [reply.request.prompt for reply in replies] == [str(number) for number in range(7)]
@@ -194,7 +194,7 @@ def test_clients() -> None:
         waited(closed_loop(slow, [ClientRequest("bad", [1], 2, None)], 1))
 
 
-def test_prompts_are_as_long_as_they_should_be() -> None:
+def test_prompts_grow_to_the_requested_length() -> None:
     llm = LLM("demo", "none", dtype="float32")
     prompts = load_prompts(limit=5)
     first, second = (grown(prompts, 1, 300, llm.tokenizer, 1000, drop) for drop in (0, 1))
@@ -219,12 +219,12 @@ def test_prompts_are_as_long_as_they_should_be() -> None:
         ({"medium": 2}, "medium"),
     ],
 )
-def test_what_cannot_be_asked_for(options: dict[str, Any], words: str) -> None:
+def test_bad_load_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LoadOptions(**options)
 
 
-def test_a_server_that_refuses_ends_the_run() -> None:
+def test_a_refused_request_ends_the_run() -> None:
     config = replace(CONFIG, load=LoadOptions())
     llm = LLM("demo", "none", dtype="float32", max_length=20)
     with transport_to(llm, config, 2) as transport:
@@ -235,7 +235,7 @@ def test_a_server_that_refuses_ends_the_run() -> None:
         assert reply.tokens == 4
 
 
-def test_on_the_command_line_over_http(tmp_path: Path) -> None:
+def test_the_command_runs_over_http(tmp_path: Path) -> None:
     words = [
         "bench",
         "--serve",

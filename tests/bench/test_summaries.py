@@ -1,4 +1,4 @@
-"""Summaries of results keep the figures and leave out the timings of single calls."""
+"""Test that summaries of results keep statistics and omit single timings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def summaries(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("benchmark_summaries")
 
 
-def test_a_summary_has_the_figures_and_no_calls(summaries: Any, tmp_path: Path) -> None:
+def test_a_summary_has_statistics_and_no_calls(summaries: Any, tmp_path: Path) -> None:
     config = BenchConfig(
         ModelOptions("demo", dtype="float32", threads=1),
         drafters=("none", "prompt_lookup"),
@@ -42,7 +42,7 @@ def test_a_summary_has_the_figures_and_no_calls(summaries: Any, tmp_path: Path) 
     assert summaries.summary(short) == after
 
 
-def test_folders_of_the_machine_are_left_out(summaries: Any, tmp_path: Path) -> None:
+def test_a_summary_omits_local_folders(summaries: Any, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text('{"kind": "other", "command": "--prompts bench-output/a.jsonl"}')
     assert summaries.summary(path)["command"] == "--prompts a.jsonl"

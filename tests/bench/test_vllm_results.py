@@ -1,4 +1,4 @@
-"""Test the table of a run inside vLLM (`scripts/vllm_results.py`)."""
+"""Test the results table of runs inside vLLM (`scripts/vllm_results.py`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Where guesses come from: trees keep it when they are cut, drafters say it truly, streams pass
-it on.
-"""
+"""Test the origins of draft tokens in trees, drafters and streams."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def sequence(prompt: list[int], output: list[int]) -> Request:
 
 
 def proposed(spec: str, prompt: list[int], output: list[int], nodes: int = 16) -> DraftTree:
-    """What a drafter proposes behind a prompt and an answer so far."""
+    """Return the tree that a drafter proposes after a prompt and an output."""
     drafter, request = (
         create(spec),
         Request(prompt, SamplingParams(max_new_tokens=64, ignore_eos=True)),
@@ -52,7 +50,7 @@ def proposed(spec: str, prompt: list[int], output: list[int], nodes: int = 16) -
     return tree
 
 
-def test_cuts_keep_origins() -> None:
+def test_shortened_trees_keep_origins() -> None:
     tree = DraftTree(
         [5, 6, 7, 8], [-1, 0, 0, 2], confidence=[0.9, 0.1, 0.8, 0.7], origins=[P, A, D, R]
     )
@@ -60,7 +58,9 @@ def test_cuts_keep_origins() -> None:
     assert tree.first(9) is tree
     assert not len(tree.first(0))
     assert tree.best_chain().origins == [P, D, R]
-    assert DraftTree([5], [-1], origins=[P]) == DraftTree([5], [-1])  # the same guess
+    assert DraftTree([5], [-1], origins=[P]) == DraftTree(
+        [5], [-1]
+    )  # origins do not matter for equality
 
 
 def test_a_builder_keeps_the_first_origin() -> None:
@@ -88,7 +88,7 @@ def test_bad_origins_are_refused(origins: Any) -> None:
         "sssd:max_nodes=4,fusion=paper",
     ],
 )
-def test_prompt_and_own_output_are_told_apart(spec: str) -> None:
+def test_prompt_and_output_have_different_origins(spec: str) -> None:
     rest = list(range(100, 130))
     (in_prompt,) = {*(proposed(spec, [1, 2, 3, 4, 5, 6, *rest], [1, 2, 3]).origins or [])}
     assert in_prompt == P
@@ -96,19 +96,19 @@ def test_prompt_and_own_output_are_told_apart(spec: str) -> None:
     assert in_output == A
 
 
-def test_prompt_lookup_across_the_border() -> None:
+def test_a_draft_may_continue_from_prompt_to_output() -> None:
     tree = proposed(
         "prompt_lookup:max_draft_tokens=4,max_frequent_tokens=0", [1, 2, 3, 4], [5, 6, 1, 2]
     )
     assert (tree.token_ids, tree.origins) == ([3, 4, 5, 6], [P, P, A, A])
 
 
-def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
+def test_the_most_confident_source_gives_the_origin() -> None:
     request = Request([1], SamplingParams(max_new_tokens=2))
-    made = Recycler(1, rows=64)
+    recycler = Recycler(1, rows=64)
     ids, probs = np.zeros((1, 8), np.int64), np.zeros((1, 8), np.float32)
     ids[0, :2], probs[0, :2] = [7, 8], [0.5, 0.3]
-    made.observe(
+    recycler.observe(
         [
             Outcome(
                 Request([1, 7], SamplingParams()), EMPTY_TREE, [], [7], [7], TopTokens(ids, probs)
@@ -121,18 +121,18 @@ def test_the_surest_source_gives_a_joined_guess_its_origin() -> None:
 
     def origins(drafted: DraftTree, head_draft: DraftTree, modelled: DraftTree) -> dict[int, int]:
         given = {RETRIEVAL: drafted, DRAFT_HEAD: head_draft, DRAFT_MODEL: modelled}
-        (tree,) = made.draft(
+        (tree,) = recycler.draft(
             [request], [8], 0.0, {source: ArrayTrees.of([each]) for source, each in given.items()}
         )
         return dict(zip(tree.token_ids, tree.origins or (), strict=True))
 
-    nothing = tree([], [], [])
-    assert origins(nothing, nothing, nothing) == {7: R, 8: R}
-    assert origins(tree([7, 9], [0.9, 0.2], [P, D]), nothing, nothing) == {7: P, 8: R, 9: D}
-    assert origins(tree([7], [0.1], [P]), nothing, nothing) == {7: R, 8: R}
-    assert origins(nothing, nothing, tree([8, 6], [1.0, 0.4], [M, M])) == {7: R, 8: M, 6: M}
-    assert origins(nothing, tree([8, 6], [1.0, 0.4], [F, F]), nothing) == {7: R, 8: F, 6: F}
-    assert origins(nothing, tree([8, 6], [0.4, 0.9], [F, F]), tree([8, 6], [0.9, 0.1], [M, M])) == {
+    empty = tree([], [], [])
+    assert origins(empty, empty, empty) == {7: R, 8: R}
+    assert origins(tree([7, 9], [0.9, 0.2], [P, D]), empty, empty) == {7: P, 8: R, 9: D}
+    assert origins(tree([7], [0.1], [P]), empty, empty) == {7: R, 8: R}
+    assert origins(empty, empty, tree([8, 6], [1.0, 0.4], [M, M])) == {7: R, 8: M, 6: M}
+    assert origins(empty, tree([8, 6], [1.0, 0.4], [F, F]), empty) == {7: R, 8: F, 6: F}
+    assert origins(empty, tree([8, 6], [0.4, 0.9], [F, F]), tree([8, 6], [0.9, 0.1], [M, M])) == {
         7: R,
         8: M,
         6: F,
@@ -151,7 +151,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_streams_say_where_tokens_came_from(pair: Pair, tokenizer: Any, name: str) -> None:
+def test_streams_state_the_origins_of_tokens(pair: Pair, tokenizer: Any, name: str) -> None:
     llm, seen = pair.engine(name, tokenizer=tokenizer), set[str]()
     for prompt in pair.prompts[5:8]:
         before, step = 0, 0
@@ -174,7 +174,7 @@ def test_streams_say_where_tokens_came_from(pair: Pair, tokenizer: Any, name: st
     assert len(seen) > 1
 
 
-def test_a_drafter_that_says_nothing_is_a_draft(pair: Pair, tokenizer: Any) -> None:
+def test_tokens_of_drafters_without_origins_are_drafts(pair: Pair, tokenizer: Any) -> None:
     answer = pair.answers[0]
 
     def right(requests: Sequence[Request], limits: list[int]) -> list[DraftTree]:
@@ -189,7 +189,7 @@ def test_a_drafter_that_says_nothing_is_a_draft(pair: Pair, tokenizer: Any) -> N
     assert chunks[1].origins == ["draft", "draft", "target"]
 
 
-def test_the_page_names_every_origin() -> None:
+def test_the_web_page_names_every_origin() -> None:
     script = (files("paceline") / "serve/page/origins.js").read_text()
     named = re.findall(r"^  (\w+): \[", script, re.MULTILINE)
     assert sorted(named) == sorted(origin.word for origin in Origin)

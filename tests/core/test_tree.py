@@ -1,6 +1,4 @@
-"""Trees: shapes against a naive version, merging, and the one branch kept where only a chain can
-be verified.
-"""
+"""Test draft trees: shapes, merging, and the chain for models that verify only chains."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from paceline.core.tree_builder import TreeBuilder
 
 @st.composite
 def shapes(draw: st.DrawFn) -> list[int]:
-    """Parents of a random tree: parents[i] < i."""
+    """Return the parents of a random tree: parents[i] < i."""
     return [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 24)))]
 
 
@@ -40,7 +38,7 @@ def test_depths_and_ancestors(parents: list[int]) -> None:
 
 
 @given(shapes())
-def test_children(parents: list[int]) -> None:
+def test_children_lists_nodes_by_parent(parents: list[int]) -> None:
     tree = DraftTree(list(range(len(parents))), parents)
     children = tree.children()
     assert len(children) == len(parents) + 1
@@ -51,7 +49,7 @@ def test_children(parents: list[int]) -> None:
     assert tree.is_chain() == all(len(nodes) == 1 for nodes in children[:-1])
 
 
-def test_child() -> None:
+def test_child_finds_a_token_below_a_node() -> None:
     tree = DraftTree([5, 7, 5, 7, 9, 7], [-1, -1, 1, 0, 1, 1], probes=1)
     assert [tree.child(node, 7) for node in range(-1, 6)] == [1, 3, None, None, None, None, None]
     assert [tree.child(node, 5) for node in range(-1, 3)] == [0, None, 2, None]
@@ -77,7 +75,7 @@ paths = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), max_size=8
 
 @given(paths, st.integers(0, 20))
 def test_builder_merges_branches(branches: list[list[int]], limit: int) -> None:
-    """All prefixes once, nothing else; cut at the limit."""
+    """The tree has all prefixes once, up to the limit."""
     builder = TreeBuilder(limit)
     for branch in branches:
         builder.add_path(branch)
@@ -97,13 +95,13 @@ def test_builder_continues_below_a_node() -> None:
     assert node == 1
     assert builder.add_path([9], node) == 2
     assert builder.add_path([7, 8, 9]) == 2
-    assert builder.add_path([5, 6, 4]) == 4  # the last that fitted
+    assert builder.add_path([5, 6, 4]) == 4  # the last node within the limit
     assert builder.add_path([1]) == -1
     assert builder.add_path([7]) == 0
     assert builder.build() == DraftTree([7, 8, 9, 5, 6], [-1, 0, 1, -1, 3])
 
 
-def test_chain() -> None:
+def test_chains_are_trees_without_branches() -> None:
     assert DraftTree.chain([4, 5, 6]) == DraftTree([4, 5, 6], [-1, 0, 1])
     assert DraftTree.chain([]) == EMPTY_TREE
     assert len(EMPTY_TREE) == 0
@@ -121,7 +119,7 @@ def test_best_chain_is_the_deepest_path(parents: list[int]) -> None:
 
 
 def test_best_chain_follows_confidence() -> None:
-    """The path with most tokens expected to be accepted; its confidence comes along."""
+    """The chain is the path with the most expected accepted tokens."""
     # 0.2 + 0.18 + 0.162 < 0.6
     doubtful = DraftTree([10, 11, 12, 13], [-1, 0, 1, -1], confidence=[0.2, 0.9, 0.9, 0.6])
     assert doubtful.best_chain() == DraftTree([13], [-1], confidence=[0.6])

@@ -1,1 +1,1 @@
-"""`model.generate` with and without drafts."""
+"""Test `model.generate` with and without drafts, and other integrations."""

@@ -1,6 +1,4 @@
-"""What the tests of the drop-in share: tiny models of several kinds, prompts, and one call run
-twice.
-"""
+"""Shared tools for tests of Strategy: tiny models, prompts, and calls with and without drafts."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ EVERY_DRAFTER = (
     *DRAFTERS,
     *(
         name
-        for name in available()  # a state head is trained for one target
+        for name in available()  # a state head would have to be trained for the target
         if name not in ("none", "prompt_lookup", "draft_model", "state_head")
     ),
 )
@@ -71,8 +69,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(name: str, implementation: str = "eager", noise: float = 0.0, **changes: Any) -> Any:
-    """A model with random weights, the same ones each time; `noise` makes a draft of it."""
+def make_model(name: str, implementation: str = "eager", noise: float = 0.0, **changes: Any) -> Any:
+    """Return a model with random weights, always the same; `noise` turns it into a draft model."""
     config = AutoConfig.for_model(name, **{**_SIZES, **_OPTIONS[name], **changes})
     torch.manual_seed(0)
     model = (
@@ -84,7 +82,7 @@ def make(name: str, implementation: str = "eager", noise: float = 0.0, **changes
     return model
 
 
-made = functools.cache(make)
+cached_model = functools.cache(make_model)
 
 
 def padded(rows: list[list[int]]) -> dict[str, Tensor]:
@@ -94,15 +92,16 @@ def padded(rows: list[list[int]]) -> dict[str, Tensor]:
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-def words(seed: int, count: int) -> list[int]:
-    return [random.Random(100 * seed + place).randrange(3, VOCAB) for place in range(count)]
+def random_ids(seed: int, count: int) -> list[int]:
+    return [random.Random(100 * seed + index).randrange(3, VOCAB) for index in range(count)]
 
 
-def both(
+def with_and_without(
     model: Any, strategy: Any, inputs: dict[str, Any], seed: int = 0, **options: Any
 ) -> tuple[Any, Any]:
-    """The results of transformers and of the drop-in; the random state afterwards must be the
-    same.
+    """Return the results of transformers and of a Strategy.
+
+    The random state afterwards must be the same.
     """
     options = {"pad_token_id": 0, "eos_token_id": None, "max_new_tokens": 24, **options}
     torch.manual_seed(seed)
@@ -119,7 +118,7 @@ def accepted(strategy: Strategy) -> int:
 
 
 class Recorder(BaseStreamer):  # type: ignore[misc]
-    """Keeps every value; `fail_at` raises after so many."""
+    """Streamer that records all values; it raises once it has `fail_at` values."""
 
     def __init__(self, fail_at: int = 1 << 30) -> None:
         self.values: list[Tensor] = []

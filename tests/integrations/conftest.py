@@ -1,4 +1,4 @@
-"""Models, prompts and strategies for the drop-in."""
+"""Models, prompts and strategies for tests of Strategy."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tests.integrations.common import (
     DRAFTERS,
     EVERY_DRAFTER,
     VOCAB,
-    made,
+    cached_model,
     padded,
-    words,
+    random_ids,
 )
 from tests.support.shared import has_draft, near_copies, with_head, with_store, without_budget
 
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    return made("llama", "sdpa")
+    return cached_model("llama", "sdpa")
 
 
 @pytest.fixture(scope="module")
 def draft() -> Any:
-    """The target with noise: most of its guesses are right."""
-    return made("llama", "sdpa", noise=0.02)
+    """Return the target with noise; most of its drafts are accepted."""
+    return cached_model("llama", "sdpa", noise=0.02)
 
 
 @pytest.fixture(scope="module")
 def text() -> Any:
-    """A tokenizer whose tokens are pairs of letters."""
+    """Return a tokenizer whose tokens are pairs of letters."""
     letters = "abcdefghijklmnop"
     pairs = {
         one + other: 16 * row + column
@@ -51,14 +51,14 @@ def text() -> Any:
 
 @pytest.fixture(scope="module")
 def one() -> dict[str, Tensor]:
-    """A prompt that repeats itself, so that lookups find something."""
-    return padded([words(1, 13) * 3])
+    """Return a repetitive prompt, so that lookups find continuations."""
+    return padded([random_ids(1, 13) * 3])
 
 
 @pytest.fixture(scope="module")
 def three() -> dict[str, Tensor]:
-    """Three such prompts of different length, padded on the left."""
-    return padded([words(2, 10) * 3, words(1, 13) * 3, words(3, 18) * 2])
+    """Return three repetitive prompts of different lengths, padded on the left."""
+    return padded([random_ids(2, 10) * 3, random_ids(1, 13) * 3, random_ids(3, 18) * 2])
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,9 @@ def strategies(draft: Any) -> dict[str, Strategy]:
 
 @pytest.fixture(scope="module")
 def every_strategy(target: Any, draft: Any, one: Any, three: Any) -> dict[str, Strategy]:
-    """A strategy for every drafter of the registry; those that read a store read one of copies
-    of the answers.
+    """Return a strategy for every drafter.
+
+    Datastores contain near copies of the outputs.
     """
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     texts = [

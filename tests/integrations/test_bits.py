@@ -1,5 +1,6 @@
-"""The drop-in in bfloat16, batch-invariantly: the tokens of plain decoding of each prompt alone,
-drafted, in any batch.
+"""Test batch-invariant strategies in bfloat16.
+
+Drafted tokens in any batch equal plain decoding of each prompt alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def half(pair: Pair) -> Any:
 def answers(
     model: Any, strategy: Strategy, prompts: list[list[int]], batch: int, **options: Any
 ) -> list[list[int]]:
-    """New tokens of each prompt, `batch` of them together, padded on the left."""
+    """Return the new tokens of each prompt in batches of `batch`, padded on the left."""
     new = []
     for at in range(0, len(prompts), batch):
         some = prompts[at : at + batch]
@@ -49,9 +50,7 @@ def drafted(pair: Pair, spec: str, batch_invariant: bool) -> Strategy:
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("spec", SPECS)
-def test_drafted_tokens_are_those_of_plain_decoding_alone(
-    pair: Pair, half: Any, spec: str, batch: int
-) -> None:
+def test_drafted_tokens_equal_plain_decoding(pair: Pair, half: Any, spec: str, batch: int) -> None:
     plain = answers(half, Strategy("none", batch_invariant=True), pair.prompts, 1)
     strategy = drafted(pair, spec, batch_invariant=True)
     assert answers(half, strategy, pair.prompts, batch) == plain
@@ -60,7 +59,7 @@ def test_drafted_tokens_are_those_of_plain_decoding_alone(
 
 
 @pytest.mark.parametrize("spec", SPECS[:2])
-def test_sampled_tokens_are_those_of_plain_decoding_alone(pair: Pair, half: Any, spec: str) -> None:
+def test_sampled_tokens_equal_plain_decoding(pair: Pair, half: Any, spec: str) -> None:
     plain, found = (
         answers(half, one, pair.prompts, 1, **SAMPLED)
         for one in (
@@ -71,8 +70,8 @@ def test_sampled_tokens_are_those_of_plain_decoding_alone(pair: Pair, half: Any,
     assert found == plain
 
 
-def test_without_it_tokens_differ(pair: Pair, half: Any) -> None:
-    """Otherwise the equalities above would say nothing."""
+def test_tokens_differ_without_batch_invariance(pair: Pair, half: Any) -> None:
+    """Tokens differ without batch invariance, so the equalities above mean something."""
     plain = answers(half, Strategy("none", batch_invariant=False), pair.prompts, 1)
     found = [
         answers(half, drafted(pair, spec, batch_invariant=False), pair.prompts, batch)

@@ -1,4 +1,4 @@
-"""Equal ids, greedy and sampled, and the draw they share."""
+"""Test that ids of a Strategy equal those of `generate`, greedy and sampled."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.integrations.common import (
     SAMPLED,
     VOCAB,
     accepted,
-    both,
-    made,
+    cached_model,
     padded,
+    with_and_without,
 )
 from tests.support.shared import ScriptedTree
 
 
 @pytest.mark.parametrize("options", [GREEDY, PENALISED], ids=["plain", "penalised"])
 @pytest.mark.parametrize("spec", EVERY_DRAFTER)
-def test_greedy_ids_are_those_of_generate(
+def test_greedy_ids_equal_generate(
     target: Any,
     every_strategy: dict[str, Strategy],
     one: Any,
@@ -39,7 +39,7 @@ def test_greedy_ids_are_those_of_generate(
     strategy = every_strategy[spec]
     drafts_accepted = 0
     for inputs in (one, three):
-        expected, found = both(target, strategy, inputs, **options)
+        expected, found = with_and_without(target, strategy, inputs, **options)
         assert torch.equal(found, expected)
         assert found.dtype == torch.long
         drafts_accepted += accepted(strategy)
@@ -48,7 +48,7 @@ def test_greedy_ids_are_those_of_generate(
 
 
 @pytest.mark.parametrize("spec", EVERY_DRAFTER)
-def test_sampled_ids_and_random_state_are_those_of_generate(
+def test_sampled_ids_and_random_state_equal_generate(
     target: Any, every_strategy: dict[str, Strategy], one: Any, three: Any, spec: str
 ) -> None:
     strategy = every_strategy[spec]
@@ -56,7 +56,7 @@ def test_sampled_ids_and_random_state_are_those_of_generate(
     lengths: set[int] = set()
     for inputs, seeds in ((one, 2), (three, 4)):
         for seed in range(seeds):
-            expected, found = both(
+            expected, found = with_and_without(
                 target, strategy, inputs, seed, eos_token_id=ENDS if seed % 2 else None, **SAMPLED
             )
             assert torch.equal(found, expected)
@@ -69,7 +69,9 @@ def test_sampled_ids_and_random_state_are_those_of_generate(
 @pytest.mark.parametrize(
     "options", [GREEDY, PENALISED, SAMPLED], ids=["plain", "penalised", "sampled"]
 )
-def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, Any]) -> None:
+def test_trees_with_side_branches_equal_generate(
+    target: Any, three: Any, options: dict[str, Any]
+) -> None:
     side_branches = 0
     for seed in range(3):
         torch.manual_seed(seed)
@@ -83,7 +85,7 @@ def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, An
         }
         drafter = ScriptedTree(answers, VOCAB, seed)
         strategy = Strategy(drafter)
-        expected, found = both(target, strategy, three, seed, **options)
+        expected, found = with_and_without(target, strategy, three, seed, **options)
         assert torch.equal(found, expected)
         assert all(row.tokens_per_forward > 1 for row in strategy.stats)
         side_branches += drafter.side_branches
@@ -94,38 +96,40 @@ def test_trees_with_side_branches(target: Any, three: Any, options: dict[str, An
     ("name", "implementation"),
     [("mistral", "sdpa"), ("gemma2", "eager"), ("gpt_oss", "eager"), ("falcon", "eager")],
 )
-def test_other_attention(name: str, implementation: str) -> None:
-    model = made(name, implementation)
+def test_other_kinds_of_attention_equal_generate(name: str, implementation: str) -> None:
+    model = cached_model(name, implementation)
     inputs = padded([[5, 9, 33, 7] * 4, [11, 3, 4] * 4, [8, 21, 7, 30, 12] * 3])
     strategy = Strategy("prompt_lookup:max_draft_tokens=5,budget=false")
     for options in (GREEDY, SAMPLED):
-        expected, found = both(model, strategy, inputs, **options)
+        expected, found = with_and_without(model, strategy, inputs, **options)
         assert torch.equal(found, expected)
-        expected, found = both(model, strategy, {"input_ids": inputs["input_ids"][:1]}, **options)
+        expected, found = with_and_without(
+            model, strategy, {"input_ids": inputs["input_ids"][:1]}, **options
+        )
         assert torch.equal(found, expected)
 
 
-def test_prompts_longer_than_a_prefill_chunk(target: Any, three: Any) -> None:
+def test_prompts_may_exceed_a_prefill_chunk(target: Any, three: Any) -> None:
     strategy = Strategy("prompt_lookup:budget=false")
-    both(target, strategy, three)
+    with_and_without(target, strategy, three)
     (_, _, engine) = strategy._engines[target]
-    engine.model.prefill_chunk = 32  # of 39, 36 and 30 tokens
-    expected, found = both(target, strategy, three, **SAMPLED)
+    engine.model.prefill_chunk = 32  # the prompts have 39, 36 and 30 tokens
+    expected, found = with_and_without(target, strategy, three, **SAMPLED)
     assert torch.equal(found, expected)
     assert [row.prefill_forwards for row in strategy.stats] == [1, 2, 2]
 
 
-def test_several_answers_per_prompt(
+def test_several_sequences_per_prompt_equal_generate(
     target: Any, strategies: dict[str, Strategy], three: Any
 ) -> None:
     options = {**SAMPLED, "encoder_repetition_penalty": 1.2, "num_return_sequences": 2}
     single = {name: value[:1] for name, value in three.items()}
-    expected, found = both(target, strategies[DRAFTERS[2]], single, **options)
+    expected, found = with_and_without(target, strategies[DRAFTERS[2]], single, **options)
     assert found.shape[0] == 2
     assert torch.equal(found, expected)
 
 
-def test_shared_noise_is_that_of_multinomial() -> None:
+def test_shared_noise_equals_multinomial() -> None:
     # The shape is steps, rows, vocabulary.
     probs = torch.rand(8, 3, 97, generator=torch.Generator().manual_seed(1)).softmax(-1)
     torch.manual_seed(3)
@@ -141,19 +145,19 @@ def test_shared_noise_is_that_of_multinomial() -> None:
     for row, step in order:
         assert int((probs[step, row] / noise.take(row, step, 97)).argmax()) == expected[step][row]
     assert torch.equal(torch.rand(2), after)
-    assert noise.num_shares == 4  # row 0 has steps 4 to 7 before it
+    assert noise.num_shares == 4  # row 0 has not yet taken the noise of steps 4 to 7
     noise.leave(0)
     assert noise.num_shares == 0
 
 
-def test_noise_drawn_as_rows_come_would_be_noticed(
+def test_noise_in_another_order_changes_the_ids(
     target: Any, draft: Any, three: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class AsTheyCome(SharedNoise):
+    class UnorderedNoise(SharedNoise):
         def take(self, row: int, step: int, vocab: int) -> Tensor:
             return torch.empty(vocab).exponential_(1)
 
-    monkeypatch.setattr(decoding, "SharedNoise", AsTheyCome)
+    monkeypatch.setattr(decoding, "SharedNoise", UnorderedNoise)
     torch.manual_seed(0)
     expected = target.generate(**three, **SAMPLED, pad_token_id=0, max_new_tokens=24)
     torch.manual_seed(0)

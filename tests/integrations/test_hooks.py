@@ -1,4 +1,4 @@
-"""Processors, criteria and streamers see what transformers shows them."""
+"""Test that processors, criteria and streamers get what transformers passes to them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.integrations.common import (
     GREEDY,
     SAMPLED,
     Recorder,
-    both,
+    with_and_without,
 )
 
 
-class SeenScores(LogitsProcessor):  # type: ignore[misc]
+class RecordingProcessor(LogitsProcessor):  # type: ignore[misc]
     def __init__(self) -> None:
         self.prefixes: list[list[int]] = []
 
@@ -43,7 +43,7 @@ class SeenScores(LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
-class SeenTokens(StoppingCriteria):  # type: ignore[misc]
+class RecordingCriterion(StoppingCriteria):  # type: ignore[misc]
     def __init__(self) -> None:
         self.prefixes: list[list[int]] = []
 
@@ -52,13 +52,13 @@ class SeenTokens(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def test_processors_and_criteria_see_every_true_prefix_once(
+def test_processors_and_criteria_get_every_prefix_once(
     target: Any, strategies: dict[str, Strategy], one: Any, three: Any
 ) -> None:
     for inputs in (one, three):
         seen = []
         for strategy in (None, strategies[DRAFTERS[2]]):
-            processor, criterion = SeenScores(), SeenTokens()
+            processor, criterion = RecordingProcessor(), RecordingCriterion()
             target.generate(
                 **inputs,
                 do_sample=False,
@@ -75,7 +75,7 @@ def test_processors_and_criteria_see_every_true_prefix_once(
             assert len(inputs["input_ids"]) > 1 or theirs == ours
 
 
-def test_processors_that_know_the_batch(
+def test_processors_that_depend_on_the_batch(
     target: Any, strategies: dict[str, Strategy], three: Any
 ) -> None:
     strategy = strategies[DRAFTERS[1]]
@@ -93,34 +93,40 @@ def test_processors_that_know_the_batch(
             "top_k": 30,
         },
     ):
-        expected, found = both(target, strategy, three, **options)
+        expected, found = with_and_without(target, strategy, three, **options)
         assert torch.equal(found, expected)
 
 
-def test_guidance_with_one_prompt(target: Any, strategies: dict[str, Strategy], one: Any) -> None:
-    expected, found = both(target, strategies[DRAFTERS[2]], one, guidance_scale=1.5, **SAMPLED)
+def test_guidance_with_one_prompt_equals_generate(
+    target: Any, strategies: dict[str, Strategy], one: Any
+) -> None:
+    expected, found = with_and_without(
+        target, strategies[DRAFTERS[2]], one, guidance_scale=1.5, **SAMPLED
+    )
     assert torch.equal(found, expected)
 
 
-def test_time_limit(target: Any, strategies: dict[str, Strategy], three: Any) -> None:
+def test_the_time_limit_equals_generate(
+    target: Any, strategies: dict[str, Strategy], three: Any
+) -> None:
     for strategy in strategies.values():
-        expected, found = both(target, strategy, three, max_time=1e-9, eos_token_id=2)
+        expected, found = with_and_without(target, strategy, three, max_time=1e-9, eos_token_id=2)
         assert torch.equal(found, expected)
         assert found.shape[1] == three["input_ids"].shape[1] + 1
 
 
-def test_no_token_follows_an_end(target: Any, one: Any, draft: Any) -> None:
+def test_no_token_follows_an_end_token(target: Any, one: Any, draft: Any) -> None:
     answer = target.generate(**one, do_sample=False, max_new_tokens=20, eos_token_id=None)[
         0, one["input_ids"].shape[1] :
     ]
-    # every guess is right: all ends are inside a run
+    # Every draft token is correct, so all end tokens are within accepted drafts.
     strategy = Strategy("draft_model:max_draft_tokens=8", draft_model=target)
-    for place in (0, 3, 11):
-        ends = [int(answer[place]), 254, 255]
-        expected, found = both(target, strategy, one, eos_token_id=ends, **GREEDY)
+    for index in (0, 3, 11):
+        ends = [int(answer[index]), 254, 255]
+        expected, found = with_and_without(target, strategy, one, eos_token_id=ends, **GREEDY)
         assert torch.equal(found, expected)
     for length in range(1, 14):
-        expected, found = both(target, strategy, one, max_new_tokens=length, **GREEDY)
+        expected, found = with_and_without(target, strategy, one, max_new_tokens=length, **GREEDY)
         assert torch.equal(found, expected)
 
 
@@ -165,12 +171,12 @@ def test_stop_strings_wherever_they_are_set(target: Any, text: Any, three: Any) 
         generate(model, **three, drafter="prompt_lookup")
     with pytest.raises(
         ValueError, match="one or more stop strings"
-    ):  # transformers' own words: it has not come to us yet
+    ):  # transformers raises this before it calls the Strategy
         model.generate(**common, custom_generate=strategy)
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
-def test_a_streamer_gets_what_transformers_gives_it(
+def test_a_streamer_gets_the_same_values(
     target: Any, draft: Any, one: Any, three: Any, spec: str
 ) -> None:
     for inputs in (one, three):
@@ -183,7 +189,7 @@ def test_a_streamer_gets_what_transformers_gives_it(
         assert ours.ended == 1
 
 
-def test_text_streams_end_also_after_an_error(target: Any, text: Any, one: Any) -> None:
+def test_text_streams_end_after_an_error(target: Any, text: Any, one: Any) -> None:
     streamer = TextIteratorStreamer(text, timeout=5)
     found = generate(target, **one, streamer=streamer, drafter="prompt_lookup", max_new_tokens=8)
     assert "".join(streamer) == text.decode(found[0])
@@ -198,7 +204,7 @@ def test_text_streams_end_also_after_an_error(target: Any, text: Any, one: Any) 
 
 
 @pytest.mark.parametrize("spec", DRAFTERS[:2])
-def test_a_streamer_given_to_the_models_own_generate(
+def test_a_streamer_works_with_generate_of_the_model(
     target: Any, text: Any, one: Any, three: Any, spec: str
 ) -> None:
     strategy = Strategy(spec)
@@ -230,7 +236,9 @@ def test_a_streamer_given_to_the_models_own_generate(
 
 
 def test_stop_strings_end_a_text_stream(target: Any, text: Any, one: Any) -> None:
-    """Read in another thread, as users do: it gets what it gets without drafts, and ends."""
+    """Read the stream in another thread, as users do; it equals the stream without drafts, and
+    ends.
+    """
     width = one["input_ids"].shape[1]
     stop = text.decode(
         target.generate(**one, do_sample=False, max_new_tokens=24)[0, width + 5 : width + 7]
@@ -256,8 +264,8 @@ def test_stop_strings_end_a_text_stream(target: Any, text: Any, one: Any) -> Non
 
 
 @pytest.mark.parametrize("how", ["model.compile", "model.forward", "torch.compile"])
-def test_compiled_models(target: Any, one: Any, how: str) -> None:
-    """Our forwards run as they are written, and what the caller has compiled stays his."""
+def test_compiled_models_stay_compiled(target: Any, one: Any, how: str) -> None:
+    """The package runs models uncompiled, and does not change what the caller has compiled."""
     model = copy.deepcopy(target)
     expected = model.generate(**one, max_new_tokens=8, do_sample=False)
     compiled = model

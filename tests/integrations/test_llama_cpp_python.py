@@ -1,4 +1,4 @@
-"""The object for llama-cpp-python's `draft_model`, called as `Llama.generate` calls it."""
+"""Test the draft model for llama-cpp-python, called as `Llama.generate` calls it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decode(draft_model: LlamaCppDraftModel, prompt: list[int], answer: list[int]
 def test_repeated_text_takes_few_forward_passes(drafter: str) -> None:
     draft_model = LlamaCppDraftModel(drafter, max_draft_tokens=6)
     assert decode(draft_model, TEXT[:16], TEXT[16:]) < 0.5 * len(TEXT[16:])
-    assert decode(draft_model, [3, 1, 4], TEXT[:24]) <= 24  # a new text
+    assert decode(draft_model, [3, 1, 4], TEXT[:24]) <= 24  # an unrelated text
 
 
 def test_drafts_are_short_and_of_the_right_type() -> None:

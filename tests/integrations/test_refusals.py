@@ -1,4 +1,4 @@
-"""What is refused, and in which words."""
+"""Test what a Strategy refuses, and the error messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.integrations.transformers import Strategy, generate
 from paceline.model.forward_arguments import GENERATE_CACHE
 from tests.integrations.common import (
     VOCAB,
-    make,
+    make_model,
 )
 
 
@@ -57,7 +57,7 @@ from tests.integrations.common import (
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_options_that_are_refused(
+def test_unsupported_options_are_refused(
     target: Any, one: Any, options: dict[str, Any], words: str | None
 ) -> None:
     error = ConfigError if words else CapacityError
@@ -80,7 +80,7 @@ def _takes_token_types(model: Any) -> Any:
         ([0, 0, 0, 0], "only zeros"),
     ],
 )
-def test_masks_that_are_refused(target: Any, mask: list[int], words: str) -> None:
+def test_unsupported_masks_are_refused(target: Any, mask: list[int], words: str) -> None:
     inputs = {
         "input_ids": torch.tensor([[5, 6, 7, 8]] * 2),
         "attention_mask": torch.tensor([[1, 1, 1, 1], mask]),
@@ -89,34 +89,36 @@ def test_masks_that_are_refused(target: Any, mask: list[int], words: str) -> Non
         target.generate(**inputs, max_new_tokens=4, pad_token_id=0, custom_generate=Strategy())
 
 
-def test_caches_that_are_refused(target: Any, one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(words: str, cache: Any, **changes: Any) -> None:
+def test_unsupported_caches_are_refused(
+    target: Any, one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_refused(words: str, cache: Any, **changes: Any) -> None:
         inputs = {"max_new_tokens": 4, **one, **changes}
         with pytest.raises(ConfigError, match=words):
             target.generate(**inputs, **{GENERATE_CACHE: cache}, custom_generate=Strategy())
 
-    refused("got a StaticCache", StaticCache(config=target.config, max_cache_len=64))
+    check_refused("got a StaticCache", StaticCache(config=target.config, max_cache_len=64))
     monkeypatch.setattr(QuantizedCache, "__init__", lambda self: Cache.__init__(self, layers=[]))
-    refused("got a QuantizedCache", QuantizedCache())
-    held = DynamicCache()
-    target.generate(**one, **{GENERATE_CACHE: held}, max_new_tokens=3)
-    refused("whole text", held, input_ids=one["input_ids"][:, :5], attention_mask=None)
+    check_refused("got a QuantizedCache", QuantizedCache())
+    filled = DynamicCache()
+    target.generate(**one, **{GENERATE_CACHE: filled}, max_new_tokens=3)
+    check_refused("whole text", filled, input_ids=one["input_ids"][:, :5], attention_mask=None)
     new = {
         "input_ids": torch.tensor([[5, 6]]),
-        "attention_mask": torch.ones(1, held.get_seq_length() + 2, dtype=torch.long),
+        "attention_mask": torch.ones(1, filled.get_seq_length() + 2, dtype=torch.long),
     }
-    refused("whole text", held, **new)
+    check_refused("whole text", filled, **new)
     longer = torch.cat([one["input_ids"], torch.full((1, 9), 7)], dim=-1).repeat(2, 1)
-    refused(
+    check_refused(
         "got 1 rows; expected 2",
-        held,
+        filled,
         input_ids=longer,
         attention_mask=torch.ones_like(longer),
         pad_token_id=0,
     )
 
 
-def test_batches_that_are_refused(target: Any, three: Any) -> None:
+def test_unsupported_batches_are_refused(target: Any, three: Any) -> None:
     class Never(StoppingCriteria):  # type: ignore[misc]
         def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
             return torch.zeros(len(input_ids), dtype=torch.bool)
@@ -131,8 +133,9 @@ def test_batches_that_are_refused(target: Any, three: Any) -> None:
 def test_adapters_with_virtual_tokens_are_refused(
     target: Any, one: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What PEFT 0.21 does while it generates, without PEFT; an adapter in the weights needs
-    nothing of it.
+    """Imitate PEFT 0.21 during generation, without PEFT.
+
+    Adapters in the weights are supported; adapters with virtual tokens are not.
     """
 
     class Config:
@@ -157,7 +160,7 @@ def test_adapters_with_virtual_tokens_are_refused(
         target.generate(**one, max_new_tokens=2, custom_generate=Strategy())
 
 
-def test_models_and_arguments_that_are_refused(target: Any, draft: Any, one: Any) -> None:
+def test_unsupported_models_and_arguments_are_refused(target: Any, draft: Any, one: Any) -> None:
     embeds = target.get_input_embeddings()(one["input_ids"]).detach()
     with pytest.raises(ConfigError, match="inputs_embeds"):
         target.generate(inputs_embeds=embeds, max_new_tokens=4, custom_generate=Strategy())
@@ -185,7 +188,7 @@ def test_models_and_arguments_that_are_refused(target: Any, draft: Any, one: Any
             target,
             **one,
             drafter="draft_model",
-            draft_model=make("llama", vocab_size=97),
+            draft_model=make_model("llama", vocab_size=97),
             max_new_tokens=4,
         )
     target.train()

@@ -1,4 +1,4 @@
-"""Scores, logits and caches that come back, and caches that go on."""
+"""Test returned scores, logits and caches, and caches that are continued."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from tests.integrations.common import (
     ENDS,
     SAMPLED,
     Recorder,
-    both,
-    made,
+    cached_model,
     padded,
+    with_and_without,
 )
 
 
-def test_scores_logits_and_cache_of_rows_that_end_at_different_steps(
+def test_scores_logits_and_cache_equal_generate(
     target: Any, strategies: dict[str, Strategy], three: Any
 ) -> None:
     for strategy in strategies.values():
-        expected, found = both(target, strategy, three, eos_token_id=ENDS, **SAMPLED, **ALL_OUTPUTS)
+        expected, found = with_and_without(
+            target, strategy, three, eos_token_id=ENDS, **SAMPLED, **ALL_OUTPUTS
+        )
         assert len({row.new_tokens for row in strategy.stats}) > 1
         assert type(found) is type(expected)
         assert torch.equal(found.sequences, expected.sequences)
@@ -50,7 +52,7 @@ def test_scores_logits_and_cache_of_rows_that_end_at_different_steps(
             )
 
 
-def test_only_what_was_asked_for_is_returned(
+def test_only_requested_outputs_are_returned(
     target: Any, strategies: dict[str, Strategy], one: Any
 ) -> None:
     found = target.generate(
@@ -67,8 +69,8 @@ def test_only_what_was_asked_for_is_returned(
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_cache_is_continued_over_turns(name: str, rows: int) -> None:
-    model = made(name)
+def test_a_cache_may_be_continued_over_turns(name: str, rows: int) -> None:
+    model = cached_model(name)
     start = padded([[5, 9, 33, 7] * 4, [11, 3, 4] * 4, [8, 21, 7, 30, 12] * 3][:rows])
     options = {"do_sample": False, "max_new_tokens": 9, "eos_token_id": None, "pad_token_id": 0}
     strategy = Strategy("prompt_lookup:max_draft_tokens=3,budget=false")
@@ -90,27 +92,27 @@ def test_a_cache_is_continued_over_turns(name: str, rows: int) -> None:
             if mine and turn:
                 assert all(
                     5 <= row.query_tokens[0] <= 8 for row in strategy.stats
-                )  # last token, next turn, drafts; no old prompt
+                )  # the last token, the next turn and drafts, but no old prompt
             ids = torch.cat([found, torch.tensor([[17, 40, 41, 17]] * rows)], dim=-1)
             mask = torch.cat(
                 [mask, torch.ones(rows, ids.shape[1] - mask.shape[1], dtype=torch.long)], dim=-1
             )
 
 
-def test_an_error_leaves_a_cache_as_it_was(target: Any, one: Any) -> None:
+def test_an_error_leaves_the_cache_unchanged(target: Any, one: Any) -> None:
     cache = DynamicCache()
-    held_in = {GENERATE_CACHE: cache}
+    cache_option = {GENERATE_CACHE: cache}
     first = generate(
-        target, **one, **held_in, drafter="prompt_lookup", max_new_tokens=6, eos_token_id=None
+        target, **one, **cache_option, drafter="prompt_lookup", max_new_tokens=6, eos_token_id=None
     )
-    held = cache.get_seq_length()
+    length = cache.get_seq_length()
     with pytest.raises(KeyboardInterrupt):
         generate(
             target,
             first,
-            **held_in,
+            **cache_option,
             drafter="prompt_lookup",
             max_new_tokens=6,
             streamer=Recorder(fail_at=3),
         )
-    assert held == first.shape[1] - 1 == cache.get_seq_length()
+    assert length == first.shape[1] - 1 == cache.get_seq_length()

@@ -1,4 +1,4 @@
-"""Answers in every format of tool calls, with the message that each one stands for."""
+"""Outputs in every tool call format, with the message that each represents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMAS = {
 
 
 class Case(NamedTuple):
-    """An answer and its content and calls."""
+    """An output with its content and tool calls."""
 
     format: str
     text: str

@@ -1,4 +1,4 @@
-"""Objects in schemas of tools are limited to the properties they list, where that is correct."""
+"""Test that objects in tool schemas are limited to their listed properties where possible."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_nested_objects_and_unions_are_closed() -> None:
     assert "additionalProperties" not in schema
 
 
-def test_objects_that_stay_open() -> None:
-    """Must fail if they were closed: the closed schema would allow too little."""
+def test_some_objects_stay_open() -> None:
+    """Closing these would exclude valid objects."""
     unlisted = {"properties": {"a": {}}, "required": ["a", "b"]}
     given = {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}}
     free = {"type": "object"}
@@ -56,7 +56,7 @@ def test_definitions_are_closed_unless_they_are_combined() -> None:
     assert is_closed(found["$defs"]["B"])
 
 
-def test_functions_without_arguments() -> None:
+def test_functions_without_arguments_have_closed_schemas() -> None:
     for parameters in (None, {}, {"type": "object"}, {"description": "Nothing."}):
         function = {"name": "f", "parameters": parameters}
         (tool,) = tool_use([{"type": "function", "function": function}]).tools

@@ -1,4 +1,4 @@
-"""Every format: the calls in whole answers, and the same calls however the text is split."""
+"""Test every tool call format: calls in whole outputs, and in texts split anywhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THINK = ReasoningMarkers("<think>", "</think>")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.format)
-def test_calls(case: Case) -> None:
+def test_calls_are_parsed_in_every_format(case: Case) -> None:
     message = parse(FormatParser(FORMATS[case.format].read, SCHEMAS), case.text)
     assert message.content == case.content
     assert [(call.name, call.arguments) for call in message.tool_calls] == case.calls
@@ -30,8 +30,8 @@ def test_every_format_has_a_case() -> None:
     assert {case.format for case in CASES} == set(FORMATS)
 
 
-def test_reasoning() -> None:
-    """Before the answer, opened by the model or by the prompt; or none at all."""
+def test_reasoning_precedes_the_content() -> None:
+    """Reasoning may be opened by the model or by the prompt, or be absent."""
     hermes = FORMATS["hermes"].read
     for opened, text, reasoning in (
         (False, "<think>\nWhy not?\n</think>\n\nYes.", "Why not?"),
@@ -58,7 +58,7 @@ def check_splits(read: ReadAnswer, text: str, rng: random.Random, count: int) ->
 @pytest.mark.parametrize("count", [15, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.format)
 def test_streams_equal_the_whole(case: Case, count: int) -> None:
-    """Whole and cut off answers, with reasoning and without, in random parts."""
+    """Check whole and truncated outputs in random parts, with and without reasoning."""
     rng, read = random.Random(0), FORMATS[case.format].read
     check_splits(read, case.text, rng, count)
     reasoned = "<think>\nwhy </thin\n</think>\n\n" + case.text
@@ -68,8 +68,8 @@ def test_streams_equal_the_whole(case: Case, count: int) -> None:
         check_splits(read, case.text[:end], rng, 1)
 
 
-def test_a_wrong_split_is_noticed() -> None:
-    """Must fail: a parser that decides on what has arrived."""
+def test_a_parser_that_decides_too_early_fails() -> None:
+    """A parser that decides before all text has arrived must fail the check."""
 
     def read_hasty(source, writer, schemas):  # type: ignore[no-untyped-def]
         source.ended = True
@@ -98,6 +98,6 @@ def test_formats_are_found_in_templates(template: str, name: str | None) -> None
     assert (None if found is None else found.name) == name
 
 
-def test_unknown_names() -> None:
+def test_unknown_format_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'hermes'"):
         named_format("hermess")

@@ -1,4 +1,4 @@
-"""Answers that transformers parses, by the response template of a tokenizer."""
+"""Test outputs that transformers parses with the response template of a tokenizer."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ def read(text: str, cuts: list[int], prompt: str = PROMPT, tools: Any = (TOOL,))
     ],
 )
 @pytest.mark.parametrize("count", [20, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_answers(prompt: str, text: str, expected: Any, count: int) -> None:
-    """Whole and split: reasoning, calls, and text that is no call."""
+def test_outputs_are_parsed_whole_and_split(
+    prompt: str, text: str, expected: Any, count: int
+) -> None:
+    """Check whole and split texts: reasoning, calls, and text that only resembles a call."""
     assert read(text, [], prompt) == expected
     rng = random.Random(0)
     for _ in range(count):
@@ -78,7 +80,7 @@ def test_calls_without_tools_are_text() -> None:
     assert read(f"a {CALL} b", [], tools=()) == ("", f"a {CALL} b", [])
 
 
-def test_reasoning_that_the_prompt_opens() -> None:
+def test_the_prompt_may_open_the_reasoning() -> None:
     parser = TemplateParser(TEMPLATE, OPEN_PROMPT, ())
     assert parser.in_reasoning
     parser.feed("Why?</think>")

@@ -32,7 +32,7 @@ KIND = DocumentKind("a kind", 3, Content)
 INNER = Inner("x", 0.5, (1, 2))
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_documents_are_read_back(tmp_path: Path) -> None:
     content = Content((INNER, Inner("y", 1, (), True)), {"a": INNER}, (0.25, 2.0))
     path = tmp_path / "folder" / "document.json"
     write_document(path, KIND, content, derived={"figures": content.inner})
@@ -51,7 +51,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     )
 
 
-def test_another_kind_is_named_beside_those_expected(tmp_path: Path) -> None:
+def test_the_error_names_other_kinds_of_documents(tmp_path: Path) -> None:
     path = tmp_path / "document.json"
     write_document(path, KIND, Content((), {}))
     with pytest.raises(
@@ -79,7 +79,9 @@ def test_another_kind_is_named_beside_those_expected(tmp_path: Path) -> None:
         ({"name": ...}, r"got nothing; expected this field @ .inner\[0\].name"),
     ],
 )
-def test_a_damaged_field_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_the_error_names_a_damaged_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     path = tmp_path / "document.json"
     write_document(path, KIND, Content((INNER,), {"a": INNER}))
     document = json.loads(path.read_text())

@@ -8,7 +8,7 @@ from paceline.report.progress import progress_bar
 
 
 @pytest.mark.parametrize(("shown", "terminal"), [(True, False), (False, True), (True, True)])
-def test_into_a_pipe_nothing_is_written(
+def test_nothing_is_written_to_a_pipe(
     shown: bool, terminal: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if terminal:

@@ -1,4 +1,4 @@
-"""Test the three renderings of a table."""
+"""Test tables as Markdown, on the console, and as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLE = Table.of(
 )
 
 
-def test_markdown() -> None:
+def test_tables_in_markdown() -> None:
     assert TABLE.markdown() == [
         "Title:",
         "",
@@ -36,7 +36,7 @@ def test_markdown() -> None:
     ]
 
 
-def test_console() -> None:
+def test_tables_on_the_console() -> None:
     console = Console(file=io.StringIO(), width=80)
     TABLE.show(console)
     lines = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def test_console() -> None:
     ]
 
 
-def test_data_and_columns() -> None:
+def test_data_and_columns_of_tables() -> None:
     data = TABLE.data()
     assert data["columns"] == ["method", "tokens/s", "pair", "left"]
     assert data["rows"] == (("[a]", 1.234, (0.5, "x"), "text"), ("b", None, None, 3))

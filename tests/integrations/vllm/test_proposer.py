@@ -1,5 +1,6 @@
-"""The class vLLM calls, behind a runner of our own: nothing it does may raise, and nothing
-stays.
+"""Test the class that vLLM calls, with a simulated runner.
+
+It must never raise, and must leave nothing behind.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ def config(spec: str = "sssd", **options: Any) -> Any:
     return vllm_config({"drafter": spec, "length": "full", **ours}, **options)
 
 
-def repeating(count: int = 6) -> list[Job]:
-    """Requests whose answers repeat their prompts."""
+def repetitive_requests(count: int = 6) -> list[Job]:
+    """Return requests whose outputs repeat their prompts."""
     return [
-        Job([*COPIES, 3 + place, *COPIES[:4]], [*COPIES[4:], 3 + place, *COPIES, EOS])
-        for place in range(count)
+        Job([*COPIES, 3 + index, *COPIES[:4]], [*COPIES[4:], 3 + index, *COPIES, EOS])
+        for index in range(count)
     ]
 
 
-def figure(name: str) -> float:
+def metric(name: str) -> float:
     return REGISTRY.get_sample_value(f"paceline:{name}", {"model_name": "tiny"}) or 0.0
 
 
@@ -59,26 +60,26 @@ def store(tmp_path: Path) -> Path:
         "none",
     ],
 )
-def test_drafters_draft(spec: str, length: str, store: Path) -> None:
+def test_drafts_are_accepted_and_counted(spec: str, length: str, store: Path) -> None:
     proposer = Proposer(config(spec.replace("STORE", str(store)), length=length))
-    work = repeating()
+    work = repetitive_requests()
     before = (
-        figure("spec_decode_num_draft_tokens_total"),
-        figure("spec_decode_num_accepted_tokens_total"),
+        metric("spec_decode_num_draft_tokens_total"),
+        metric("spec_decode_num_accepted_tokens_total"),
     )
     Runner(proposer, rows=3).run(work)
-    drafted = figure("spec_decode_num_draft_tokens_total") - before[0]
+    drafted = metric("spec_decode_num_draft_tokens_total") - before[0]
     assert drafted >= sum(job.drafted for job in work)
-    assert figure("spec_decode_num_accepted_tokens_total") - before[1] == sum(
+    assert metric("spec_decode_num_accepted_tokens_total") - before[1] == sum(
         job.accepted for job in work
     )
-    assert figure("tracked_requests") == 0
+    assert metric("tracked_requests") == 0
     if spec != "none":
         tokens = sum(len(job.answer) for job in work) / sum(job.steps for job in work)
-        assert tokens > 2, "answers that are copies come several tokens at a time"
+        assert tokens > 2, "repeated text must take fewer steps"
 
 
-def test_drafts_keep_within_k_and_the_context() -> None:
+def test_drafts_stay_within_k_and_the_context() -> None:
     proposer = Proposer(config(most=5, context=80))
     runner = Runner(proposer, rows=1, context=80)
     job = Job([*COPIES, *COPIES[:30]], [*COPIES[30:40]])
@@ -91,7 +92,7 @@ def test_drafts_keep_within_k_and_the_context() -> None:
     assert all(size <= max(0, 80 - text - 1) for text, size in seen)
 
 
-def test_only_rows_with_new_tokens_are_drafted_for() -> None:
+def test_only_rows_with_new_tokens_get_drafts() -> None:
     proposer = Proposer(config())
     text = np.array([[*COPIES, *COPIES[:8]], [*COPIES, *COPIES[:8]]], dtype=np.int32)
     drafts = proposer.propose([[], [COPIES[7]]], np.array([20, 48]), text)
@@ -101,15 +102,13 @@ def test_only_rows_with_new_tokens_are_drafted_for() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "any"])
-def test_faults_of_the_drafter_end_nothing(kind: str) -> None:
-    """Whatever it does: the answers are there, drafts keep to the rules, faults are counted,
-    nothing is left.
-    """
+def test_faults_of_the_drafter_end_no_request(kind: str) -> None:
+    """All requests finish, drafts stay valid, faults are counted, and nothing is left behind."""
     rate = 0.2 if kind == "any" else 0.5
     proposer = Proposer(config(f"tests.support.faulty_drafter:Faulty:kind={kind},rate={rate}"))
-    before = figure("drafter_failures_total")
+    before = metric("drafter_failures_total")
     runner = Runner(proposer, rows=4)
-    work = repeating(12)
+    work = repetitive_requests(12)
     waiting = [*work]
     while waiting or runner.batch:
         while waiting and None in runner.rows:
@@ -119,9 +118,9 @@ def test_faults_of_the_drafter_end_nothing(kind: str) -> None:
             assert len(draft) <= 8
             assert all(type(token) is int and 0 <= token < 256 for token in draft)
     assert all(job.done for job in work)
-    assert figure("tracked_requests") == 0
-    if kind not in ("nan", "fewer"):  # nonsense as a chance is no fault; one tree of none is none
-        assert figure("drafter_failures_total") > before
+    assert metric("tracked_requests") == 0
+    if kind not in ("nan", "fewer"):  # a bad confidence is no fault, nor is a missing tree
+        assert metric("drafter_failures_total") > before
 
 
 def test_a_fault_ends_drafting_for_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +135,7 @@ def test_a_fault_ends_drafting_for_its_request_only(monkeypatch: pytest.MonkeyPa
         return whole(self, seqs, max_nodes)
 
     monkeypatch.setattr(Sssd, "propose", poisoned)
-    work = repeating(4)
+    work = repetitive_requests(4)
     Runner(proposer, rows=4).run(work)
     assert [job.drafted > 0 for job in work] == [True, True, False, True]
 
@@ -144,43 +143,41 @@ def test_a_fault_ends_drafting_for_its_request_only(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "arguments", [([[1]], 3, "x"), ([[1]], None, None), ([[1, 2]], np.array([1]), np.ones((1, 4)))]
 )
-def test_whatever_vllm_passes_nothing_is_raised(arguments: tuple[Any, ...]) -> None:
+def test_bad_arguments_raise_nothing(arguments: tuple[Any, ...]) -> None:
     proposer = Proposer(config())
     assert proposer.propose(*arguments) == [[]]
-    work = repeating(2)
+    work = repetitive_requests(2)
     Runner(proposer, rows=2).run(work)
-    assert all(job.drafted for job in work), "it goes on afterwards"
+    assert all(job.drafted for job in work), "drafting must continue afterwards"
 
 
-def test_a_store_that_cannot_be_read_is_tried_again(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_store_is_tried_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "_SETTINGS", ProposerSettings(retry_seconds=0.0))
     hidden = store.with_name("hidden")
     shutil.move(store, hidden)
     proposer = Proposer(config(f"sssd:datastore={store}"))
-    work = repeating(2)
+    work = repetitive_requests(2)
     Runner(proposer, rows=2).run(work)
     assert not any(job.drafted for job in work)
     shutil.move(hidden, store)
-    work = repeating(2)
+    work = repetitive_requests(2)
     Runner(proposer, rows=2).run(work)
     assert all(job.drafted for job in work)
 
 
-def test_a_store_that_is_damaged_while_it_is_used(store: Path) -> None:
+def test_a_store_may_be_damaged_while_it_is_used(store: Path) -> None:
     proposer = Proposer(config(f"sssd:datastore={store}"))
-    Runner(proposer, rows=2).run(repeating(2))
+    Runner(proposer, rows=2).run(repetitive_requests(2))
     (store / "manifest.json").write_text("{")
-    before = figure("drafter_failures_total")
-    work = repeating(2)
+    before = metric("drafter_failures_total")
+    work = repetitive_requests(2)
     Runner(proposer, rows=2).run(work)
     assert all(job.done for job in work)
-    assert figure("drafter_failures_total") > before
+    assert metric("drafter_failures_total") > before
 
 
-def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
-    """A second proposer of the same store, as in another worker or after a restart, knows them."""
+def test_finished_outputs_are_added_to_a_new_store(tmp_path: Path) -> None:
+    """A second proposer of the store, as after a restart, drafts from the outputs."""
     path = tmp_path / "new"
     rng = random.Random(3)
     answer = [rng.randrange(10, 250) for _ in range(60)]
@@ -188,12 +185,14 @@ def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
     Runner(first, rows=1).run([Job([7, 8, 9], [*answer, EOS])])
     until = time.monotonic() + 90
     steps = len(answer)
-    while steps > 20 and time.monotonic() < until:  # it can be searched a moment later
+    while (
+        steps > 20 and time.monotonic() < until
+    ):  # new documents can be searched after a short time
         again = Job([7, 8, 9], [*answer, EOS])
         Runner(first, rows=1).run([again])
         steps = again.steps
     assert steps <= 20
-    first._drafting._drafter.drafter._store.flush()  # type: ignore[union-attr]  # else after 30 seconds
+    first._drafting._drafter.drafter._store.flush()  # type: ignore[union-attr]  # without this, after 30 seconds
     assert datastore.info(path).documents > 1
     assert not datastore.verify(path)
     other = Job([7, 8, 9], [*answer, EOS])
@@ -201,14 +200,14 @@ def test_finished_answers_go_into_a_store_that_is_begun(tmp_path: Path) -> None:
     assert other.steps <= 20
 
 
-def test_what_is_asked_for_no_more_is_forgotten() -> None:
+def test_requests_without_calls_are_forgotten() -> None:
     proposer = Proposer(config(idle=0.05))
-    # they end by their length
-    Runner(proposer, rows=3).run([Job([5, 6, 7, place], [8, 9, 10]) for place in range(3)])
+    # These requests end by their length.
+    Runner(proposer, rows=3).run([Job([5, 6, 7, index], [8, 9, 10]) for index in range(3)])
     until = time.monotonic() + 90
-    while figure("tracked_requests") and time.monotonic() < until:
+    while metric("tracked_requests") and time.monotonic() < until:
         time.sleep(0.02)
-    assert figure("tracked_requests") == 0
+    assert metric("tracked_requests") == 0
 
 
 def test_other_ranks_draft_nothing() -> None:
@@ -230,9 +229,7 @@ def test_other_ranks_draft_nothing() -> None:
         ({"idle": 0}, "at least"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused_at_the_start(
-    options: dict[str, Any], what: str
-) -> None:
+def test_bad_options_are_refused_at_the_start(options: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         Proposer(vllm_config(options))
 
@@ -242,7 +239,7 @@ def test_a_store_of_another_vocabulary_is_refused_at_the_start(store: Path) -> N
         Proposer(config(f"sssd:datastore={store}", vocab=100))
 
 
-def test_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_faults_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     counted = []
     faults = guarded.Faults(lambda: counted.append(1))
     for _ in range(100):

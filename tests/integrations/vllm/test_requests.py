@@ -1,5 +1,6 @@
-"""Which row is which request: by the text alone, through moves, waiting, chunks and steps nobody
-was told of.
+"""Test how batch rows are assigned to requests by their text alone.
+
+Rows move, wait, are prefilled in chunks, and miss calls.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from paceline.integrations.vllm.requests import MAX_MISSED_CALLS, BatchRow, Requ
 from tests.support.vllm_runner import EOS, Job, Runner, vllm_config
 
 
-def row(place: int, text: list[int], new: int = 1) -> BatchRow:
-    return BatchRow(place, np.array(text, dtype=np.int32), new)
+def row(index: int, text: list[int], new: int = 1) -> BatchRow:
+    return BatchRow(index, np.array(text, dtype=np.int32), new)
 
 
 def known(*texts: list[int]) -> tuple[Requests, list[TrackedRequest]]:
-    """Requests whose texts are these, in rows 0, 1, ..."""
+    """Return requests with these texts in rows 0, 1, ..."""
     requests = Requests()
     made = []
-    for place, text in enumerate(texts):
-        request = TrackedRequest(row(place, text))
-        request.extend(row(place, text), len(text))
+    for index, text in enumerate(texts):
+        request = TrackedRequest(row(index, text))
+        request.extend(row(index, text), len(text))
         made.append(request)
     requests.record_rows(dict(enumerate(made)))
     return requests, made
 
 
-def test_rows_are_found_where_they_went() -> None:
+def test_moved_rows_are_recognised() -> None:
     requests, (one, two, three) = known([1, 2, 3], [4, 5], [6, 7, 8, 9])
     rows = [
         row(0, [6, 7, 8, 9, 1]),
@@ -54,19 +55,19 @@ def test_another_text_is_another_request(text: list[int]) -> None:
     assert requests.claim([row(0, text)]) == [None]
 
 
-def test_steps_that_were_missed_only_where_they_may_have_been() -> None:
+def test_missed_steps_are_allowed_only_up_to_the_gap() -> None:
     requests, (one,) = known([1, 2, 3])
     assert requests.claim([row(0, [1, 2, 3, 4, 5, 6])]) == [None]
     assert requests.claim([row(0, [1, 2, 3, 4, 5, 6])], gap=2) == [one]
     assert requests.claim([row(0, [1, 2, 3, 4, 5, 6, 7])], gap=2) == [None]
 
 
-def test_one_request_is_not_two_rows() -> None:
+def test_a_request_is_assigned_to_one_row() -> None:
     requests, (one,) = known([1, 2, 3])
     assert requests.claim([row(1, [1, 2, 3, 4]), row(0, [1, 2, 3, 4])]) == [None, one]
 
 
-def test_who_stays_away_has_finished() -> None:
+def test_absent_requests_count_as_finished() -> None:
     requests, (one, two) = known([1, 2], [3, 4])
     for turn in range(MAX_MISSED_CALLS):
         text = [3, 4, *[5] * (turn + 1)]
@@ -78,24 +79,24 @@ def test_who_stays_away_has_finished() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SpyOptions:
-    """None."""
+class RecordingDrafterOptions:
+    """Options of the spy, of which there are none."""
 
 
-class Spy(Drafter):
-    """Notes what it is told, and guesses what the answers are made of."""
+class RecordingDrafter(Drafter):
+    """Drafter that records its requests and drafts the typical continuation of the test texts."""
 
     name = "spy"
-    Options = SpyOptions
-    made: list[Spy] = []  # noqa: RUF012
+    Options = RecordingDrafterOptions
+    made: list[RecordingDrafter] = []  # noqa: RUF012
 
     def __init__(self) -> None:
         self.open: dict[int, Request] = {}
         self.texts: dict[int, list[list[int]]] = {}
-        Spy.made.append(self)
+        RecordingDrafter.made.append(self)
 
     @classmethod
-    def build(cls, options: SpyOptions) -> Spy:
+    def build(cls, options: RecordingDrafterOptions) -> RecordingDrafter:
         return cls()
 
     def start(self, seq: Request) -> None:
@@ -122,10 +123,10 @@ class Spy(Drafter):
         del self.open[seq.id]
 
 
-def spied(**options: Any) -> tuple[Proposer, Spy]:
+def recording_proposer(**options: Any) -> tuple[Proposer, RecordingDrafter]:
     proposer = Proposer(vllm_config({"drafter": f"{__name__}:Spy", "length": "full"}, **options))
-    Spy.made[-1].texts.clear()
-    return proposer, Spy.made[-1]
+    RecordingDrafter.made[-1].texts.clear()
+    return proposer, RecordingDrafter.made[-1]
 
 
 def jobs(count: int, rng: random.Random, end: bool = True) -> list[Job]:
@@ -143,12 +144,13 @@ def jobs(count: int, rng: random.Random, end: bool = True) -> list[Job]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_request_is_one_and_is_seen_whole(seed: int) -> None:
-    """Rows that move, wait and come back, prompts in chunks; half of the seeds with two requests
-    that say the same.
+def test_every_request_is_tracked_as_one(seed: int) -> None:
+    """Rows move, wait and return, and some prompts are prefilled in chunks.
+
+    Half of the seeds have two equal requests.
     """
     rng = random.Random(seed)
-    proposer, spy = spied()
+    proposer, spy = recording_proposer()
     waiting = jobs(30, rng)
     if seed % 2:
         waiting.insert(3, Job(waiting[2].prompt, waiting[2].answer))
@@ -164,8 +166,8 @@ def test_every_request_is_one_and_is_seen_whole(seed: int) -> None:
         runner.step()
     assert all(job.generated == len(job.answer) for job in everyone)
     assert sum(job.accepted for job in everyone) > 100
-    assert not spy.open, "state is left"
-    assert len(spy.texts) == len(everyone), "a request was split, or begun twice"
+    assert not spy.open, "the drafter has open requests"
+    assert len(spy.texts) == len(everyone), "a request was split or started twice"
     whole = sorted([*job.prompt, *job.answer] for job in everyone)
     for texts in spy.texts.values():
         assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(texts)), (
@@ -175,11 +177,9 @@ def test_every_request_is_one_and_is_seen_whole(seed: int) -> None:
     assert generated == whole
 
 
-def test_steps_without_a_question_near_the_end_of_the_context() -> None:
-    """vLLM asks nobody while a row is close to `max_model_len`; the others go on, and stay who
-    they are.
-    """
-    proposer, spy = spied(context=64)
+def test_requests_survive_missed_calls_near_the_context_end() -> None:
+    """vLLM calls no drafter while a row is near `max_model_len`; other requests stay the same."""
+    proposer, spy = recording_proposer(context=64)
     near = Job([11] * 40, [*range(20, 41), EOS])
     far = Job([12] * 5, [*range(100, 150), EOS])
     runner = Runner(proposer, rows=2, context=64)
@@ -192,15 +192,15 @@ def test_steps_without_a_question_near_the_end_of_the_context() -> None:
         runner.step(drafts=not close)
     assert near.done
     assert far.done
-    assert len(spy.texts) == 2, "what was missed has split a request"
+    assert len(spy.texts) == 2, "missed calls have split a request"
 
 
-def test_a_turn_that_repeats_a_finished_one_begins_anew() -> None:
-    proposer, spy = spied()
-    first = Job([11, 12, 13], [21, 22, 23])  # ends by its length: nobody says so
+def test_a_turn_after_a_finished_one_is_a_new_request() -> None:
+    proposer, spy = recording_proposer()
+    first = Job([11, 12, 13], [21, 22, 23])  # it ends by its length, which vLLM does not report
     second = Job([11, 12, 13, 21, 22, 23, 31, 32], [41, 42, EOS])
     runner = Runner(proposer)
     runner.run([first])
     runner.run([second])
     assert len(spy.texts) == 2
-    assert len(spy.open) == 1  # the first: it may still come back
+    assert len(spy.open) == 1  # the first request, which may still return

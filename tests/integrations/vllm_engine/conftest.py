@@ -1,4 +1,4 @@
-"""Everything here needs vLLM, and is run by `make test-vllm`, in an environment of its own."""
+"""Fixtures for tests that need vLLM; `make test-vllm` runs them in a separate environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all of them; without vLLM they are skipped."""
+    """Mark all tests of the folder, and skip them without vLLM."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.vllm)
@@ -23,17 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny model."""
+    """Return the folder of a tiny model."""
     return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
 def prompts() -> list[list[int]]:
-    """Twenty-four, of 5 to 90 tokens."""
+    """Return 24 prompts of 5 to 90 tokens."""
     return random_prompts(24)
 
 
 @pytest.fixture(scope="session")
 def references(model: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers answers to them, greedily: 100 tokens, or up to the end."""
+    """Return the greedy outputs of transformers: 100 tokens, or up to the end token."""
     return greedy(model, prompts, 100)

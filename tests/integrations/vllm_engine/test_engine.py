@@ -1,6 +1,4 @@
-"""vLLM's engine with our proposer: the same answers as transformers', whatever the scheduler
-does.
-"""
+"""Test vLLM's engine with the proposer: outputs equal those of transformers for all schedules."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import pytest
 
 from tests.support.vllm_engine import HOOK, blocks, offline
 
-COUNTS = [20 + 7 * (place % 12) for place in range(24)]
+COUNTS = [20 + 7 * (index % 12) for index in range(24)]
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 SCHEDULES: dict[str, dict[str, Any]] = {
     "chunked prefill and prefix caching": {
@@ -31,7 +29,7 @@ def cut(references: list[list[int]], longest: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_answers_are_those_of_transformers(
+def test_outputs_equal_transformers(
     schedule: str, model: Path, prompts: list[list[int]], references: list[list[int]]
 ) -> None:
     ours = {"drafter": "sssd", "length": "full"}
@@ -42,10 +40,8 @@ def test_answers_are_those_of_transformers(
         assert figures["vllm:num_preemptions"] > 0
 
 
-def test_a_prompt_that_is_in_the_cache(model: Path, prompts: list[list[int]]) -> None:
-    """Requests with the same long beginning: the later ones' is not computed, and drafted from
-    all the same.
-    """
+def test_prefix_caching_works_with_drafts(model: Path, prompts: list[list[int]]) -> None:
+    """Later requests reuse the cached start of the prompt, and are still drafted for."""
     start = [*prompts[0], *prompts[1], *prompts[2]][:96]
     alike = [[*start, *rest] for rest in (prompts[3][:5], prompts[4][:9], prompts[3][:5])]
     engine = {"enable_prefix_caching": True, "max_num_batched_tokens": 128, "max_num_seqs": 2}
@@ -56,18 +52,17 @@ def test_a_prompt_that_is_in_the_cache(model: Path, prompts: list[list[int]]) ->
     assert figures[ACCEPTED] > 0
 
 
-def test_lengths_that_pay(
+def test_automatic_draft_lengths_keep_the_outputs(
     model: Path, prompts: list[list[int]], references: list[list[int]]
 ) -> None:
-    """The length rule, too, may only cost time."""
     answers, _ = offline(model, prompts, COUNTS, HOOK, {"drafter": "prompt_lookup"})
     assert answers == cut(references, 100)
 
 
-def test_tensor_parallel(
+def test_tensor_parallelism_keeps_the_outputs(
     model: Path, prompts: list[list[int]], references: list[list[int]]
 ) -> None:
-    """Every rank is asked for drafts; the first one's are used."""
+    """Every rank is called for drafts; those of the first one are used."""
     some, counts = prompts[:8], COUNTS[:8]
     answers, figures = offline(
         model,

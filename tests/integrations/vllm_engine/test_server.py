@@ -1,5 +1,6 @@
-"""vLLM's HTTP server with our proposer, while requests are aborted and the drafter fails: it
-stays up, its answers are right.
+"""Test vLLM's HTTP server with aborted requests and a failing drafter.
+
+It stays up, and its outputs are correct.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ CLIENTS = 16
 
 @dataclass(frozen=True)
 class Server:
-    """Where it is, and the folder its answers go to."""
+    """Running server: its URL, and the datastore of its outputs."""
 
     url: str
     store: Path
@@ -37,8 +38,8 @@ class Server:
     def client(self) -> Any:
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300.0)
 
-    def figure(self, name: str) -> float:
-        """The sum of a figure over its labels."""
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over its labels."""
         lines = httpx2.get(self.url + "/metrics", timeout=30.0).text.splitlines()
         return sum(
             float(line.rsplit(" ", 1)[1])
@@ -47,7 +48,7 @@ class Server:
         )
 
     def paceline(self, *words: str) -> str:
-        """A command on its store, while it runs."""
+        """Run a datastore command on the server's store, while the server runs."""
         done = subprocess.run(
             [sys.executable, "-m", "paceline", "datastore", *words, str(self.store)],
             cwd=ROOT,
@@ -60,8 +61,9 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One whose drafter fails at one call in twenty, and whose finished answers go into a store
-    that is not there yet.
+    """Run a server whose drafter fails in one call of twenty.
+
+    Finished outputs go into a new store.
     """
     folder = tmp_path_factory.mktemp("server")
     figures = folder / "prometheus"
@@ -76,7 +78,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 def ask(server: Server, prompt: list[int], reference: list[int], seed: int) -> str:
-    """One request: "right", "wrong", or "aborted" after a while."""
+    """Send a request; return "right", "wrong", or "aborted" if it was closed early."""
     rng = random.Random(seed)
     count = rng.randrange(4, 60)
     request: dict[str, Any] = {
@@ -95,11 +97,11 @@ def ask(server: Server, prompt: list[int], reference: list[int], seed: int) -> s
         return "right" if answer.choices[0].token_ids == reference[:count] else "wrong"
 
 
-def test_many_requests_some_aborted_while_the_drafter_fails(
+def test_outputs_are_right_while_the_drafter_fails(
     server: Server, prompts: list[list[int]], references: list[list[int]]
 ) -> None:
     with ThreadPoolExecutor(CLIENTS) as pool:
-        asked = [
+        calls = [
             pool.submit(
                 ask,
                 server,
@@ -109,31 +111,31 @@ def test_many_requests_some_aborted_while_the_drafter_fails(
             )
             for number in range(REQUESTS)
         ]
-        while not all(one.done() for one in asked):
+        while not all(one.done() for one in calls):
             assert "tokens" in server.paceline("info")
             server.paceline("verify")
             time.sleep(2.0)
-        ends = [one.result() for one in asked]
+        ends = [one.result() for one in calls]
     assert ends.count("wrong") == 0
     assert ends.count("right") > 0.6 * REQUESTS
     assert ends.count("aborted") > 0.2 * REQUESTS
-    assert server.figure("paceline:drafter_failures_total") > REQUESTS / 100
-    assert server.figure("paceline:spec_decode_num_accepted_tokens_total") > 0
-    assert server.figure("vllm:spec_decode_num_accepted_tokens_total") > 0
+    assert server.metric("paceline:drafter_failures_total") > REQUESTS / 100
+    assert server.metric("paceline:spec_decode_num_accepted_tokens_total") > 0
+    assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
     until = time.monotonic() + 60
-    while server.figure("paceline:tracked_requests") or server.figure("vllm:num_requests_running"):
-        assert time.monotonic() < until, "state is left"
+    while server.metric("paceline:tracked_requests") or server.metric("vllm:num_requests_running"):
+        assert time.monotonic() < until, "requests are still open"
         time.sleep(0.5)
 
 
-def test_figures_beside_vllms(server: Server) -> None:
-    """After the requests above."""
-    assert server.figure("paceline:tokens_per_step_count") > 0
-    assert server.figure("paceline:retrieval_seconds_sum") > 0
-    drafted = server.figure("vllm:spec_decode_num_draft_tokens_total")
-    assert 0 < drafted <= server.figure("paceline:spec_decode_num_draft_tokens_total")
-    until = time.monotonic() + 60  # finished answers are on disk after half a minute
-    while server.figure("paceline:store_tokens") < 1000:
+def test_metrics_agree_with_those_of_vllm(server: Server) -> None:
+    """The metrics count the requests of the test above."""
+    assert server.metric("paceline:tokens_per_step_count") > 0
+    assert server.metric("paceline:retrieval_seconds_sum") > 0
+    drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
+    assert 0 < drafted <= server.metric("paceline:spec_decode_num_draft_tokens_total")
+    until = time.monotonic() + 60  # outputs are on disk after half a minute
+    while server.metric("paceline:store_tokens") < 1000:
         assert time.monotonic() < until
         time.sleep(1.0)
     assert datastore.info(server.store).documents > 50
