@@ -21,6 +21,9 @@ SUMS_PER_ROW = 64
 # Weights stored as [inner, outer]: groups of `SUMS_PER_ROW` outputs, and inputs, that are read
 # together. A block has 64 KiB in bfloat16 and lies in 64 pages, as many as an L1 TLB maps.
 TASKS_PER_BLOCK, INPUTS_PER_BLOCK = 8, 64
+# Rows that share one reading of such weights in bfloat16. The sums of 64 outputs then fill 24 of
+# the 32 registers.
+ROWS_PER_PAIR = 6
 # Multiply-adds of a product that are worth waking one sleeping thread.
 MULTIPLY_ADDS_PER_PRODUCT_HELPER = 1 << 21
 # Bytes of the L1 cache (32 or 48 KiB) that float32 rows and the weights of four outputs may fill.

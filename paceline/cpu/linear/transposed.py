@@ -1,15 +1,21 @@
 """Multiply rows by a weight stored as [inner, outer], as in some experts.
 
 A task computes the sums of a few hundred outputs. It reads a block of the weight's rows at a time,
-so that consecutive reads stay within a few pages of memory. Every sum takes one fused
+so that consecutive reads stay within a few pages of memory. In bfloat16 on processors with
+AVX512_BF16, sums follow the order of `input_pairs`. Otherwise, every sum takes one fused
 multiply-add per input, in the order of the inputs, in float32. The result does not depend on how
 many rows and outputs are computed together.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.tree import IntArray
+from paceline.cpu import avx512_dot
 from paceline.cpu.linear.call import (
     PRODUCT_CALL,
     SUMS_STRIDE,
@@ -19,45 +25,67 @@ from paceline.cpu.linear.call import (
     take_task,
     write_out,
 )
-from paceline.cpu.memory import FLOAT32, FLOAT_BYTES, HALF_BYTES, address, clear, load_row
-from paceline.cpu.settings import INPUTS_PER_BLOCK, TASKS_PER_BLOCK
+from paceline.cpu.linear.input_pairs import add_pairs, interleave
+from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, address, clear, load_row
+from paceline.cpu.settings import INPUTS_PER_BLOCK, ROWS_PER_PAIR, TASKS_PER_BLOCK
 from paceline.cpu.softmax_weighted_sum import QUERIES, STEP, VECTORS, add_weighted
 from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import inlined
 
 OUTER = STEP // FLOAT_BYTES  # the number of outputs is a multiple of this
 _GROUP = VECTORS * OUTER  # outputs whose sums stay in registers
+_AVAILABLE = avx512_dot.available()
 _add_group, _add_vector = add_weighted(VECTORS), add_weighted(1)
+_add_pair_group, _add_pair_vector = add_pairs(VECTORS, False), add_pairs(1, False)
+_interleave, _add_interleaved = interleave(VECTORS), add_pairs(VECTORS, True)
+
+
+class _ProductRows(NamedTuple):
+    """The rows of a product, in the format that the sums read.
+
+    Attributes:
+        source: Address of the rows.
+        number_bytes: Size of an input in bytes.
+        most: Maximum number of rows whose sums are computed together.
+        addresses: Addresses of the inputs of these rows.
+        in_pairs: Whether two inputs are multiplied at a time.
+        weights: Memory for interleaved weights of a block of inputs.
+    """
+
+    source: int
+    number_bytes: int
+    most: int
+    addresses: IntArray
+    in_pairs: bool
+    weights: NDArray[np.uint16]
 
 
 def _multiply(call_address: int) -> int:
     """Run a product's tasks until none is left; return how many this thread ran."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
-    number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     first = take_task(call_address) * TASKS_PER_BLOCK
     if first >= outer:
         return 0
-    wide = np.empty(0 if call.kind == FLOAT32 else count * inner, dtype=np.float32)
-    if call.kind != FLOAT32:
+    in_pairs = _AVAILABLE and call.kind == BFLOAT16
+    number_bytes, most = (HALF_BYTES, ROWS_PER_PAIR) if in_pairs else (FLOAT_BYTES, QUERIES)
+    is_wide = not in_pairs and call.kind != FLOAT32
+    wide = np.empty(count * inner if is_wide else 0, dtype=np.float32)
+    if is_wide:
         load_row(call.kind, call.rows, address(wide), count * inner)
     sums = np.empty(TASKS_PER_BLOCK * count * TASK, dtype=np.float32)
-    rows = np.empty(QUERIES, dtype=np.int64)
+    addresses = np.empty(max(QUERIES, ROWS_PER_PAIR), dtype=np.int64)
+    weights = np.empty(INPUTS_PER_BLOCK * _GROUP if in_pairs else 0, dtype=np.uint16)
     num_done = 0
     while first < outer:
         width = min(TASKS_PER_BLOCK * TASK, outer - first)
         clear(address(sums), TASKS_PER_BLOCK * count * SUMS_STRIDE)
+        # Numba frees an array after its last use: read its address inside the loop.
+        source = address(wide) if is_wide else call.rows
+        rows = _ProductRows(source, number_bytes, most, addresses, in_pairs, weights)
         for start in range(0, inner, INPUTS_PER_BLOCK):
             size = min(INPUTS_PER_BLOCK, inner - start)
-            weight = call.weight + (start * outer + first) * number_bytes
-            # Numba frees an array after its last use: read its address inside the loop.
-            source = call.rows if call.kind == FLOAT32 else address(wide)
-            for row in range(0, count, QUERIES):
-                queries = min(QUERIES, count - row)
-                for query in range(queries):
-                    rows[query] = source + ((row + query) * inner + start) * FLOAT_BYTES
-                target = address(sums) + row * SUMS_STRIDE
-                _add_block(call, queries, address(rows), weight, size, width, target)
+            _add_block(call, rows, start, size, first, width, address(sums))
         for output in range(0, width, TASK):
             total = address(sums) + output * count * FLOAT_BYTES
             write_out(call, total, 0, count, first + output, min(TASK, width - output))
@@ -71,31 +99,75 @@ multiply_transposed = TeamJob(_multiply, PRODUCT_CALL)
 
 @inlined
 def _add_block(
-    call: ProductCall, queries: int, rows: int, weight: int, size: int, width: int, sums: int
+    call: ProductCall, rows: _ProductRows, start: int, size: int, first: int, width: int, sums: int
 ) -> None:
-    """Add the products of `size` inputs and their weights to the sums of each row.
+    """Add the products of a block of inputs and their weights to the sums of all rows.
 
     Args:
         call: Product to compute.
-        queries: Number of rows.
-        rows: Address of an array that holds the address of each row's inputs.
+        rows: Rows of the product.
+        start: First input of the block.
+        size: Number of inputs.
+        first: First output.
+        width: Number of outputs.
+        sums: Address of the sums, float32 [tasks, rows, `TASK`].
+    """
+    weight_bytes, output = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES, 0
+    while output < width:
+        weight = call.weight + (start * call.outer + first + output) * weight_bytes
+        task = output // TASK * TASK
+        vectors = VECTORS if output - task + _GROUP <= min(TASK, width - task) else 1
+        target = sums + (task * call.count + output - task) * FLOAT_BYTES
+        interleaved = rows.in_pairs and vectors > 1 and call.count > rows.most
+        if interleaved:
+            source, weight = weight, address(rows.weights)
+            _interleave(source, call.outer * HALF_BYTES, size // 2, weight)
+        # All rows read the same few weights, which therefore stay in the L1 cache.
+        for row in range(0, call.count, rows.most):
+            num_rows = min(rows.most, call.count - row)
+            for index in range(num_rows):
+                number = (row + index) * call.inner + start
+                rows.addresses[index] = rows.source + number * rows.number_bytes
+            if interleaved:
+                inputs = address(rows.addresses)
+                _add_interleaved(num_rows, inputs, weight, 0, size // 2, target, SUMS_STRIDE)
+            else:
+                _add(call, rows, num_rows, weight, size, vectors, target)
+            target += num_rows * SUMS_STRIDE
+        output += vectors * OUTER
+
+
+@inlined
+def _add(
+    call: ProductCall,
+    rows: _ProductRows,
+    num_rows: int,
+    weight: int,
+    size: int,
+    vectors: int,
+    sums: int,
+) -> None:
+    """Add the products of `size` inputs and their weights to a few sums of a few rows.
+
+    Args:
+        call: Product to compute.
+        rows: Rows of the product, with the addresses of the inputs.
+        num_rows: Number of rows.
         weight: Address of the first weight.
         size: Number of inputs.
-        width: Number of outputs.
-        sums: Address of the first row's sums. Each row has `TASK` sums, and the rows are
-            contiguous.
+        vectors: Number of vectors of sums per row, 1 or `VECTORS`.
+        sums: Address of the first row's sums.
     """
-    number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
-    halves, stride = int(call.kind != FLOAT32), call.outer * number_bytes
-    output = 0
-    while output < width:
-        source, target = (
-            weight + output * number_bytes,
-            sums + (output // TASK * call.count * TASK + output % TASK) * FLOAT_BYTES,
-        )
-        if output % TASK + _GROUP <= min(TASK, width - output // TASK * TASK):
-            _add_group(queries, halves, rows, source, stride, size, target, SUMS_STRIDE)
-            output += _GROUP
+    inputs, stride = address(rows.addresses), call.outer * HALF_BYTES
+    if rows.in_pairs:
+        if vectors == 1:
+            _add_pair_vector(num_rows, inputs, weight, stride, size // 2, sums, SUMS_STRIDE)
         else:
-            _add_vector(queries, halves, rows, source, stride, size, target, SUMS_STRIDE)
-            output += OUTER
+            _add_pair_group(num_rows, inputs, weight, stride, size // 2, sums, SUMS_STRIDE)
+        return
+    halves = int(call.kind != FLOAT32)
+    stride *= 2 - halves
+    if vectors == 1:
+        _add_vector(num_rows, halves, inputs, weight, stride, size, sums, SUMS_STRIDE)
+    else:
+        _add_group(num_rows, halves, inputs, weight, stride, size, sums, SUMS_STRIDE)
