@@ -1,4 +1,4 @@
-"""Shared fixtures. Tests run on the CPU, offline, on one thread, with a separate cache."""
+"""Shared fixtures; tests run offline on one CPU thread with a separate cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ isolate()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up the libraries, except in an xdist controller, which then starts seconds sooner."""
+    """Set up the libraries, except in an xdist controller, which starts sooner."""
     if getattr(config.option, "numprocesses", None):
         return
     gc.disable()  # until collection ends, since imports leave hardly any garbage
@@ -116,7 +116,7 @@ def _load(name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def pair() -> Pair:
-    """Return a tiny random Llama as the target and a noisy copy of it as the draft model.
+    """Return a tiny Llama as the target and a noisy copy as the draft model.
 
     The vocabulary has 256 tokens. The target accepts most tokens of the draft model.
     """

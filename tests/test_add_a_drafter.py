@@ -1,5 +1,6 @@
-"""Follow docs/development/add-a-drafter.md in an empty folder, with the project's lint and
-types.
+"""Follow docs/development/add-a-drafter.md in an empty folder.
+
+Its files must pass the project's lint and type checks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ COMMANDS = [
 
 
 def run(words: list[str], folder: Path, *path: Path) -> str:
-    """Run a command of the page in its folder; `path` lists folders of installed packages."""
+    """Run a command of the page; `path` lists folders of installed packages."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])),
@@ -70,7 +71,7 @@ def test_files_pass_lint_and_type_checks(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_commands_of_the_page_run(folder: Path, tmp_path: Path) -> None:
-    """Run the commands in order; `pip install` uses a temporary folder and downloads nothing."""
+    """Run the commands in order, with `pip install` to a temporary folder."""
     for command in COMMANDS:
         words = shlex.split(command)
         if words[:2] == ["pip", "install"]:

@@ -1,4 +1,4 @@
-"""Test the text of completions and streams: at every length, with prompts and stop strings."""
+"""Test output texts: at every length, after prompts, and with stop strings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ids_of(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_chunks_add_up_to_the_text_at_every_length(name: str) -> None:
-    """Check that chunks add up to the completion, which continues the text of the prompt."""
+    """Check that chunks add up to the completion, which continues the prompt."""
     llm, tokenizer, ids = engine(name), TOKENIZERS[name], ids_of(name, TEXT)
     prompt, answer = ids_of(name, TEXT + " ") + ids[:2], ids[2:] if "clean" not in name else ids[3:]
     accepted = 0
@@ -101,7 +101,7 @@ def test_chunks_add_up_to_the_text_at_every_length(name: str) -> None:
 @pytest.mark.parametrize("stop", ["\n", "。", "世", "好世", "</s>", "at</s>", "t<", "over"])
 @pytest.mark.parametrize("name", ["bytes", "llama", "gemma", "unigram"])
 def test_stop_strings_stop_where_transformers_does(name: str, stop: str, drafter: str) -> None:
-    """Check stop strings after byte tokens, in special tokens and within accepted drafts."""
+    """Check stop strings after byte tokens, in special tokens and in drafts."""
     text = "the cat sat 你好世界\nonce 你好。more" if stop != "</s>" else "the cat"
     ids = [*ids_of(name, text), 2, *ids_of(name, "你好 over")]
     prompt = ids_of(name, text + "x")
@@ -183,7 +183,7 @@ def test_a_tokenizer_error_ends_only_its_request() -> None:
 
 
 def test_a_prompt_that_ends_within_a_character() -> None:
-    """Check that text which completes a character of the prompt contains the whole character."""
+    """The output contains the whole character that it completes."""
     for name in ("bytes", "llama"):
         ids = ids_of(name, "a😀b")
         prompt, answer = ids[:-2], ids[-2:]

@@ -1,4 +1,4 @@
-"""Test unusual arguments: clear ones are accepted, others are refused before any work."""
+"""Test unusual arguments: clear ones are accepted, others are refused."""
 
 from __future__ import annotations
 

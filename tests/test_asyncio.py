@@ -1,4 +1,4 @@
-"""Test coroutines: they share a batch, never block the event loop, and report progress."""
+"""Test coroutines: batches, an event loop that is never blocked, and progress."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def count_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_answers_and_streams_share_a_batch(
     pair: Pair, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step gives a stream one chunk, whatever else is waiting; threads may call too."""
+    """Each step gives a stream one chunk, even while threads call the engine."""
     rows = count_steps(llm, monkeypatch)
 
     async def run() -> tuple[list[Any], list[list[Chunk]]]:
@@ -250,7 +250,7 @@ def test_a_failed_step_raises_for_all_callers(
 
 
 def test_progress_is_reported_after_every_step(pair: Pair, llm: LLM) -> None:
-    """Check that progress is reported after every step, never decreases and ends complete."""
+    """Progress is reported after every step, never decreases and ends complete."""
     seen: list[CallProgress] = []
     params = [SamplingParams(5, 1.0, n=2), *[PARAMS] * 7]
     outs = llm.generate(pair.prompts[:8], params, progress=seen.append)

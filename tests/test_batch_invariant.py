@@ -1,4 +1,4 @@
-"""Test batch invariance: logits and outputs do not depend on the rest of the batch."""
+"""Test batch invariance: outputs do not depend on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def batched_logits(
 
 
 def differing(model: Any, found: Invariance, **changes: Any) -> tuple[int, int]:
-    """Return how many rows of logits differ from those of the same text alone, and the total."""
+    """Return how many rows of logits differ from the text alone, and the total."""
     chance = random.Random(1)
     texts = [[chance.randrange(3, VOCAB) for _ in range(length)] for length in (9, 17, 4)]
     reference, unequal, count = SingleRequest(lm_of(model, found, 1, **changes)), 0, 0
@@ -216,7 +216,7 @@ def test_outputs_equal_plain_decoding_of_single_prompts(
 def test_outputs_differ_without_batch_invariance(
     bf16: Pair, plain: dict[SamplingParams, list[list[int]]]
 ) -> None:
-    """With SDPA and without padding outputs differ, so the equalities above mean something."""
+    """Outputs differ with SDPA and no padding, so the equalities mean something."""
     outs = [
         out.token_ids
         for spec in ("prompt_lookup", "lookahead", "draft_model")

@@ -129,7 +129,7 @@ def test_templates_get_strings_or_parts_as_they_need(
 def test_tool_calls_and_other_fields_reach_the_template(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fields are passed on unchanged; null fields are left out, and null content is empty."""
+    """Fields are passed on unchanged, null ones are omitted, and null content is ""."""
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.name if m.name is defined }}|{{ m.content }}|"
         "{{ m.tool_calls | tojson if m.tool_calls }}{{ m.tool_call_id }}{% endfor %}"

@@ -1,4 +1,4 @@
-"""Test that bad input is refused before any work, with what was got and what is expected."""
+"""Test that bad input is refused before any work, in clear words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test children forked after a model is loaded: they work, or report why they cannot."""
+"""Test forks after a model is loaded: children work, or report why not."""
 
 from __future__ import annotations
 

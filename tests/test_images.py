@@ -1,4 +1,4 @@
-"""Prompts with images: outputs equal those of `model.generate`, alone and in batches."""
+"""Test prompts with images: outputs equal those of `model.generate`."""
 
 from __future__ import annotations
 

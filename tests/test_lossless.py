@@ -185,7 +185,7 @@ IN_BATCHES = [spec for spec in SAME_SEED if spec not in VARIANTS]
 
 @pytest.fixture(scope="module")
 def sampled(pair: Pair) -> list[list[int]]:
-    """Return outputs of plain decoding, one request at a time, each with other parameters."""
+    """Return outputs of plain decoding of single requests, with mixed parameters."""
     llm = LLM(pair.target, "none", max_batch=1)
     return [out.token_ids for out in llm.generate(pair.prompts, MIXED)]
 
@@ -280,7 +280,7 @@ STREAMED = [SamplingParams(20), SamplingParams(20, 1.0, seed=3, stop=("e.", "a",
 
 @pytest.mark.parametrize("name", MOST_SPECS)
 def test_a_stream_adds_up_to_the_completion(pair: Pair, tokenizer: Any, name: str) -> None:
-    """Compare two engines with the same history, since drafters learn from earlier requests.
+    """Compare two engines with the same history, since drafters learn from it.
 
     Acceptance is compared only without a budget, which depends on measured time.
     """

@@ -118,7 +118,10 @@ def test_single_tokens_may_be_impossible(pair: Pair, params: SamplingParams) -> 
 def test_other_requests_in_the_batch_are_unaffected(
     pair: Pair, spec: str, invariant: bool, implementation: str
 ) -> None:
-    """A reused slot must not contain NaN: masked attention multiplies by 0, which keeps NaN."""
+    """Other requests stay correct, also in a slot that held NaN before.
+
+    Masked attention multiplies by 0, which keeps NaN.
+    """
     bad = unused(pair)
     model = broken(pair.target, bad)
     model.set_attn_implementation(implementation)

@@ -49,7 +49,7 @@ def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Write a module with a compiled function and a file in the way of its `__pycache__`."""
+    """Write a module with a compiled function and a file as its `__pycache__`."""
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "doubling.py").write_text(FUNCTION)

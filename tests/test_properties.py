@@ -1,6 +1,4 @@
-"""Test random parameters and prompts: outputs are correct in float64, or a typed error is
-raised.
-"""
+"""Test random parameters and prompts: outputs are correct, or a typed error."""
 
 from __future__ import annotations
 
@@ -140,7 +138,7 @@ def test_other_input_raises_a_typed_error(
 
 
 def _check(llm: LLM, prompt: Any, params: SamplingParams) -> None:
-    """Check an output by the definition of every parameter, with one plain forward pass."""
+    """Check an output by the definition of every parameter, in float64."""
     (out,) = llm.generate([prompt], params)
     ids = (
         llm.tokenizer(prompt)["input_ids"]

@@ -25,7 +25,7 @@ LENGTH = 24
 
 
 class ForbidsRecentTokens(LogitsProcessor):  # type: ignore[misc]
-    """Processor that forbids the last two tokens and requires one call per token, in order."""
+    """Processor that forbids recent tokens and requires one call per token."""
 
     def __init__(self) -> None:
         self.width: int | None = None
@@ -93,7 +93,7 @@ def plain(pair: Pair) -> dict[float, list[Completion]]:
 def test_all_options_are_exact_under_every_drafter(
     pair: Pair, plain: dict[float, list[Completion]], spec: str
 ) -> None:
-    """One batch has different options, sampled too where drafters keep the text of a seed."""
+    """Mix options in a batch; also sample, if drafts do not change the text."""
     llm, accepted = pair.engine(spec, max_batch=6), 0
     for temperature in (0.0, 0.9) if spec in SAME_SEED else (0.0,):
         outs = llm.generate(pair.prompts, requests(pair, temperature))
@@ -148,7 +148,7 @@ FAULTS: dict[str, Any] = {
 def test_ignoring_the_path_of_a_node_is_detected(
     pair: Pair, plain: dict[float, list[Completion]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tests above fail if penalties, bad words or min_tokens ignore the path of a node."""
+    """The tests above fail if penalties or bad words ignore the path of a node."""
     known = {
         tuple(prompt): out.token_ids for prompt, out in zip(pair.prompts, plain[0.0], strict=True)
     }
@@ -172,7 +172,7 @@ def test_calling_a_processor_for_every_node_is_detected(pair: Pair) -> None:
     "spec", ["none", "prompt_lookup:budget=false", "draft_model:max_draft_tokens=3"]
 )
 def test_a_processor_without_effect_keeps_the_outputs(pair: Pair, spec: str) -> None:
-    """Sampling token by token, for the processor, equals sampling a whole tree at once."""
+    """Sampling token by token, for a processor, equals sampling a whole tree."""
     llm = pair.engine(spec)
     for temperature in (0.0, 0.8):
         params = [
@@ -193,7 +193,7 @@ def test_logits_without_options_are_not_copied() -> None:
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_options_hold_with_draft_probabilities(pair: Pair, greedy: bool) -> None:
-    """With draft probabilities, options hold as well, and processors are called in order."""
+    """Options hold for sampled drafts, and processors are called in order."""
     llm = pair.engine("draft_model")
     params = [
         SamplingParams(

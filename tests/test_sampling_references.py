@@ -23,7 +23,7 @@ class RecentTokensPenalty(LogitsProcessor):  # type: ignore[misc]
 
 @pytest.mark.parametrize("spec", ["none", "prompt_lookup:budget=false", "draft_model"])
 def test_options_equal_those_of_transformers(pair: Pair, spec: str) -> None:
-    """Combine five options with a repetition penalty, and compare logprobs with scores."""
+    """Combine five options with a penalty, and compare logprobs with scores."""
     llm = pair.engine(spec)
     llm.eos_token_ids = [pair.answers[0][5], pair.answers[3][4]]
     for prompt, answer in zip(pair.prompts, pair.answers, strict=True):
@@ -69,7 +69,7 @@ def test_options_equal_those_of_transformers(pair: Pair, spec: str) -> None:
 
 
 def test_log_probabilities_are_the_scores_of_transformers(pair: Pair) -> None:
-    """Without options, log-probabilities are the scores, and each chunk has those of its tokens."""
+    """Without options, logprobs equal the scores, also in each chunk."""
     ids = torch.tensor(pair.prompts[:1])
     theirs = pair.target.generate(
         ids,

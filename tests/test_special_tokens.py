@@ -1,4 +1,4 @@
-"""Test special tokens in output texts: hidden, or shown by `skip_special_tokens=False`."""
+"""Test special tokens in output texts, which are hidden or shown."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_end_token_is_shown_or_hidden(llm: LLM, server: Served) -> None:
 
 @pytest.mark.parametrize("skips", [False, True])
 def test_echoed_prompts_show_or_hide_special_tokens(llm: LLM, server: Served, skips: bool) -> None:
-    """A text is echoed as it was sent; token ids are shown with or without special tokens."""
+    """Texts are echoed as sent; ids are shown with or without special tokens."""
     text = f"{PROMPT}{name_of(llm)}x"
     ids = llm.tokenizer(text)["input_ids"]
     body: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Test threads and engines that share a model: outputs and the model stay unchanged."""
+"""Test threads and engines that share a model, which stays unchanged."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ def test_two_hundred_requests_of_eight_threads(pair: Pair) -> None:
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_all_kinds_of_callers_share_a_model(pair: Pair, implementation: str) -> None:
-    """Run several LLMs, one of them batch-invariant, with Strategies, `generate` and plain
-    calls.
-    """
+    """Run LLMs, Strategies, `generate` and plain calls of one model at once."""
     model = make("llama", implementation)
     prompts = [[token % 97 for token in prompt] for prompt in pair.prompts[:3]]
     expected = [theirs(model, prompt) for prompt in prompts]

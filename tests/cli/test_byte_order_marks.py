@@ -1,4 +1,4 @@
-"""Test that byte order marks at the start of files, as Windows writes them, are ignored."""
+"""Test that byte order marks at the start of files are ignored."""
 
 from __future__ import annotations
 

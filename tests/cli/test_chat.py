@@ -1,4 +1,4 @@
-"""Test `paceline chat`: its commands, its editor, and Ctrl-C, which stops only the response."""
+"""Test `paceline chat`: commands, the editor, and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test `paceline datastore`: every kind of input, the printed tables, and exit statuses."""
+"""Test `paceline datastore`: inputs, printed tables and exit statuses."""
 
 from __future__ import annotations
 

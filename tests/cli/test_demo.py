@@ -1,4 +1,4 @@
-"""Test `paceline demo`, shortened: it uses SmolLM2 if it can, and otherwise the embedded pair."""
+"""Test a short `paceline demo`, with SmolLM2 or the embedded pair."""
 
 from __future__ import annotations
 

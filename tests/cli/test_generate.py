@@ -1,4 +1,4 @@
-"""Test `paceline generate` with many prompts: input files, JSON lines and interruptions.
+"""Test `paceline generate`: input files, JSON lines and interruptions.
 
 Also test values that begin with a dash.
 """

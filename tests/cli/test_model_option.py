@@ -1,4 +1,4 @@
-"""Test the target model as the first argument, and as the option `--model` or `-m`."""
+"""Test the target model as an argument, and as the option `--model`."""
 
 from __future__ import annotations
 

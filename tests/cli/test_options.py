@@ -1,4 +1,4 @@
-"""Test options: each name is unique in a command, and help needs no import of torch."""
+"""Test options: names are unique, and help needs no import of torch."""
 
 from __future__ import annotations
 

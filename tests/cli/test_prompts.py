@@ -1,4 +1,4 @@
-"""Test `paceline prompts`: prompts that a model generates itself, and models that cannot."""
+"""Test `paceline prompts`, which lets a model generate prompts."""
 
 from __future__ import annotations
 

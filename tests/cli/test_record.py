@@ -1,4 +1,4 @@
-"""Test `paceline record`: answers of the model, interruptions, and readers of the file."""
+"""Test `paceline record`: outputs, interruptions, and readers of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test where results go: links, devices, standard output, full disks and unwritable paths."""
+"""Test where results go: links, devices, full disks, unwritable paths."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_used_port_is_reported_before_loading_the_model(
 
 
 def test_packets_of_a_response_are_sent_without_delay() -> None:
-    """The head and the body of a response, and the tokens of a stream, are several packets."""
+    """A response has several packets: its head, its body, and streamed tokens."""
     with (
         _listen("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()),

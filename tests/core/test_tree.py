@@ -1,4 +1,4 @@
-"""Test draft trees: shapes, merging, and the chain for models that verify only chains."""
+"""Test draft trees: shapes, merging, and the best chain."""
 
 from __future__ import annotations
 

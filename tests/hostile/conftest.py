@@ -1,4 +1,4 @@
-"""Valid files of every kind that is read. Each is made once, and no test changes them."""
+"""Valid files of every kind that is read, each made once."""
 
 from __future__ import annotations
 

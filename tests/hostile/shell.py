@@ -24,7 +24,7 @@ _NOTES = ("[", "wrote ", "demo with ", "left out: ", "paceline: ")
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Result of a command; `errors` are the lines on standard error that are not notes."""
+    """Result of a command; `errors` are lines on standard error except notes."""
 
     status: int
     out: bytes

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.hostile
 
 @dataclass(frozen=True)
 class CaseContext:
-    """Objects for the cases: a tiny target with drafts, its pair, a tokenizer and folders."""
+    """Objects for the cases: an engine, its models, a tokenizer and folders."""
 
     llm: LLM
     pair: Pair

@@ -25,7 +25,7 @@ TEXT = "Once upon a time"
 
 
 def with_drafter(spec: str, draft: bool = False) -> Callable[[Path, LLM], Any]:
-    """Return a reader that generates with the embedded target and a drafter for the file."""
+    """Return a reader that generates with a drafter for the file."""
 
     def answer(path: Path, llm: LLM) -> list[int]:
         drafted = LLM(

@@ -1,4 +1,4 @@
-"""Test threads, event loops, processes and engines that share a model, a store or a file."""
+"""Test threads, processes and engines that share a model, store or file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared tools for tests of Strategy: tiny models, prompts, and calls with and without drafts."""
+"""Shared tools for tests of Strategy: models, prompts and comparisons."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def make_model(name: str, implementation: str = "eager", noise: float = 0.0, **changes: Any) -> Any:
-    """Return a model with random weights, always the same; `noise` turns it into a draft model."""
+    """Return a model with random weights; `noise` makes a draft model."""
     config = AutoConfig.for_model(name, **{**_SIZES, **_OPTIONS[name], **changes})
     torch.manual_seed(0)
     model = (

@@ -1,4 +1,4 @@
-"""Test that processors, criteria and streamers get what transformers passes to them."""
+"""Test processors, criteria and streamers of transformers."""
 
 from __future__ import annotations
 
@@ -236,9 +236,7 @@ def test_a_streamer_works_with_generate_of_the_model(
 
 
 def test_stop_strings_end_a_text_stream(target: Any, text: Any, one: Any) -> None:
-    """Read the stream in another thread, as users do; it equals the stream without drafts, and
-    ends.
-    """
+    """A stream that another thread reads equals the one without drafts."""
     width = one["input_ids"].shape[1]
     stop = text.decode(
         target.generate(**one, do_sample=False, max_new_tokens=24)[0, width + 5 : width + 7]
@@ -265,7 +263,7 @@ def test_stop_strings_end_a_text_stream(target: Any, text: Any, one: Any) -> Non
 
 @pytest.mark.parametrize("how", ["model.compile", "model.forward", "torch.compile"])
 def test_compiled_models_stay_compiled(target: Any, one: Any, how: str) -> None:
-    """The package runs models uncompiled, and does not change what the caller has compiled."""
+    """The package runs models uncompiled, and keeps what the caller compiled."""
     model = copy.deepcopy(target)
     expected = model.generate(**one, max_new_tokens=8, do_sample=False)
     compiled = model

@@ -1,4 +1,4 @@
-"""Test that objects in tool schemas are limited to their listed properties where possible."""
+"""Test that tool schemas exclude unlisted properties where possible."""
 
 from __future__ import annotations
 

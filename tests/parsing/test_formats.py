@@ -1,4 +1,4 @@
-"""Test every tool call format: calls in whole outputs, and in texts split anywhere."""
+"""Test every tool call format, with texts whole and split anywhere."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def read(text: str, cuts: list[int], prompt: str = PROMPT, tools: Any = (TOOL,))
 def test_outputs_are_parsed_whole_and_split(
     prompt: str, text: str, expected: Any, count: int
 ) -> None:
-    """Check whole and split texts: reasoning, calls, and text that only resembles a call."""
+    """Check whole and split texts with reasoning, calls and similar text."""
     assert read(text, [], prompt) == expected
     rng = random.Random(0)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Fixtures for the server: a real uvicorn in a thread per module, and the official client."""
+"""Fixtures for the server: uvicorn in a thread, and the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test `scripts/agent_soak.py`: an agent that works on toy repositories under a grammar."""
+"""Test `scripts/agent_soak.py`: an agent that works on toy repositories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test bad requests: each gets a status and one sentence, never 500, and leaves nothing behind."""
+"""Test that bad requests get a clear error, never 500, and leave nothing."""
 
 from __future__ import annotations
 

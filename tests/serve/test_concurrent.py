@@ -1,6 +1,4 @@
-"""Test 64 requests at a time with different options: each output equals that of the request
-alone.
-"""
+"""Test 64 requests at a time: outputs equal those of single requests."""
 
 from __future__ import annotations
 

@@ -79,9 +79,7 @@ def test_a_disconnected_client_frees_its_request(
 
 
 def test_a_slow_reader_does_not_delay_others(server: Served, client: Any) -> None:
-    """Its request ends and frees its slot although nothing is read; then it gets the whole
-    output.
-    """
+    """Its request frees the slot while nothing is read, and loses no text."""
     wanted = client.completions.create(**LONG, **ENDLESS).choices[0].text
     with raw(server, {**LONG, "ignore_eos": True, "stream": True, "logprobs": 3}) as connection:
         wait_until(lambda: server.serving.gate.open > 0)
@@ -95,7 +93,7 @@ def test_a_slow_reader_does_not_delay_others(server: Served, client: Any) -> Non
 
 
 def test_a_failing_drafter_is_replaced_by_plain_decoding(pair: Pair, tokenizer: Any) -> None:
-    """Its requests continue without drafts and are counted; other requests are unaffected."""
+    """Its requests continue without drafts; others are unaffected."""
 
     def fail(requests: Any, max_nodes: Any) -> Any:
         raise RuntimeError("no idea")
@@ -265,9 +263,7 @@ def test_a_thousand_connections_are_served(server: Served) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_and_terminated_servers(end: signal.Signals) -> None:
-    """If the process is killed, clients get an error; if it is terminated, it answers them
-    first.
-    """
+    """Clients of a killed server get an error, those of a terminated one answers."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     words = (

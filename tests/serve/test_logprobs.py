@@ -1,4 +1,4 @@
-"""Test log-probabilities and echo: the texts, bytes and offsets of tokens match the output text."""
+"""Test logprobs and echo: texts, bytes and offsets match the output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.test_answer_texts import engine
 
 @pytest.fixture(scope="module", params=["llama", "unigram", "cleaned wordpiece", "bytes"])
 def kind(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any]]:
-    """Return the name of a tokenizer and a client of a random model, which outputs mostly bytes."""
+    """Return a tokenizer's name and a client of a random model."""
     name: str = request.param
     with served(engine(name)) as server, server.client() as client:
         yield name, client

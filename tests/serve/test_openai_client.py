@@ -185,7 +185,7 @@ def test_logprobs(client: Any, llm: LLM) -> None:
 
 @pytest.mark.parametrize("max_tokens", [0, 4])
 def test_echo_scores_the_prompt(client: Any, llm: LLM, max_tokens: int) -> None:
-    """As in OpenAI's format, the prompt's tokens come first, and the first one has no logprob."""
+    """As with OpenAI, prompt tokens come first, the first without a logprob."""
     ids = llm.tokenizer(PROMPT)["input_ids"]
     (wanted,) = llm.generate(PROMPT, SamplingParams(max_tokens, logprobs=2, prompt_logprobs=2))
     assert wanted.prompt_logprobs is not None
@@ -252,7 +252,7 @@ def test_several_prompts_are_scored_in_one_request(client: Any, llm: LLM) -> Non
 
 
 def test_outputs_may_have_no_tokens(client: Any, llm: LLM) -> None:
-    """As in OpenAI's API, the text is empty and ends by length; a prompt may fill the context."""
+    """As with OpenAI, the text is empty; the prompt may fill the context."""
     found = client.completions.create(model="demo", prompt=PROMPT, max_tokens=0)
     assert (
         found.choices[0].text,

@@ -94,7 +94,7 @@ def test_a_chat_shows_where_tokens_came_from(open_server: Served, window: Browse
 @needs_browser
 @pytest.mark.browser
 def test_a_token_opens_the_tree_of_its_step(open_server: Served, window: Browser) -> None:
-    """Use only the keyboard: enter the answer, open a draft token, see the next step, and close."""
+    """Use only the keyboard to open and close the draft tree of a token."""
     window.run("document.querySelector('.answer .text').focus()")
     for _ in range(window.run(f"return {GUESSED}") + 1):
         window.press(RIGHT)

@@ -1,4 +1,4 @@
-"""Test parts of the server without a server: default fields, admission and error responses."""
+"""Test parts of the server: default fields, admission, error responses."""
 
 from __future__ import annotations
 

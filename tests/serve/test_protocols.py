@@ -1,4 +1,4 @@
-"""Test /v1/responses with OpenAI's client, and /v1/messages with Anthropic's if installed."""
+"""Test /v1/responses and /v1/messages with their official clients."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def model(request: pytest.FixtureRequest, server: Served) -> Any:
 
 
 def agent_of(model: Any, calls: list[str], **settings: Any) -> Any:
-    """Return an agent whose answer is a call with arguments of `Weather`, with another tool."""
+    """Return an agent with one tool, whose answer is a call for `Weather`."""
     from pydantic_ai import Agent
 
     agent: Any = Agent(model, output_type=Weather, retries=2, model_settings=settings)

@@ -1,4 +1,4 @@
-"""Test reasoning before answers: its end within drafts, budgets, grammars and token counts."""
+"""Test reasoning before answers: budgets, grammars and token counts."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ def test_json_follows_the_reasoning(thinker: Any, llm: LLM, drafter: str) -> Non
 
 
 class Recorded(Drafter):
-    """Drafter that proposes the next tokens of a recorded answer, the last wrong if `slip`
-    is set.
-    """
+    """Drafter that proposes a recorded output, or a wrong last token."""
 
     name = "recorded"
 
@@ -109,7 +107,7 @@ class Recorded(Drafter):
 
 
 def test_reasoning_ends_inside_an_accepted_draft(llm: LLM) -> None:
-    """Check drafts of every length around the end of the reasoning, and the JSON after it."""
+    """Check drafts of every length around the end of the reasoning."""
     ids = llm.tokenizer("2 + 3?\n<think>\n", add_special_tokens=False)["input_ids"]
     answer_format = AnswerFormat(llm.tokenizer, reasoning_parser="think")
     plan = answer_format.plan(ids, NO_TOOLS, AnswerShape(SCHEMA), llm.eos_token_ids, BUDGET)

@@ -1,4 +1,4 @@
-"""Test tools with the official `openai` client: choices, streams, results and bad requests."""
+"""Test tools with the official `openai` client."""
 
 from __future__ import annotations
 

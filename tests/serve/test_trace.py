@@ -61,7 +61,7 @@ def test_outcomes_of_tree_nodes(
 
 
 def test_steps_add_up_to_the_output(drafting: LLM) -> None:
-    """Check that the steps add up to the output, and that accepted nodes are its tokens."""
+    """Check that steps add up to the output, with the accepted nodes."""
     tally, text, tokens = Tally(), "", []
     for chunk in drafting.stream(PROMPT, SamplingParams(40, stop=("zzz",))):
         shown = json.loads(json.dumps(step(chunk, drafting.tokenizer)))

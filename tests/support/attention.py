@@ -1,4 +1,6 @@
-"""Slow reference for attention by position, with the summation order of the compiled kernel.
+"""Slow reference for attention by position.
+
+It has the summation order of the compiled kernel.
 
 `Columns` holds a text with fixed queries, keys and values that attention functions receive in any
 layout. `row_by_row` makes a model multiply one row at a time, so that only attention can depend on
@@ -29,7 +31,7 @@ def slow_attention(
     softcap: float | None = None,
     sink: float | None = None,
 ) -> Tensor:
-    """Return attention of one query [dim] over the visible keys and values, in position order."""
+    """Return attention of one query [dim] over visible keys, in position order."""
     q = query.float().numpy() * np.float32(scaling)
     scores = []
     for position in visible:
@@ -63,7 +65,7 @@ def _add_lanes(lanes: np.ndarray) -> np.float32:
 
 
 class Columns:
-    """Random queries, keys and values for the columns of a layout and for the tokens before it.
+    """Random queries, keys and values for a layout and the tokens before it.
 
     Args:
         shape: Numbers of query heads, key heads, dim and value dim.
@@ -103,7 +105,7 @@ class Columns:
         )
 
     def mask(self, window: int | None = None) -> Tensor:
-        """Return which cache positions the columns see, as bool [rows, 1, columns, positions]."""
+        """Return which cache positions columns see, [rows, 1, columns, positions]."""
         return torch.from_numpy(self.layout.visible_mask(self.visible, Reach(window)))[:, None]
 
     def path(self, row: int, column: int, window: int | None = None) -> list[int]:

@@ -48,7 +48,7 @@ def run_command(
 
 
 def start_command(*words: str) -> BaseProcess:
-    """Start `paceline ...` in the background, without output, to be killed or joined later."""
+    """Start `paceline ...` without output, to be killed or joined later."""
     return start_process(_run, (words, [Path(os.devnull)] * 3, Path.cwd(), []))
 
 

@@ -86,7 +86,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def _beneath(value: Any) -> Any:
-    """Return arguments of an operation with each simulated tensor replaced by its CPU tensor."""
+    """Return arguments with each simulated tensor replaced by its CPU tensor."""
     if isinstance(value, CudaTensor):
         return value.beneath
     return type(value)(map(_beneath, value)) if isinstance(value, tuple | list) else value

@@ -38,7 +38,7 @@ def target(context: tuple[int, ...]) -> Any:
 
 
 def draft(context: tuple[int, ...]) -> Any:
-    """Return the drafter's distribution after `context`, which is far from the target's."""
+    """Return the drafter's distribution after `context`, far from the target's."""
     last = context[-1] if context else 0
     return (dist(1, 5, 1, 2), dist(2, 2, 1, 0), dist(0, 1, 4, 3), dist(5, 0, 1, 1))[
         (2 * last + len(context)) % 4
@@ -46,7 +46,7 @@ def draft(context: tuple[int, ...]) -> Any:
 
 
 class Oracle:
-    """Source of randomness that follows one path of choices; `enumerate` visits every path."""
+    """Source of randomness along one path of choices; `enumerate` visits all."""
 
     def __init__(self) -> None:
         self._script: list[int] = []
@@ -101,7 +101,7 @@ def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
 
 
 def complete(oracle: Oracle, run: list[int]) -> tuple[int, ...]:
-    """Complete a run by plain decoding, so that runs of different lengths are comparable."""
+    """Complete a run by plain decoding, so that different runs are comparable."""
     while not ended(run):
         run = [*run, oracle.draw(target(tuple(run)))]
     return tuple(run)
@@ -127,7 +127,7 @@ def emitted(propose: Callable[[Oracle], DraftTree], walk: Walk = traverse) -> La
 
 
 def followed(propose: Callable[[Oracle], DraftTree]) -> Law:
-    """Return the distribution of the next tokens when the target's own draws select a path."""
+    """Return the distribution of the next tokens when target draws select a path."""
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:
         tree = propose(oracle)

@@ -18,7 +18,7 @@ from tests.support.models import make
 
 
 class Packed(Tensor):
-    """Integer weight in a tensor subclass without memory at its address (torchao, quanto)."""
+    """Integer weight in a tensor subclass without memory (torchao, quanto)."""
 
     numbers: Tensor
     scales: Tensor

@@ -72,7 +72,7 @@ def write_gguf(
 
 
 def write_hybrid(path: Path) -> Path:
-    """Write an LFM2 model with random weights: two short convolutions and one attention layer."""
+    """Write an LFM2 model with two short convolutions and one attention layer."""
     writer = gguf.GGUFWriter(path, "lfm2")
     hidden, mlp, heads, kv_heads = 64, 96, 4, 2
     writer.add_block_count(3)

@@ -13,7 +13,7 @@ COST_CURVE = Path(__file__).parents[1] / "data" / "cost_curve.json"
 
 
 def isolate() -> None:
-    """Set environment variables, which pytest-xdist workers and started commands inherit."""
+    """Set environment variables that xdist workers and commands inherit."""
     os.environ["PACELINE_COST_CURVE"] = str(COST_CURVE)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return

@@ -13,7 +13,7 @@ needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 
 def tiny_file(folder: Path) -> Path:
-    """Write a tiny model in a format whose results do not depend on the number of rows."""
+    """Write a tiny model whose results do not depend on the number of rows."""
     from tests.support.gguf import write_gguf  # gguf is an optional package
 
     return write_gguf(folder / "tiny.gguf", "Q8_0")

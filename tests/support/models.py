@@ -1,4 +1,4 @@
-"""Tiny models of many architectures with random weights, and tokenizers of 256 tokens."""
+"""Tiny models of many architectures, and tokenizers of 256 tokens."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ CHAIN_CASES = [
 
 @functools.cache
 def make(name: str, implementation: str = "eager") -> Any:
-    """Return the model `name` with random weights, biases, norm offsets and attention sinks."""
+    """Return a model with random weights, biases, norm offsets and sinks."""
     model_type, options = _TABLE[name]
     config = AutoConfig.for_model(model_type, **options)
     torch.manual_seed(0)
@@ -109,7 +109,7 @@ def with_new_weights(model: Any, seed: int = 7) -> Any:
 
 
 def rounded(weight: Any, bits: int) -> Any:
-    """Return a tensor rounded to `bits` bits in blocks of 32, as quantised checkpoints are."""
+    """Return a tensor rounded to `bits` bits in blocks of 32."""
     flat = weight.detach().float().flatten()
     blocks = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
     scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)

@@ -198,7 +198,7 @@ def model(kind: str) -> Any:
 
 
 def tokenizer() -> Any:
-    """Return a tokenizer with one token per byte and the special tokens of all model types."""
+    """Return a tokenizer with one token per byte and all special tokens."""
     words = [*_SPECIAL, *sorted(ByteLevel.alphabet())]
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE({word: index for index, word in enumerate(words)}, [])
@@ -288,7 +288,7 @@ class _Tiles(ProcessorMixin):  # type: ignore[misc]
 
 
 class _Rows(ProcessorMixin):  # type: ignore[misc]
-    """Mistral 3 prompts with rows of placeholders; the original processor needs torchvision."""
+    """Mistral 3 prompts; the original processor needs torchvision."""
 
     def __init__(self, image_processor: Any, tokenizer: Any, chat_template: str = "") -> None:
         super().__init__(image_processor, tokenizer, chat_template=chat_template)

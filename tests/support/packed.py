@@ -1,4 +1,4 @@
-"""Random packed blocks of every format, and their values as the `gguf` package unpacks them."""
+"""Random packed blocks of every format, and their values by `gguf`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def run_once(model: Any) -> None:
 
 
 def check_decoding(model: Any, runs_before: bool = True) -> None:
-    """Check that the engine generates what `generate` does and leaves the model unchanged.
+    """Check that outputs equal `generate` and the model stays unchanged.
 
     Batch invariance is refused for the model.
     """
@@ -96,7 +96,7 @@ def check_decoding(model: Any, runs_before: bool = True) -> None:
 
 
 def check_approximate_decoding(model: Any) -> None:
-    """Check that each token is the most likely one up to rounding and the model is unchanged."""
+    """Check that tokens are the most likely ones up to rounding."""
     run_once(model)
     before = sums(model)
     llm = LLM(model, "prompt_lookup", max_batch=2)

@@ -1,4 +1,4 @@
-"""Recordings for tests of acceptance heads: of the embedded model pair, and synthetic ones."""
+"""Recordings for tests of acceptance heads, real and synthetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def record_pair(out: Path, **options: Any) -> Recording:
 
 
 def synthetic_recording(folder: Path, pair: Pair, count: int, each: int) -> Recording:
-    """Return a synthetic recording with labels from sigmoid(2 * hidden[0] + log-prob + 1)."""
+    """Return a recording with labels from sigmoid(2 * hidden[0] + log-prob + 1)."""
     fingerprint, hidden_size = model_identity(pair.draft)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(count * each, hidden_size, generator=generator).bfloat16()

@@ -1,4 +1,4 @@
-"""Shared test tools: an engine for each drafter, references, statistics and scripted drafters."""
+"""Shared test tools: engines, references, statistics, scripted drafters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SAME_SEED += [
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, a draft model, prompts, and the target's greedy outputs of `COUNT` tokens."""
+    """A target, a draft model, prompts, and greedy outputs of `COUNT` tokens."""
 
     target: Any
     draft: Any
@@ -86,7 +86,7 @@ class Pair:
         return size
 
     def engine(self, spec: str = "none", **options: Any) -> LLM:
-        """Return an engine with the drafter `spec`, and with the draft model if `spec` needs it."""
+        """Return an engine with the drafter `spec` and, if needed, the draft model."""
         needed = has_draft(spec)
         chosen = with_store(
             with_head(without_budget(spec), self.draft), self.near_copies(), self.vocab_size
@@ -130,7 +130,7 @@ def near_copies(texts: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[
 
 
 def without_budget(spec: str) -> str:
-    """Return `spec` with `budget=false`, so that all drafts are verified whatever they cost.
+    """Return `spec` with `budget=false`, so that all drafts are verified.
 
     Specs with an explicit budget, or of drafters without one, are returned as they are.
     """
@@ -143,7 +143,7 @@ def without_budget(spec: str) -> str:
 
 
 def with_head(spec: str, draft: Any) -> str:
-    """Return `spec` with a random head for `draft` if the drafter needs one and names none."""
+    """Return `spec` with a random head for `draft` if it needs one."""
     name, _, options = spec.partition(":")
     if name != "specdec_pp" or "head=" in options:
         return spec
@@ -175,7 +175,7 @@ def tiny_store(documents: tuple[tuple[int, ...], ...], vocab_size: int) -> str:
 
 @functools.cache
 def random_head(draft: Any) -> str:
-    """Save an acceptance head with random weights and frequent rejections; return its folder.
+    """Save an acceptance head that often rejects drafts; return its folder.
 
     It has no cost curve, so that no clock affects its decisions.
     """
@@ -231,7 +231,7 @@ def check_aborts(pair: Pair, drafter: Drafter, budgets: Sequence[int]) -> None:
 
 
 def critical_value(freedom: int, deviations: float = 3.7) -> float:
-    """Return the chi-square value that one in 10,000 fair samples exceeds (3.7 deviations).
+    """Return the chi-square value that one in 10,000 fair samples exceeds.
 
     The approximation is that of Wilson and Hilferty (1931).
     """
@@ -240,7 +240,7 @@ def critical_value(freedom: int, deviations: float = 3.7) -> float:
 
 
 def is_fair_sample(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> bool:
-    """Return whether observed counts pass Pearson's chi-square test for a distribution.
+    """Return whether counts pass Pearson's chi-square test.
 
     Cells with an expected count below five are pooled, as the test requires. Impossible cells must
     have no counts.
@@ -292,7 +292,7 @@ class NotingDrafter(DelegatingDrafter):
 
 
 def draft_room(request: Request, tokens: list[int]) -> int:
-    """Return how many tokens may be drafted after `tokens`; the last one is the target's."""
+    """Return how many tokens may be drafted; the last one is the target's."""
     return request.max_length - len(tokens) - 1
 
 
@@ -317,7 +317,7 @@ class ScriptedTree(ScriptedDrafter):
 
     @property
     def side_branches(self) -> int:
-        """Return the number of outcomes whose accepted path is not the first nodes of the tree."""
+        """Return how many accepted paths are not the first nodes of their tree."""
         return sum(
             outcome.accepted != list(range(len(outcome.accepted))) for outcome in self.outcomes
         )

@@ -26,7 +26,7 @@ __all__ = ["CUDA", "CudaTensor", "moved", "simulated_cuda"]
 
 
 class _Lists(TorchFunctionMode):
-    """Mode for conversions between lists and tensors, which never reach a dispatch mode."""
+    """Mode for conversions of lists, which never reach a dispatch mode."""
 
     def __init__(self, traffic: Traffic) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Lists(TorchFunctionMode):
 
 
 def moved(model: Any) -> Any:
-    """Move the weights and buffers of a model to the device, in place; tied weights stay tied."""
+    """Move weights and buffers of a model to the device; tied ones stay tied."""
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in list(module._parameters.items()):
@@ -87,7 +87,7 @@ class _Generator(torch.Generator):
 
 @contextmanager
 def simulated_cuda() -> Iterator[Traffic]:
-    """Make `CUDA` available in this thread within the context; yield the log of its traffic."""
+    """Make `CUDA` available within the context; yield the log of its traffic."""
     traffic = Traffic()
     operations = Operations(traffic)
     # The package must treat these tensors as torch's own. Triton only compiles for real devices.

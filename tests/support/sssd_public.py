@@ -1,4 +1,4 @@
-"""Plain reimplementation of SSSD's public code, as the reference for `fusion=paper`.
+"""Plain version of SSSD's public code, the reference for `fusion=paper`.
 
 It uses one trie of the request's windows and one of the datastore's continuations. It is slow and
 independent of the package. A tree has `nodes` nodes in addition to its root.
@@ -51,8 +51,7 @@ class Store:
         )
 
     def continuations(self, query: Sequence[int], length: int) -> Trie:
-        """Return continuations of the query and its suffixes, longest first, until there are
-        enough.
+        """Return continuations of the query and its suffixes, longest first.
 
         They are sampled at regular intervals, with up to `length` tokens each.
         """

@@ -39,7 +39,7 @@ def layer_settings(target: Any, model_type: str = "llama", **changes: Any) -> di
 
 
 def eagle3_config(target: Any, kept: int, layers: list[int], **changes: Any) -> dict[str, Any]:
-    """Return the `config.json` of an EAGLE-3 head in the format of the speculators library."""
+    """Return `config.json` of an EAGLE-3 head as speculators writes it."""
     shaped = {name: changes.pop(name) for name in ("model_type",) if name in changes}
     return {
         "architectures": ["Eagle3Speculator"],
@@ -110,7 +110,7 @@ def normed(states: Tensor, weight: Tensor) -> Tensor:
 
 @functools.cache
 def random_eagle3(target: Any) -> str:
-    """Write a head with random weights for the whole vocabulary of `target`; return its folder."""
+    """Write a random head for the whole vocabulary; return its folder."""
     layers = list(range(target.config.num_hidden_layers))
     config = eagle3_config(target, target.config.vocab_size, layers)
     folder = tempfile.mkdtemp()

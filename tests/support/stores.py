@@ -16,7 +16,7 @@ Documents = list[list[int]]
 def random_documents(
     count: int = 40, vocab_size: int = 6, longest: int = 30, seed: int = 0
 ) -> Documents:
-    """Return documents of 1 to `longest` ids from a small vocabulary, with many repetitions."""
+    """Return documents of 1 to `longest` ids with many repetitions."""
     rng = random.Random(seed)
     return [
         [rng.randrange(vocab_size) for _ in range(rng.randint(1, longest))] for _ in range(count)
@@ -44,7 +44,7 @@ def continuations(documents: Documents, query: list[int], depth: int) -> Documen
 
 
 def looked_up(snapshot: Snapshot, query: list[int], depth: int) -> list[Documents]:
-    """Return the store's continuations for each suffix of `query` that occurs, longest first.
+    """Return the continuations of each suffix of `query`, longest first.
 
     Each list is sorted like `continuations`.
     """

@@ -124,7 +124,7 @@ def build(model_type: str) -> Any:
 
 
 def survey(model_type: str) -> Surveyed:
-    """Build a tiny model, and compare the output for every kind of draft with `generate`."""
+    """Build a tiny model, and compare its drafted outputs with `generate`."""
     try:
         model = build(model_type)
         expected = [answer(model, prompt) for prompt in PROMPTS]
@@ -170,7 +170,7 @@ def answer(model: Any, prompt: list[int]) -> list[int]:
 @cache
 @torch.inference_mode()
 def uncached(model: Any) -> list[list[int]]:
-    """Return the greedy outputs of decoding that recomputes the whole text for each token."""
+    """Return greedy outputs that recompute the whole text for each token."""
     answers = []
     for prompt in PROMPTS:
         text = list(prompt)

@@ -1,4 +1,4 @@
-"""Tiny configurations of the decoder types in transformers, by the names of their fields."""
+"""Tiny configurations of decoder types, by the names of their fields."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def llama_tokenizer(unigram: bool = False, strip: bool = True, **options: Any) -
 
 
 def metaspace_tokenizer(**options: Any) -> Any:
-    """Return a tokenizer like that of T5, whose decoder drops the space of the first token."""
+    """Return a tokenizer like that of T5, which drops the first space."""
     backend = Tokenizer(models.Unigram([(word, -1.0) for word in SPECIAL + WORDS], unk_id=0))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return _loaded(backend, **options)
@@ -178,7 +178,7 @@ def random_text(chance: random.Random) -> str:
 
 
 def whole_text(tokenizer: Any, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-    """Return the text of all tokens, with one U+FFFD for an unfinished character at the end.
+    """Return the text of all tokens, with U+FFFD for an unfinished end.
 
     The text itself must contain no U+FFFD.
     """

@@ -1,4 +1,4 @@
-"""Log waits for a simulated device and copies to and from it, with the responsible lines."""
+"""Log waits for a simulated device and copies, with the responsible lines."""
 
 from __future__ import annotations
 

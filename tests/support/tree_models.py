@@ -65,7 +65,7 @@ def deepseek(**changes: Any) -> dict[str, Any]:
 
 
 def gemma4(unified: bool = False, **changes: Any) -> dict[str, Any]:
-    """Return a Gemma 4 configuration; full attention layers have heads of another size."""
+    """Return a Gemma 4 configuration with two sizes of heads."""
     own = (
         {} if unified else {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
     )

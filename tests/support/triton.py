@@ -54,7 +54,7 @@ def _float32(numbers: Any) -> Any:
 
 
 def infinite_elsewhere(states: Any, row: int, slots: list[int]) -> Any:
-    """Return a copy of keys or values [rows, heads, slots, dim] with infinities in a row.
+    """Return a copy of keys or values [rows, heads, slots, dim] with infinities.
 
     The slots in `slots` keep their values.
     """

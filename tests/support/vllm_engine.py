@@ -51,7 +51,7 @@ def environment(ranks: int = 1) -> dict[str, str]:
 
 
 def save_tiny(folder: Path) -> Path:
-    """Save a Llama whose greedy outputs become repetitive, with a tokenizer of words w3, w4, ..."""
+    """Save a Llama with repetitive outputs and a tokenizer of words w3, w4, ..."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

@@ -103,7 +103,7 @@ def test_only_rows_with_new_tokens_get_drafts() -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "any"])
 def test_faults_of_the_drafter_end_no_request(kind: str) -> None:
-    """All requests finish, drafts stay valid, faults are counted, and nothing is left behind."""
+    """All requests finish with valid drafts, and faults are counted."""
     rate = 0.2 if kind == "any" else 0.5
     proposer = Proposer(config(f"tests.support.faulty_drafter:Faulty:kind={kind},rate={rate}"))
     before = metric("drafter_failures_total")

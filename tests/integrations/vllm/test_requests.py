@@ -84,7 +84,7 @@ class RecordingDrafterOptions:
 
 
 class RecordingDrafter(Drafter):
-    """Drafter that records its requests and drafts the typical continuation of the test texts."""
+    """Drafter that records its requests and drafts likely test tokens."""
 
     name = "spy"
     Options = RecordingDrafterOptions
@@ -178,7 +178,7 @@ def test_every_request_is_tracked_as_one(seed: int) -> None:
 
 
 def test_requests_survive_missed_calls_near_the_context_end() -> None:
-    """vLLM calls no drafter while a row is near `max_model_len`; other requests stay the same."""
+    """vLLM calls no drafter while any row is near `max_model_len`."""
     proposer, spy = recording_proposer(context=64)
     near = Job([11] * 40, [*range(20, 41), EOS])
     far = Job([12] * 5, [*range(100, 150), EOS])

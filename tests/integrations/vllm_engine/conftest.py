@@ -1,4 +1,4 @@
-"""Fixtures for tests that need vLLM; `make test-vllm` runs them in a separate environment."""
+"""Fixtures for tests that need vLLM, which `make test-vllm` runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test vLLM's engine with the proposer: outputs equal those of transformers for all schedules."""
+"""Test vLLM's engine with the proposer: outputs equal transformers."""
 
 from __future__ import annotations
 
