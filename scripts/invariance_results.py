@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from paceline.bench.bench_settings import WARMUP_ROUNDS
 from paceline.bench.environment import Environment, load_average, look_around
 from paceline.bench.report import provenance
 from paceline.core.request import Request
@@ -26,6 +25,8 @@ from paceline.model.loading import load_model
 from paceline.model.per_layer import key_shapes
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.tables import Table
+
+WARMUP_ROUNDS = 1  # Untimed rounds of every combination.
 
 
 @dataclass(frozen=True, slots=True)

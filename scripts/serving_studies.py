@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.bench.memory import resident
+from paceline.bench.environment import peak_memory
 from paceline.bench.models import torch_threads
 from paceline.bench.serving.clients import Reply, ask, waited
 from paceline.bench.serving.prompts import grown
@@ -226,6 +226,14 @@ async def soak(
         f" {max(sizes):.0f} MB. In the last quarter of the run, the memory use was"
         f" {growth(sizes):.3f} times as high as in the second quarter."
     )
+
+
+def resident() -> int:
+    """Return this process's resident memory in bytes; if unknown, its peak."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
+    sizes = (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+    return next(sizes, 0) or peak_memory()
 
 
 def growth(sizes: Sequence[float]) -> float:

@@ -12,7 +12,6 @@ from paceline.util.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from paceline.bench.cost_scale import enlarge
-    from paceline.bench.memory import memory_by_method
     from paceline.bench.plot import write_png
     from paceline.bench.report import markdown, print_table, read_json, write_json
     from paceline.bench.result import BenchResult
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 # Modules are imported on first use, because the settings and the command-line help need no torch.
 _MODULES = {
     "paceline.bench.cost_scale": ("enlarge",),
-    "paceline.bench.memory": ("memory_by_method",),
     "paceline.bench.plot": ("write_png",),
     "paceline.bench.report": ("markdown", "print_table", "read_json", "write_json"),
     "paceline.bench.result": ("BenchResult",),
@@ -36,7 +34,7 @@ _MODULES = {
 
 __all__ = [
     "BenchConfig", "BenchResult", "CostScale", "ModelOptions", "Prompt", "PromptOptions",
-    "RunOptions", "enlarge", "load_prompts", "markdown", "memory_by_method", "print_table",
+    "RunOptions", "enlarge", "load_prompts", "markdown", "print_table",
     "read_json", "run_bench", "write_json", "write_png",
 ]  # fmt: skip
 

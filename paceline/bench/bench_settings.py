@@ -6,7 +6,6 @@ WARMUP_TOKENS = 16  # Number of tokens in the untimed answers.
 SPARE_NODES = 64  # Cache positions for draft nodes, allocated before the timed calls.
 MIN_PROMPT_TOKENS = 8  # Minimum number of context tokens left for a prompt.
 ROUNDING = 16  # An enlarged model's feed-forward size is a multiple of this.
-WARMUP_ROUNDS = 1  # Untimed rounds when measuring the cost of batch invariance.
 
 # transformers' continuous batching.
 PAGE_POSITIONS = 256  # Cache positions per block in its paged cache.

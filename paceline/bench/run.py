@@ -56,13 +56,11 @@ class RunOptions:
 
     Attributes:
         makers: Functions that build additional drafters from the draft model, by drafter name.
-        loaded: Function called after the models have been loaded, before the first answer.
         ranks: The group of processes of a parallel run, if they have already joined it.
         budget: Whether a draft budget may shrink the trees. Papers are reproduced without a budget.
     """
 
     makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)
-    loaded: Callable[[], None] | None = None
     ranks: Ranks | None = None
     budget: bool = True
 
@@ -94,9 +92,6 @@ def run_bench(
         models = load_models(config, target, draft, tokenizer)
         units = make_units(config, models, prompts)
         skipped = _skipped(config)
-        if options.loaded is not None:
-            gc.collect()
-            options.loaded()
         methods, eos = _methods(config, models, units, skipped, lockstep, options)
         at_the_end.enter_context(survivors_exempt())  # from the collection before every call
         environment = look_around(models.target.device)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-
 from paceline import demo
 from paceline.bench.serving.settings import LoadOptions, ServingConfig
 from paceline.bench.settings import ASSISTANT, LOOKUP, PLAIN, BenchConfig
@@ -44,12 +42,10 @@ class Quantity:
     """Set what a benchmark measures; by default, how fast each method answers.
 
     Attributes:
-        memory: Measure peak memory instead of time; each method runs in its own process.
         serve: Measure a server under load instead. The benchmark compares the server's answers with
             those of plain decoding.
     """
 
-    memory: bool = False
     serve: bool = False
 
 
@@ -88,9 +84,6 @@ def bench(
             baselines=_baselines(methods.baselines, has_draft, config.models.engine),
             lookahead_parallel=ranks.size if ranks else 0,
         )
-        if quantity.memory:
-            _print_memory(config)
-            return 0
         return 0 if run_and_report(config, files, ranks).complete else INTERRUPTED
 
 
@@ -181,19 +174,3 @@ def _baselines(requested: Sequence[str], has_draft: bool, engine: EngineName) ->
         else [name for name in BASELINES if has_draft or name != ASSISTANT]
     )
     return () if names == ["none"] else tuple(names)
-
-
-def _print_memory(config: BenchConfig) -> None:
-    from paceline.bench import memory_by_method
-
-    if config.lookahead_parallel:
-        raise ConfigError(
-            "bench: --memory and --lookahead-parallel cannot be combined. Leave one of them out."
-        )
-    peaks = memory_by_method(config)
-    reference = next(iter(peaks))
-    console = Console(highlight=False)
-    for name, peak in peaks.items():
-        console.print(
-            f"{name}: {peak / 1e6:.1f} MB peak, {peak / peaks[reference]:.3f} of {reference}"
-        )

@@ -170,7 +170,6 @@ bench --png /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space 
 bench --json /dev/full --limit 1 -n 2 --drafter none --baseline none -> No space left
 bench @target --drafter specdec_pp                      -> draft model
 bench -n 100000 --limit 1 --drafter none                -> context
-bench --memory --lookahead-parallel                     -> torchrun
 paper nothing                                           -> nothing
 paper lookahead --batch 0                               -> batch
 paper sssd --datastore /missing                         -> /missing|datastore
