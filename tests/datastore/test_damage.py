@@ -1,5 +1,6 @@
-"""Token stores that are damaged, half written, full or taken: an error that names it, or the
-right answer.
+"""Test datastores that are damaged, partly written, full or locked.
+
+They must give an error that names the file, or the correct answer.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ QUERY = [1, 2, 0, 3]
 
 
 @pytest.mark.parametrize("trials", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_flipped_and_truncated_files_end_in_an_error_or_the_right_answer(
-    tmp_path: Path, trials: int
-) -> None:
+def test_damaged_files_give_an_error_or_correct_answers(tmp_path: Path, trials: int) -> None:
     documents = random_documents(200)
     path = tmp_path / "s"
     datastore.build(path, documents, 6, shard_tokens=2048, workers=1)
@@ -51,7 +50,7 @@ def test_flipped_and_truncated_files_end_in_an_error_or_the_right_answer(
 
 
 def corrupted(content: bytes, rng: random.Random) -> bytes:
-    """Some bits flipped, or the end missing, or more at the end."""
+    """Return the content with flipped bits, without its end, or with extra bytes."""
     kind = rng.random()
     if kind < 0.2:
         return content[: rng.randrange(len(content))]
@@ -83,20 +82,20 @@ def test_verify_names_every_damaged_shard(tmp_path: Path) -> None:
         datastore.open(path)
 
 
-def test_what_a_writer_replaces_meanwhile_is_no_damage(
+def test_shards_replaced_during_verification_are_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = store(tmp_path / "s")
 
-    def late(*arguments: Any) -> str | None:
+    def check_after_rebuild(*arguments: Any) -> str | None:
         datastore.build(path, random_documents(seed=1), 6, workers=1)
         return find_damage(*arguments)
 
-    monkeypatch.setattr("paceline.datastore.report.find_damage", late)
+    monkeypatch.setattr("paceline.datastore.report.find_damage", check_after_rebuild)
     assert datastore.verify(path) == []
 
 
-def test_a_damaged_store_can_be_built_again(tmp_path: Path) -> None:
+def test_damaged_datastore_can_be_rebuilt(tmp_path: Path) -> None:
     path = store(tmp_path / "s")
     (path / "manifest.json").write_text('{"format"')
     assert datastore.verify(path)[0].file == "manifest.json"
@@ -107,7 +106,7 @@ def test_a_damaged_store_can_be_built_again(tmp_path: Path) -> None:
     assert len(list(path.glob("shard-*"))) == 1
 
 
-def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
+def test_later_version_is_refused(tmp_path: Path) -> None:
     path = store(tmp_path / "s")
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
@@ -115,14 +114,14 @@ def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
         datastore.open(path)
 
 
-def test_a_manifest_of_another_store_is_refused(tmp_path: Path) -> None:
+def test_manifest_of_another_datastore_is_refused(tmp_path: Path) -> None:
     path, other = store(tmp_path / "s"), store(tmp_path / "t", [[1, 2, 3]])
     write_manifest(path, read_manifest(other))
     with pytest.raises(DatastoreError, match="it is not there"):
         datastore.open(path)
 
 
-def test_a_full_disk_leaves_the_old_store(tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_datastore(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[1, 2, 3]])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
@@ -137,7 +136,7 @@ def test_a_full_disk_leaves_the_old_store(tmp_path: Path) -> None:
     assert looked_up(datastore.open(path).snapshot, [1], 2) == [[[2, 3]]]
 
 
-def test_the_second_writer_is_told_of_the_first(tmp_path: Path) -> None:
+def test_second_writer_gets_an_error_that_names_the_first(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[1, 2, 3]])
     with writing(path, "build"):
         for write in (datastore.add, lambda path, documents: datastore.build(path, documents, 6)):
@@ -145,7 +144,8 @@ def test_the_second_writer_is_told_of_the_first(tmp_path: Path) -> None:
                 DatastoreError, match=rf"Process {os.getpid()} on \S+ since .*\(build\)"
             ):
                 write(path, [[1]])
-        assert looked_up(datastore.open(path).snapshot, [1], 2) == [[[2, 3]]]  # readers do not wait
+        # readers do not wait
+        assert looked_up(datastore.open(path).snapshot, [1], 2) == [[[2, 3]]]
     datastore.add(path, [[1]])
 
 
@@ -164,7 +164,7 @@ for seed in range(10**6):
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.slow)])
-def test_kill_9_leaves_a_whole_store(tmp_path: Path, kills: int) -> None:
+def test_killed_writer_leaves_an_intact_datastore(tmp_path: Path, kills: int) -> None:
     path, rng = tmp_path / "s", random.Random(kills)
     code = WRITER.format(path=str(path), folder=str(Path(__file__).parents[2]))
     for _ in range(kills):
@@ -179,16 +179,17 @@ def test_kill_9_leaves_a_whole_store(tmp_path: Path, kills: int) -> None:
         assert datastore.verify(path) == []
         snapshot = datastore.open(path).snapshot
         assert looked_up(snapshot, QUERY, 4) in [
-            expected(written(last), QUERY, 4) for last in (done, done + 1)
+            expected(documents_after(last), QUERY, 4) for last in (done, done + 1)
         ]
-        datastore.add(path, [[1]])  # the lock died with its holder, and what it left is cleaned
+        # the lock ended with its process, and leftover files are removed
+        datastore.add(path, [[1]])
         assert {file.name for file in path.glob("shard-*")} == {
             shard.name for shard in datastore.info(path).shards
         }
 
 
-def written(last: int) -> Documents:
-    """The documents of the store after the writer's step `last`."""
+def documents_after(last: int) -> Documents:
+    """Return the documents of the datastore after the writer's step `last`."""
     seeds = range(last - last % 4, last + 1)
     return [
         document

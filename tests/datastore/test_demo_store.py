@@ -1,6 +1,4 @@
-"""The token store that comes with the embedded target: sound, of its tokenizer, never written
-to, and worth its bytes.
-"""
+"""Test the built-in datastore: intact, read only, and useful to its target."""
 
 from __future__ import annotations
 
@@ -30,14 +28,14 @@ def prompts() -> list[list[int]]:
 
 
 def state() -> dict[str, tuple[int, int]]:
-    """Files of the store with their sizes and times of change."""
+    """Return the sizes and modification times of the datastore's files."""
     return {
         path.name: (path.stat().st_size, path.stat().st_mtime_ns)
         for path in sorted(demo.STORE.iterdir())
     }
 
 
-def test_it_is_sound_and_what_its_card_says() -> None:
+def test_datastore_matches_its_card() -> None:
     assert datastore.verify("demo") == []
     found, card = datastore.info("demo"), json.loads(demo.STORE.with_suffix(".json").read_text())
     assert found.path == demo.STORE
@@ -49,13 +47,13 @@ def test_it_is_sound_and_what_its_card_says() -> None:
     assert (ROOT / card["script"]).is_file()
 
 
-def test_it_is_of_the_embedded_tokenizer_and_only_read(prompts: list[list[int]]) -> None:
+def test_datastore_fits_the_tokenizer_and_is_not_written(prompts: list[list[int]]) -> None:
     before = state()
     plain = LLM(demo.TARGET, "none", dtype="float32").generate(
         prompts, SamplingParams(max_new_tokens=32)
     )
     for name in ("sssd", "rest"):
-        # its tokenizer is looked at here
+        # the tokenizer is checked here
         llm = LLM(demo.TARGET, f"{name}:datastore=demo", dtype="float32")
         answers = llm.generate(prompts, SamplingParams(max_new_tokens=32))
         assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]
@@ -63,7 +61,7 @@ def test_it_is_of_the_embedded_tokenizer_and_only_read(prompts: list[list[int]])
     assert [name.partition("-")[0].partition(".")[0] for name in before] == ["manifest", "shard"]
 
 
-def test_it_helps(prompts: list[list[int]]) -> None:
+def test_datastore_raises_tokens_per_step(prompts: list[list[int]]) -> None:
     answers = LLM(demo.TARGET, "none", dtype="float32").generate(
         prompts, SamplingParams(max_new_tokens=64)
     )
@@ -74,8 +72,8 @@ def test_it_helps(prompts: list[list[int]]) -> None:
     assert helped > 1.2 * alone
 
 
-def test_the_word_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the embedded store; a folder of that name is reached by its path."""
+def test_name_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that "demo" is the built-in datastore and "./demo" a folder."""
     monkeypatch.chdir(tmp_path)
     datastore.build("./demo", [[1, 2]], 5)
     assert datastore.info(Path("demo")).tokens == datastore.info("./demo").tokens == 2
@@ -86,7 +84,7 @@ def test_the_word_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_store("none", demo.NAME) == with_store("none", None) == "none"
 
 
-def test_it_is_packaged() -> None:
+def test_datastore_is_packaged() -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
     ]["paceline"]

@@ -1,4 +1,4 @@
-"""Finished outputs that are appended to an open store: searchable soon, kept, bounded, shared."""
+"""Test outputs appended to an open datastore: searchable, stored, bounded and shared."""
 
 from __future__ import annotations
 
@@ -25,72 +25,72 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def found(opened: Datastore, query: list[int]) -> bool:
-    """Whether the whole of `query` occurs."""
+def occurs(opened: Datastore, query: list[int]) -> bool:
+    """Return whether the whole of `query` occurs."""
     return len(looked_up(opened.snapshot, query, 1)) == len(query)
 
 
-def test_an_output_is_found_shortly_after_and_kept(tmp_path: Path) -> None:
+def test_appended_output_is_found_and_stored(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]])
     with datastore.open(path) as opened:
         before = opened.snapshot
         opened.append(OUTPUT)
-        wait_for(lambda: found(opened, OUTPUT))
+        wait_for(lambda: occurs(opened, OUTPUT))
         assert len(datastore.info(path).shards) == 1  # in memory only
         assert len(before.shards) == 1
         opened.append([])
         opened.append([4, 4, 4, 4])
-    assert found(opened, [4, 4, 4, 4])
+    assert occurs(opened, [4, 4, 4, 4])
     again = datastore.open(path)
-    assert found(again, OUTPUT)
-    assert found(again, [0, 1])
+    assert occurs(again, OUTPUT)
+    assert occurs(again, [0, 1])
     assert [shard.live for shard in datastore.info(path).shards] == [False, True]
     with pytest.raises(DatastoreError, match="is closed"):
         opened.append(OUTPUT)
 
 
-def test_outputs_that_go_on_are_found_and_never_on_disk(tmp_path: Path) -> None:
+def test_running_outputs_are_found_but_not_stored(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]], 10)
     with datastore.open(path) as opened:
         opened.follow({1: OUTPUT[:2], 2: [6, 6]})
         opened.follow({1: OUTPUT[2:]})
-        wait_for(lambda: found(opened, OUTPUT))
+        wait_for(lambda: occurs(opened, OUTPUT))
         opened.append([7, 7])
         opened.flush()
-        wait_for(lambda: found(opened, OUTPUT))  # what went to disk took nothing of it away
+        wait_for(lambda: occurs(opened, OUTPUT))  # writing others to disk leaves it in place
         opened.unfollow(2)
         opened.append([8, 8])
-        wait_for(lambda: found(opened, [8, 8]))
-        assert not found(opened, OUTPUT)  # one alone knows its own text
+        wait_for(lambda: occurs(opened, [8, 8]))
+        assert not occurs(opened, OUTPUT)  # the only running request knows its own text
         opened.follow({2: [6, 9]})
-        wait_for(lambda: found(opened, OUTPUT) and found(opened, [6, 9]))
-        assert not found(opened, [6, 6])
+        wait_for(lambda: occurs(opened, OUTPUT) and occurs(opened, [6, 9]))
+        assert not occurs(opened, [6, 6])
     assert datastore.info(path).tokens == 6
     with pytest.raises(DatastoreError, match="is closed"):
         opened.follow({1: OUTPUT})
 
 
-def test_of_outputs_that_go_on_the_longest_makes_room(tmp_path: Path) -> None:
+def test_longest_running_output_is_dropped_first(tmp_path: Path) -> None:
     path, options = store(tmp_path / "s", [[0, 1]], 10), UpdateOptions(max_unwritten_tokens=8)
     with datastore.open(path, updates=options) as opened:
         opened.follow({1: [2, 2, 2], 2: [3, 3], 3: [4, 4]})
-        wait_for(lambda: found(opened, [2, 2, 2]) and found(opened, [4, 4]))
+        wait_for(lambda: occurs(opened, [2, 2, 2]) and occurs(opened, [4, 4]))
         opened.follow({3: [4, 4]})
-        wait_for(lambda: found(opened, [3, 3]) and not found(opened, [4, 4]))
+        wait_for(lambda: occurs(opened, [3, 3]) and not occurs(opened, [4, 4]))
         opened.follow({3: [5, 5]})
-        wait_for(lambda: found(opened, [5, 5]) and found(opened, [2, 2, 2]))
+        wait_for(lambda: occurs(opened, [5, 5]) and occurs(opened, [2, 2, 2]))
         with pytest.raises(DatastoreError, match="token id 10"):
             opened.follow({3: [10]})
 
 
-def test_a_full_or_old_tail_goes_to_disk(tmp_path: Path) -> None:
+def test_full_or_old_output_is_written_to_disk(tmp_path: Path) -> None:
     for options in (UpdateOptions(max_unwritten_tokens=8), UpdateOptions(max_unwritten_s=0.05)):
         path = store(tmp_path / str(options.max_unwritten_tokens), [[0, 1]])
         with datastore.open(path, updates=options) as opened:
             opened.append(OUTPUT)
             opened.append(OUTPUT)
             wait_for(lambda path=path: datastore.info(path).tokens == 12)  # type: ignore[misc]
-            wait_for(lambda opened=opened: found(opened, OUTPUT))  # type: ignore[misc]
+            wait_for(lambda opened=opened: occurs(opened, OUTPUT))  # type: ignore[misc]
 
 
 def test_processes_see_what_others_appended(tmp_path: Path) -> None:
@@ -100,13 +100,13 @@ def test_processes_see_what_others_appended(tmp_path: Path) -> None:
         one.flush()
         other.append([2, 2, 2])
         other.flush()
-        assert found(other, OUTPUT)
-        assert not found(one, [2, 2, 2])
+        assert occurs(other, OUTPUT)
+        assert not occurs(one, [2, 2, 2])
         one.refresh()
-        assert found(one, [2, 2, 2])
+        assert occurs(one, [2, 2, 2])
 
 
-def test_the_oldest_outputs_are_dropped(tmp_path: Path) -> None:
+def test_oldest_outputs_are_dropped(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]], 100)
     with datastore.open(path, updates=UpdateOptions(max_tokens=4096)) as opened:
         for token in range(60):
@@ -115,24 +115,24 @@ def test_the_oldest_outputs_are_dropped(tmp_path: Path) -> None:
         info = datastore.info(path)
         assert 2000 < info.tokens <= 4098
         assert len(info.shards) < 12
-        assert not found(opened, [0, 0])
-        assert found(opened, [59, 59])
-        assert found(opened, [0, 1])  # what was built stays
+        assert not occurs(opened, [0, 0])
+        assert occurs(opened, [59, 59])
+        assert occurs(opened, [0, 1])  # built documents stay
 
 
-def test_another_writer_is_waited_for(tmp_path: Path) -> None:
+def test_append_waits_for_another_writer(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]])
     opened = datastore.open(path, updates=UpdateOptions(max_unwritten_tokens=1, lock_timeout_s=0.0))
     with writing(path, "build"):
         opened.append(OUTPUT)
-        wait_for(lambda: found(opened, OUTPUT))  # from memory
+        wait_for(lambda: occurs(opened, OUTPUT))  # from memory
         with pytest.raises(DatastoreError, match=r"\(build\)"):
             opened.flush()
     wait_for(lambda: datastore.info(path).tokens == 7)
     opened.close()
 
 
-def test_what_the_end_of_the_process_cannot_keep_is_told(tmp_path: Path) -> None:
+def test_outputs_lost_at_exit_are_reported(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]])
     opened = datastore.open(path, updates=UpdateOptions(lock_timeout_s=0.0))
     opened.append(OUTPUT)
@@ -140,7 +140,7 @@ def test_what_the_end_of_the_process_cannot_keep_is_told(tmp_path: Path) -> None
         opened._close_at_exit()
 
 
-def test_a_store_that_was_replaced_is_not_mixed_up(tmp_path: Path) -> None:
+def test_replaced_datastore_is_not_written(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[0, 1]])
     opened = datastore.open(path)
     opened.append(OUTPUT)
@@ -151,7 +151,7 @@ def test_a_store_that_was_replaced_is_not_mixed_up(tmp_path: Path) -> None:
     assert datastore.info(path).tokens == 1
 
 
-def test_bad_outputs_and_options(tmp_path: Path) -> None:
+def test_invalid_outputs_and_options_are_refused(tmp_path: Path) -> None:
     opened = datastore.open(store(tmp_path / "s"))
     with pytest.raises(DatastoreError, match="token id 6; expected 0 to 5"):
         opened.append([6])

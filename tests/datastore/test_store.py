@@ -1,4 +1,4 @@
-"""Token stores: searches against a plain one, shards, documents, bad input."""
+"""Test searches of datastores against a plain search, shards, documents and bad input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VOCABULARIES = [1, 2, 300, 65535, 65536, 2**20, 2**23, 2**32 - 1, 2**32]
 
 @st.composite
 def corpora(draw: st.DrawFn) -> tuple[int, Documents, list[int]]:
-    """A vocabulary, documents of ids from one of its ends, and a query."""
+    """Generate a vocabulary size, documents of ids from one of its ends, and a query."""
     vocab_size = draw(st.sampled_from(VOCABULARIES))
     few = min(vocab_size, 3)
     ids = (
@@ -43,7 +43,7 @@ def corpora(draw: st.DrawFn) -> tuple[int, Documents, list[int]]:
 
 @settings(max_examples=40, deadline=None)
 @given(corpus=corpora())
-def test_search_finds_what_a_plain_one_finds(
+def test_search_equals_a_plain_search(
     tmp_path_factory: pytest.TempPathFactory, corpus: tuple[int, Documents, list[int]]
 ) -> None:
     vocab_size, documents, query = corpus
@@ -62,7 +62,7 @@ def test_many_shards_answer_like_one(tmp_path: Path) -> None:
     )
 
 
-def test_a_document_longer_than_a_shard_is_cut(tmp_path: Path) -> None:
+def test_document_longer_than_a_shard_is_cut(tmp_path: Path) -> None:
     datastore.build(tmp_path / "s", [list(range(3000))], 3000, shard_tokens=1024)
     info = datastore.info(tmp_path / "s")
     assert (info.tokens, info.documents, len(info.shards)) == (3000, 3, 3)
@@ -83,10 +83,10 @@ def test_sampling_is_at_regular_intervals(tmp_path: Path) -> None:
         25,
         50,
         75,
-    ]  # what follows the 0s, in the order of the suffixes, 0 itself among them
+    ]  # the tokens after each 0, in suffix order
 
 
-def test_shortening_stops_when_there_is_enough(tmp_path: Path) -> None:
+def test_shorter_suffixes_are_searched_until_enough(tmp_path: Path) -> None:
     documents = random_documents()
     snapshot = datastore.open(store(tmp_path / "s", documents)).snapshot
     query = documents[3][:8]
@@ -100,7 +100,7 @@ def test_shortening_stops_when_there_is_enough(tmp_path: Path) -> None:
     assert ranges.lengths[1].tolist() == [0, 0]
 
 
-def test_a_range_is_narrowed_by_what_follows(tmp_path: Path) -> None:
+def test_narrowed_range_equals_a_longer_search(tmp_path: Path) -> None:
     documents = random_documents()
     snapshot = datastore.open(store(tmp_path / "s", documents)).snapshot
     for token in range(6):
@@ -113,8 +113,8 @@ def test_a_range_is_narrowed_by_what_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [6, 400, 2**20])
-def test_pivots_lead_to_what_bisection_finds(tmp_path: Path, vocab_size: int) -> None:
-    """For ids that fill many pivots, one or none, and queries longer or shorter than a pivot."""
+def test_pivots_equal_bisection(tmp_path: Path, vocab_size: int) -> None:
+    """Check ids that fill many pivots, one or none, and short and long queries."""
     rng = random.Random(vocab_size)
     documents = [[int(vocab_size * rng.random() ** 4) for _ in range(40)] for _ in range(150)]
     snapshot = datastore.open(store(tmp_path / "s", documents, vocab_size)).snapshot
@@ -128,8 +128,8 @@ def test_pivots_lead_to_what_bisection_finds(tmp_path: Path, vocab_size: int) ->
         assert range_of(table, 0, ids, 0, size) == plain
 
 
-def test_positions_outside_are_not_read(tmp_path: Path) -> None:
-    """Should a store be forged, checksums and all."""
+def test_positions_out_of_range_are_not_read(tmp_path: Path) -> None:
+    """Check a forged datastore whose checksums are correct."""
     snapshot = datastore.open(store(tmp_path / "s")).snapshot
     table = snapshot.table.copy()
     table["text_size"] = 1
@@ -156,14 +156,14 @@ def test_suffix_array(most: int, workers: int) -> None:
     assert cut == sorted(cut)
 
 
-def test_one_token_repeated_is_sorted_like_any_other() -> None:
+def test_one_repeated_token_is_sorted() -> None:
     text = np.append(np.zeros(200_000, dtype=np.uint32), np.uint32(65535))
     found = suffix_array(text, 65535)
     assert found[:-SORTED_TOKENS].tolist() == list(range(200_000 - SORTED_TOKENS))
 
 
 def test_checksum_is_xxh64() -> None:
-    """Values of the xxhash library 0.8."""
+    """Compare with values of the xxhash library 0.8."""
     pages = np.concatenate((np.zeros(4096), np.arange(4096) % 251)).astype(np.uint8)
     sums = np.zeros(2, dtype=np.uint64)
     hash_pages(pages.ctypes.data, sums)
@@ -183,7 +183,7 @@ def test_checksum_is_xxh64() -> None:
         ([[[1, 2]]], "2 dimensions"),
     ],
 )
-def test_bad_documents_are_refused_and_the_old_store_stays(
+def test_invalid_documents_leave_the_datastore_unchanged(
     tmp_path: Path, documents: Any, message: str
 ) -> None:
     path = store(tmp_path / "s", [[1, 2]], 10)
@@ -231,7 +231,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         datastore.open(tmp_path / "s", tokenizer="gpt2")
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_unrelated_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(DatastoreError, match=r"letter\.txt"):
         datastore.build(tmp_path, [[1]], 10)
@@ -251,7 +251,7 @@ def test_added_documents_are_found_and_shards_stay_few(tmp_path: Path) -> None:
     assert datastore.verify(path) == []
     assert looked_up(reader.snapshot, [1, 2], 4) == expected(
         [[1, 2, 3]], [1, 2], 4
-    )  # undisturbed until it refreshes
+    )  # unchanged until it refreshes
     assert reader.refresh()
     assert not reader.refresh()
     assert looked_up(reader.snapshot, [5, 1, 2], 4) == expected(documents, [5, 1, 2], 4)
@@ -269,15 +269,15 @@ def test_shards_with_different_separators_are_merged(tmp_path: Path) -> None:
         assert looked_up(snapshot, query, 3) == expected(documents, query, 3)
 
 
-def test_needs_no_torch() -> None:
+def test_datastore_does_not_import_torch() -> None:
     code = "import sys, paceline.datastore; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_store_is_built_where_the_system_binds_no_process_to_cores(
+def test_build_works_without_processor_affinity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not only on Linux."""
+    """Check systems other than Linux."""
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores() == 1
@@ -285,7 +285,7 @@ def test_a_store_is_built_where_the_system_binds_no_process_to_cores(
     assert datastore.info(tmp_path / "s").tokens == 2
 
 
-def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
+def test_unlockable_folder_is_named(tmp_path: Path) -> None:
     path = store(tmp_path / "s", [[1, 2]])
     (path / "writer.lock").unlink(missing_ok=True)
     (path / "writer.lock").mkdir()

@@ -1,6 +1,4 @@
-"""A store of another tokenizer is refused wherever the tokenizer of the prompts is known; both
-fingerprints are shown.
-"""
+"""Test that a datastore of another tokenizer is refused, with both fingerprints."""
 
 from __future__ import annotations
 
@@ -23,14 +21,16 @@ WITH_STORE = [
 ]
 
 
-def built(path: Path, tokenizer: Any) -> str:
+def build_datastore(path: Path, tokenizer: Any) -> str:
     datastore.build(path, [[1, 2, 3, 4]], 256, tokenizer=tokenizer, workers=1)
     return str(path)
 
 
 @pytest.mark.parametrize("name", WITH_STORE)
-def test_an_engine_refuses_it(pair: Pair, tokenizer: Any, tmp_path: Path, name: str) -> None:
-    path = built(tmp_path / "s", OTHER)
+def test_engine_refuses_another_tokenizer(
+    pair: Pair, tokenizer: Any, tmp_path: Path, name: str
+) -> None:
+    path = build_datastore(tmp_path / "s", OTHER)
     wanted = datastore.fingerprint_of(tokenizer)
     for drafter in (f"{name}:datastore={path}", create(name, datastore=path)):
         with pytest.raises(
@@ -41,21 +41,21 @@ def test_an_engine_refuses_it(pair: Pair, tokenizer: Any, tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("name", WITH_STORE)
-def test_what_is_not_known_is_not_refused(
+def test_unknown_tokenizers_are_accepted(
     pair: Pair, tokenizer: Any, tmp_path: Path, name: str
 ) -> None:
     LLM(
         pair.target,
-        drafter=f"{name}:datastore={built(tmp_path / 'same', tokenizer)}",
+        drafter=f"{name}:datastore={build_datastore(tmp_path / 'same', tokenizer)}",
         tokenizer=tokenizer,
     )
     LLM(pair.target, drafter=f"{name}:datastore={store(tmp_path / 'ids')}", tokenizer=tokenizer)
-    # the prompts are ids of nobody knows what
-    LLM(pair.target, drafter=f"{name}:datastore={built(tmp_path / 'other', OTHER)}")
+    # the prompts' tokenizer is unknown
+    LLM(pair.target, drafter=f"{name}:datastore={build_datastore(tmp_path / 'other', OTHER)}")
 
 
-def test_the_replay_refuses_it(tmp_path: Path) -> None:
-    path = built(tmp_path / "s", OTHER)
+def test_replay_refuses_another_tokenizer(tmp_path: Path) -> None:
+    path = build_datastore(tmp_path / "s", OTHER)
     traces = tmp_path / "traces.jsonl"
     traces.write_text(json.dumps({"prompt": "Hello, ", "output": "Hello, Hello"}) + "\n")
     with pytest.raises(DatastoreError, match=OTHER):

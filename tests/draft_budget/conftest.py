@@ -1,4 +1,4 @@
-"""A model, and a machine on which its forwards take what a test says."""
+"""Fixtures of a model and of a machine whose forward times a test sets."""
 
 from __future__ import annotations
 

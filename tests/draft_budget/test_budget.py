@@ -1,4 +1,4 @@
-"""The budget: what is fed, against trying every width."""
+"""Test which nodes the draft budget feeds, compared with every other choice."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DEAR = CostCurve((1, 1000), (1.0, 1000.0))
 KNEE = CostCurve((1, 8, 16), (1.0, 1.2, 3.0))
 
 
-class Alone:
-    """The budget of one drafter that has all sequences."""
+class SingleDrafterBudget:
+    """Draft budget of one drafter that serves all requests."""
 
     def __init__(self, curve: CostCurve, ragged: bool = False) -> None:
         self._ragged = ragged
@@ -57,7 +57,7 @@ class Alone:
 
 
 def random_tree(chance: random.Random, nodes: int) -> DraftTree:
-    """A tree whose paths come in falling order of their chances."""
+    """Return a tree whose nodes are sorted by falling path probability."""
     frontier = [(chance.random(), -1, token) for token in range(3)]
     taken: list[tuple[float, int, int, float]] = []
     while len(taken) < nodes:
@@ -85,16 +85,14 @@ def expected_tokens(tree: DraftTree, width: int) -> float:
 
 @pytest.mark.parametrize("curve", [CHEAP, DEAR, KNEE, CostCurve((1, 64), (1.0, 4.0))])
 @pytest.mark.parametrize("seed", range(6))
-def test_one_width_for_the_batch_has_the_most_tokens_per_second(
-    curve: CostCurve, seed: int
-) -> None:
+def test_padded_width_has_the_most_tokens_per_second(curve: CostCurve, seed: int) -> None:
     chance = random.Random(seed)
     trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
     pending = chance.choice([1, 1, 30])
-    cut = Alone(curve).cut(trees, len(trees), pending)
+    cut = SingleDrafterBudget(curve).cut(trees, len(trees), pending)
 
     def speed(width: int) -> float:
-        """Beside a step of plain decoding; a prompt that is fed has its own price."""
+        """Return tokens per second next to a plain step; a prompt has its own cost."""
         fed = min(width, max(map(len, trees)))
         plain, prompt, both = curve.of(len(trees) * np.array([1, pending, pending + fed]))
         return float(sum(expected_tokens(tree, width) for tree in trees) / (plain + both - prompt))
@@ -107,13 +105,11 @@ def test_one_width_for_the_batch_has_the_most_tokens_per_second(
 
 @pytest.mark.parametrize("curve", [CHEAP, DEAR, KNEE, CostCurve((1, 64), (1.0, 4.0))])
 @pytest.mark.parametrize("seed", range(6))
-def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second(
-    curve: CostCurve, seed: int
-) -> None:
+def test_packed_nodes_have_the_most_tokens_per_second(curve: CostCurve, seed: int) -> None:
     chance = random.Random(seed)
     trees = [random_tree(chance, chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
     count, pending = len(trees), chance.choice([1, 1, 30])
-    cut = Alone(curve, ragged=True).cut(trees, count, pending)
+    cut = SingleDrafterBudget(curve, ragged=True).cut(trees, count, pending)
 
     def speed(widths: list[int]) -> float:
         plain, prompt, both = curve.of(
@@ -131,7 +127,8 @@ def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second
         for tree, width in zip(trees, kept, strict=True)
         for path in tree.path_chances()[width:]
     ]
-    assert max(left, default=0.0) <= min(paths[: sum(kept)], default=1.0)  # no better node was left
+    # no better node was left out
+    assert max(left, default=0.0) <= min(paths[: sum(kept)], default=1.0)
     for total in range(sum(map(len, trees)) + 1):
         best = [
             sum(path > paths[total] for path in tree.path_chances())
@@ -142,22 +139,22 @@ def test_packed_the_likeliest_nodes_of_the_batch_have_the_most_tokens_per_second
         assert speed(kept) >= speed(best) * (1 - 1e-9)
 
 
-def test_packed_only_the_sequence_that_repeats_itself_is_drafted_for() -> None:
-    """Three rows more cost less than one sure chain brings; a node for everybody would cost
-    four.
-    """
+def test_packed_batch_feeds_only_the_confident_chain() -> None:
+    """Check that one confident chain is worth three rows, but not four for padded requests."""
     sure, unlikely = (
         DraftTree.chain([5, 6, 7], confidence=[0.95] * 3),
         DraftTree.chain([5, 6, 7], confidence=[0.1] * 3),
     )
     curve = CostCurve((1, 4, 100), (1.0, 1.0, 10.0))
-    cut = Alone(curve, ragged=True).cut([unlikely, sure, unlikely, unlikely], 4, 1)
+    cut = SingleDrafterBudget(curve, ragged=True).cut([unlikely, sure, unlikely, unlikely], 4, 1)
     assert [len(tree) for tree in cut] == [0, 3, 0, 0]
-    assert not any(map(len, Alone(curve).cut([unlikely, sure, unlikely, unlikely], 4, 1)))
+    assert not any(
+        map(len, SingleDrafterBudget(curve).cut([unlikely, sure, unlikely, unlikely], 4, 1))
+    )
 
 
-def test_packed_whole_trees_come_on_top() -> None:
-    """A tree without confidence pays for its own rows, and makes those of others no cheaper."""
+def test_packed_whole_trees_have_their_own_cost() -> None:
+    """Check that a tree without confidence pays for its rows and leaves other costs alone."""
     likely = DraftTree.chain([5] * 3, confidence=[0.9] * 3)
     own, whole = (
         Drafts(DrafterBatch(DrafterState(Drafter(), DrafterStats()), [], []), [], trees)
@@ -169,21 +166,19 @@ def test_packed_whole_trees_come_on_top() -> None:
     assert cut[1].cost == pytest.approx((1.03 * (10.5 + 3.5)) / (1.03 * (10.5 + 1.5)))
 
 
-def test_all_where_rows_are_free_and_nothing_where_they_are_dear() -> None:
+def test_cheap_rows_feed_all_and_costly_rows_nothing() -> None:
     tree = random_tree(random.Random(1), 12)
-    assert Alone(CHEAP).cut([tree], 1, 1) == [tree]
-    assert len(Alone(DEAR).cut([tree], 1, 1)[0]) == 0
+    assert SingleDrafterBudget(CHEAP).cut([tree], 1, 1) == [tree]
+    assert len(SingleDrafterBudget(DEAR).cut([tree], 1, 1)[0]) == 0
 
 
-def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
-    """Also by nodes that were not fed: the target's next token tells whether the first of them
-    was right.
-    """
-    draft_budget = Alone(KNEE)
-    boast = DraftTree([5], [-1], None, [0.9])
+def test_overconfident_drafter_is_corrected() -> None:
+    """Check that nodes that were not fed count too: the next token shows if the first was right."""
+    draft_budget = SingleDrafterBudget(KNEE)
+    overconfident = DraftTree([5], [-1], None, [0.9])
     lengths = []
     for _ in range(300):
-        (cut,) = draft_budget.cut([boast], 1, 15)
+        (cut,) = draft_budget.cut([overconfident], 1, 15)
         lengths.append(len(cut))
         request = Request([1], SamplingParams(max_new_tokens=9))
         draft_budget.observe([Outcome(request, cut, [], [6], [6])], 1.0)
@@ -193,7 +188,7 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
     assert tried == 300
     assert draft_budget.acceptance_calibration.hits.sum() == 0
     back = 0
-    while len(draft_budget.cut([boast], 1, 15)[0]) == 0:  # it turns predictable
+    while len(draft_budget.cut([overconfident], 1, 15)[0]) == 0:  # now it becomes predictable
         draft_budget.observe(
             [Outcome(Request([1], SamplingParams()), DraftTree([], []), [], [5], [5])], 1.0
         )
@@ -201,11 +196,9 @@ def test_a_drafter_that_boasts_is_believed_less_and_less() -> None:
     assert back < 300
 
 
-def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
-    """With drafts twice as long as without, beyond the curve: not worth it; once they are not,
-    tried again.
-    """
-    draft_budget, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
+def test_slower_steps_correct_the_cost_curve() -> None:
+    """Check drafts that double the step time, unlike the curve: they are mostly skipped."""
+    draft_budget, tree = SingleDrafterBudget(CHEAP), DraftTree([5], [-1], None, [0.6])
     request = Request([1], SamplingParams())
     widths = []
     for _ in range(4000):
@@ -215,7 +208,7 @@ def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
         draft_budget.observe(
             [Outcome(request, cut, [], [token], [token])], 2.0 if len(cut) else 1.0
         )
-    assert widths[:2] == [1, 1]  # nothing is known of steps without drafts yet
+    assert widths[:2] == [1, 1]  # the cost of steps without drafts is unknown so far
     draft_budget.cut([DraftTree([], [])], 1, 1)
     draft_budget.observe([Outcome(request, DraftTree([], []), [], [5], [5])], 1.0)
     later = []
@@ -229,12 +222,13 @@ def test_steps_that_take_longer_than_the_curve_says_correct_it() -> None:
     assert 0 < sum(later) < 200
 
 
-def test_drafts_add_something_where_steps_without_them_take_longer_than_the_curve_says() -> None:
-    """Of many sequences: a few nodes that are hardly ever right are not free, though steps with
-    many took what the curve says.
+def test_slow_plain_steps_do_not_make_drafts_free() -> None:
+    """Check that unlikely nodes still have a cost in a large batch.
+
+    Steps with many nodes took what the curve predicts; steps without took longer.
     """
     draft_budget, request = (
-        Alone(CostCurve((1, 101), (1.0, 11.0)), ragged=True),
+        SingleDrafterBudget(CostCurve((1, 101), (1.0, 11.0)), ragged=True),
         Request([1], SamplingParams()),
     )
     many = DraftTree.chain([5] * 10, confidence=[0.99] * 10)
@@ -248,20 +242,24 @@ def test_drafts_add_something_where_steps_without_them_take_longer_than_the_curv
     assert all(map(len, draft_budget.cut([many] * 8, 8, 1)))
 
 
-def test_a_prompt_does_not_make_its_drafts_cheap() -> None:
-    """A row costs what a step does, whether it stands beside one row or beside 500."""
+def test_prompt_rows_do_not_make_drafts_cheap() -> None:
+    """Check that a draft row costs the same next to one row and next to 500."""
     for pending in (1, 500):
-        assert not len(Alone(DEAR).cut([DraftTree([5], [-1], None, [0.6])], 1, pending)[0])
-        assert len(Alone(CHEAP).cut([DraftTree([5], [-1], None, [0.6])], 1, pending)[0])
+        assert not len(
+            SingleDrafterBudget(DEAR).cut([DraftTree([5], [-1], None, [0.6])], 1, pending)[0]
+        )
+        assert len(
+            SingleDrafterBudget(CHEAP).cut([DraftTree([5], [-1], None, [0.6])], 1, pending)[0]
+        )
 
 
-def test_drawn_trees_and_trees_without_confidence_are_not_cut() -> None:
+def test_trees_without_confidence_are_not_cut() -> None:
     chain = DraftTree.chain([1, 2, 3])
-    assert Alone(DEAR).cut([chain], 1, 1) == [chain]
+    assert SingleDrafterBudget(DEAR).cut([chain], 1, 1) == [chain]
 
 
-def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_are_known() -> None:
-    draft_budget, tree = Alone(CHEAP), DraftTree([5], [-1], None, [0.6])
+def test_costs_carry_over_to_other_batch_sizes() -> None:
+    draft_budget, tree = SingleDrafterBudget(CHEAP), DraftTree([5], [-1], None, [0.6])
     request = Request([1], SamplingParams())
     for turn in range(60):
         trees = [tree] * 4 if turn % 2 else [EMPTY_TREE] * 4
@@ -270,29 +268,36 @@ def test_what_steps_take_is_believed_of_other_numbers_of_sequences_until_they_ar
             [Outcome(request, one, [], [5], [5]) for one in cut], 3.0 if any(map(len, cut)) else 1.0
         )
     assert not any(map(len, draft_budget.cut([tree] * 3, 3, 1)))
-    assert all(map(len, Alone(CHEAP).cut([tree] * 3, 3, 1)))
+    assert all(map(len, SingleDrafterBudget(CHEAP).cut([tree] * 3, 3, 1)))
 
 
-def test_a_gain_too_small_to_be_sure_of_is_left() -> None:
+def test_gain_below_the_margin_is_not_drafted() -> None:
     small = CostCurve((1, 2), (1.0, 1.39))
-    assert not len(Alone(small).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0])
+    assert not len(SingleDrafterBudget(small).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0])
     assert len(
-        Alone(CostCurve((1, 2), (1.0, 1.3))).cut([DraftTree([5], [-1], None, [0.4])], 1, 1)[0]
+        SingleDrafterBudget(CostCurve((1, 2), (1.0, 1.3))).cut(
+            [DraftTree([5], [-1], None, [0.4])], 1, 1
+        )[0]
     )
 
 
-def test_rows_are_dearer_behind_a_long_text() -> None:
+def test_rows_cost_more_after_a_long_text() -> None:
     curve = CostCurve((1, 65), (1.0, 1.0), (0.0, 0.064))
     assert curve.of(np.array([1, 65]), 32).tolist() == [1.0, 1.0]
     assert curve.of(np.array([1, 65, 129]), 1032).tolist() == pytest.approx([1.0, 65.0, 129.0])
     tree = DraftTree([1, 2, 3], [-1, 0, 1], None, [0.9, 0.9, 0.9])
-    fed = [len(Alone(curve, ragged=True).cut([tree], 1, 1, cached)[0]) for cached in (0, 200, 4000)]
+    fed = [
+        len(SingleDrafterBudget(curve, ragged=True).cut([tree], 1, 1, cached)[0])
+        for cached in (0, 200, 4000)
+    ]
     assert fed == [3, 3, 0]
-    assert Alone(curve).cut([tree], 1, 1, 4000) == Alone(curve, ragged=True).cut([tree], 1, 1, 4000)
+    assert SingleDrafterBudget(curve).cut([tree], 1, 1, 4000) == SingleDrafterBudget(
+        curve, ragged=True
+    ).cut([tree], 1, 1, 4000)
 
 
-class Foolish(Drafter):
-    """Guesses the same token with much confidence."""
+class Overconfident(Drafter):
+    """Drafter that always proposes the same token with high confidence."""
 
     budget = True
 
@@ -303,8 +308,8 @@ class Foolish(Drafter):
         ]
 
 
-def test_an_engine_learns_what_its_drafter_is_worth(pair: Pair) -> None:
-    llm = LLM(pair.target, Foolish(), draft_budget=DraftBudgetSettings(max_rest_steps=4))
+def test_engine_calibrates_its_drafter(pair: Pair) -> None:
+    llm = LLM(pair.target, Overconfident(), draft_budget=DraftBudgetSettings(max_rest_steps=4))
     for _ in range(8):
         outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=40))
         assert [out.token_ids for out in outs] == pair.answers
@@ -320,7 +325,7 @@ def test_the_budget_can_be_switched_off(pair: Pair, spec: str) -> None:
     assert LLM(pair.target, create(f"{spec}:budget=false")).acceptance_calibration is None
 
 
-def test_each_drafter_of_an_engine_keeps_what_was_learnt_of_it(pair: Pair) -> None:
+def test_each_drafter_keeps_its_calibration(pair: Pair) -> None:
     first, second = create("sssd"), create("prompt_lookup")
     llm = LLM(pair.target, first)
     known = llm.acceptance_calibration

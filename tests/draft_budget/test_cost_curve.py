@@ -1,4 +1,4 @@
-"""What forwards cost: measured and kept."""
+"""Test how the cost of forward passes is measured and stored."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_costs_are_measured_once_and_never_fall(
     assert beyond[3] - beyond[2] == pytest.approx(beyond[2] - beyond[1])
 
 
-def test_what_a_long_text_adds_is_measured(model: CachedLM) -> None:
+def test_cost_of_long_texts_is_measured(model: CachedLM) -> None:
     curve = measure(model).curve
     assert (len(curve.further) == len(curve.rows)) == (model.context_length > 640)
     assert list(curve.further) == sorted(curve.further)
@@ -60,11 +60,12 @@ def test_what_a_long_text_adds_is_measured(model: CachedLM) -> None:
 
 
 @pytest.mark.parametrize(("forward", "least"), [(0.001, len(ROWS)), (0.17, 8), (0.8, 3), (30.0, 2)])
-def test_fewer_numbers_of_rows_are_measured_of_a_slow_model_and_reach_as_far(
+def test_slow_models_are_measured_at_fewer_row_counts(
     model: CachedLM, machine: Machine, forward: float, least: int
 ) -> None:
-    """Sixteen rows for the price of one, each further one for a hundredth of it: what 48 cost
-    cannot be guessed from these.
+    """Check 16 rows for the price of one and a hundredth for each further row.
+
+    The cost of 48 rows cannot be extrapolated from the first 16.
     """
 
     def costly(rows: int) -> float:
@@ -74,7 +75,7 @@ def test_fewer_numbers_of_rows_are_measured_of_a_slow_model_and_reach_as_far(
     curve = measure(model).curve
     assert len(curve.rows) >= least
     assert machine.now < 40 or least == 2
-    if least == 2:  # as few as can be
+    if least == 2:  # the minimum
         assert curve.rows == (1, 16)
         assert curve.of(np.array([24]))[0] >= curve.seconds[1]
     else:
@@ -85,10 +86,8 @@ def test_fewer_numbers_of_rows_are_measured_of_a_slow_model_and_reach_as_far(
         assert len(curve.further) == len(curve.rows)
 
 
-def test_a_disturbed_measurement_is_longer_hardly_off_and_marked(
-    model: CachedLM, machine: Machine
-) -> None:
-    """Two forwards of three take up to four times as long."""
+def test_disturbed_measurement_is_longer_and_marked(model: CachedLM, machine: Machine) -> None:
+    """Check a curve where two forward passes of three take up to four times as long."""
     quiet = measure(model)
     assert quiet.conditions.quiet
     few, honest, turns = machine.forwards, machine.forward, itertools.count()
@@ -99,7 +98,7 @@ def test_a_disturbed_measurement_is_longer_hardly_off_and_marked(
     assert disturbed.curve.seconds == pytest.approx(quiet.curve.seconds, rel=0.1)
 
 
-def test_time_without_a_processor_marks_a_measurement(model: CachedLM, machine: Machine) -> None:
+def test_waiting_for_a_processor_marks_a_measurement(model: CachedLM, machine: Machine) -> None:
     machine.waited = 0.3
     found = measure(model)
     assert (found.conditions.spread, found.conditions.waited, found.conditions.quiet) == (
@@ -109,7 +108,7 @@ def test_time_without_a_processor_marks_a_measurement(model: CachedLM, machine: 
     )
 
 
-def test_a_damaged_record_is_measured_again(
+def test_damaged_curve_is_measured_again(
     model: CachedLM, machine: Machine, measured_costs: Path
 ) -> None:
     Costs(model).curve()
@@ -117,13 +116,13 @@ def test_a_damaged_record_is_measured_again(
     content = json.loads(file.read_text())
     content["curve"]["seconds"].pop()
     text = json.dumps(content)
-    # of the size that its card names
+    # padded to the size in its card
     file.write_text(text + " " * (file.stat().st_size - len(text)))
     assert Costs(model).recall() is None
     assert Costs(model).curve().rows == ROWS
 
 
-def test_nothing_is_kept_where_the_cache_cannot_be_written(
+def test_unwritable_cache_stores_no_curve(
     model: CachedLM, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PACELINE_COST_CURVE")
@@ -136,7 +135,7 @@ def test_nothing_is_kept_where_the_cache_cannot_be_written(
     assert slope_of(costs) == 0.12
 
 
-def test_a_given_curve_is_neither_measured_nor_corrected(
+def test_given_curve_is_neither_measured_nor_corrected(
     pair: Pair, machine: Machine, measured_costs: Path
 ) -> None:
     given = CostCurve((1, 64), (100.0, 200.0))
@@ -164,7 +163,7 @@ def test_a_given_curve_is_neither_measured_nor_corrected(
         "no",
     ],
 )
-def test_a_file_that_is_no_curve_is_refused(
+def test_invalid_curve_file_is_refused(
     model: CachedLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
     monkeypatch.setenv("PACELINE_COST_CURVE", str(tmp_path / "curve.json"))
@@ -173,14 +172,14 @@ def test_a_file_that_is_no_curve_is_refused(
         Costs(model)
 
 
-def test_one_stalled_step_does_not_change_what_steps_take() -> None:
+def test_one_stalled_step_does_not_change_costs() -> None:
     pace = CostCorrection()
     for seconds in [1.0] * 10 + [1000.0]:
         pace.note(False, seconds, 1.0)
     assert pace.plain < 1.06
 
 
-def test_repeats() -> None:
+def test_agreement_of_repeated_measurements() -> None:
     assert not agree([1.0, 1.0])
     assert agree([1.5, 1.0, 1.02])
     assert not agree([1.5, 1.0, 1.1])
@@ -188,8 +187,8 @@ def test_repeats() -> None:
     assert spread_of([1.0, 1.0, 1.2, 1.2]) == pytest.approx(0.2)
 
 
-def test_one_thread_is_timed_by_its_own_clock() -> None:
-    """What it waits does not count."""
+def test_one_thread_is_timed_by_processor_time() -> None:
+    """Check that waiting does not count."""
     watch = Stopwatch(torch.device("cpu"))
     assert watch.waited is None  # nothing was timed
     assert watch.seconds(lambda: time.sleep(0.05)) < 0.04
@@ -197,38 +196,36 @@ def test_one_thread_is_timed_by_its_own_clock() -> None:
     assert watch.waited > 0.2
 
 
-def test_several_threads_that_wait_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the system says of them; work of a thread that has ended counts as none."""
-    queued, now = [2.0], [10.0]
-    monkeypatch.setattr(stopwatch, "_queued", lambda: queued[0])
+def test_waiting_of_several_threads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the system's queue counters; threads that have ended count as zero."""
+    queue_seconds, now = [2.0], [10.0]
+    monkeypatch.setattr(stopwatch, "_queued", lambda: queue_seconds[0])
     monkeypatch.setattr(stopwatch, "clock_of", lambda device: time.perf_counter)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     watch = Stopwatch(torch.device("cpu"))
-    queued[0], now[0] = 2.5, 12.0
+    queue_seconds[0], now[0] = 2.5, 12.0
     assert watch.seconds(lambda: None) == 0.0
     assert watch.waited == pytest.approx(0.125)
-    queued[0] = 1.0
+    queue_seconds[0] = 1.0
     assert watch.waited == 0.0
     assert Stopwatch(torch.device("meta")).waited is None
 
     def call() -> None:
         now[0] += 1.0
-        queued[0] += 0.5
+        queue_seconds[0] += 0.5
 
     assert (
         Stopwatch.suited(torch.device("cpu"), call).seconds(lambda: None) < 0.5
-    )  # by the processor's clock
+    )  # timed by the processor's clock
     assert Stopwatch.suited(torch.device("meta"), call).seconds(call) == 1.0
 
 
-def test_a_record_survives_its_file(
-    model: CachedLM, machine: Machine, measured_costs: Path
-) -> None:
-    place = result_cache.ResultKey("cost-test-v1", "facts", "name", "curve.json")
+def test_stored_curve_is_loaded(model: CachedLM, machine: Machine, measured_costs: Path) -> None:
+    key = result_cache.ResultKey("cost-test-v1", "facts", "name", "curve.json")
     found = measure(model)
-    result_cache.replace(place, found)
-    assert result_cache.load(place, MeasuredCurve.read) == found
+    result_cache.replace(key, found)
+    assert result_cache.load(key, MeasuredCurve.read) == found
     other = replace(found, conditions=replace(found.conditions, waited=None, load=None))
-    result_cache.replace(place, other)
-    assert result_cache.load(place, MeasuredCurve.read) == other
+    result_cache.replace(key, other)
+    assert result_cache.load(key, MeasuredCurve.read) == other

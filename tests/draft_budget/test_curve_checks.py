@@ -1,4 +1,4 @@
-"""A cost curve in use: checked, and replaced where it is off or was disturbed."""
+"""Test that a cost curve in use is checked, and replaced if wrong or disturbed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.shared import Pair
 
 def test_a_check_compares_the_cost_of_rows(model: CachedLM, machine: Machine) -> None:
     curve = measure(model).curve
-    # a slower processor: rows cost the same share
+    # a slower processor: a row costs the same share of a step
     machine.forward = lambda rows: 3 * line(0.03)(rows)
     found = check(model, curve)
     assert found is not None
@@ -42,17 +42,17 @@ def test_a_check_compares_the_cost_of_rows(model: CachedLM, machine: Machine) ->
 @pytest.mark.parametrize(
     ("first", "later", "waited", "found"),
     [
-        ((0.12, 0.0), 0.03, 0.0, 0.03),  # off without a sign of disturbance
+        ((0.12, 0.0), 0.03, 0.0, 0.03),  # wrong without a sign of disturbance
         ((0.12, 0.3), 0.03, 0.0, 0.03),
-        ((0.031, 0.3), 0.03, 0.0, 0.03),  # disturbed, though hardly off
+        ((0.031, 0.3), 0.03, 0.0, 0.03),  # disturbed, though almost right
         ((0.03, 0.0), 0.031, 0.0, 0.03),
-        ((0.03, 0.0), 0.12, 0.3, 0.03),  # a disturbed check says nothing about a quiet curve
+        ((0.03, 0.0), 0.12, 0.3, 0.03),  # a disturbed check does not replace a quiet curve
         ((0.12, 0.3), 0.03, 0.3, 0.03),
         ((0.03, 0.3), 0.031, 0.3, 0.03),
     ],
 )
 @pytest.mark.parametrize("when", ["at the next load", "in use"])
-def test_a_curve_that_is_off_or_was_disturbed_is_replaced(
+def test_wrong_or_disturbed_curve_is_replaced(
     model: CachedLM,
     machine: Machine,
     when: str,
@@ -61,7 +61,7 @@ def test_a_curve_that_is_off_or_was_disturbed_is_replaced(
     waited: float,
     found: float,
 ) -> None:
-    """The cost of a row and the share of time without a processor, first and later."""
+    """Check row costs and shares of waiting time at first and later."""
     machine.forward, machine.waited = line(first[0]), first[1]
     costs = Costs(model)
     assert slope_of(costs) == first[0]
@@ -76,11 +76,11 @@ def test_a_curve_that_is_off_or_was_disturbed_is_replaced(
         changed = costs.renew(TIMING.loaded_pause_s)
     assert changed == (found != first[0])
     assert slope_of(costs) == found
-    assert slope_of(Costs(model)) == found  # it is kept
+    assert slope_of(Costs(model)) == found  # it is stored
 
 
 def seconds_of_checks(costs: Costs, machine: Machine, num_seconds: int) -> list[int]:
-    """Use a curve for some seconds; return those at which it was checked, and confirmed."""
+    """Use a curve for some seconds; return the seconds at which it was checked."""
     checked = []
     for second in range(1, num_seconds + 1):
         before = machine.forwards
@@ -102,10 +102,10 @@ def test_checks_in_use_become_rare(model: CachedLM, machine: Machine) -> None:
 
 @pytest.mark.usefixtures("measured_costs")
 @pytest.mark.parametrize("waited", [0.0, 0.3])
-def test_checks_take_a_small_share_of_the_time_in_use(
+def test_checks_take_a_small_share_of_time(
     model: CachedLM, machine: Machine, waited: float
 ) -> None:
-    """Also on a machine that stays busy, for a model whose rows are dear."""
+    """Check also a machine that stays busy, with a model whose rows are costly."""
     machine.forward, machine.waited = (lambda rows: 0.009 + 0.005 * (rows - 1)), waited
     costs = Costs(model)
     costs.curve()
@@ -120,7 +120,7 @@ def test_checks_take_a_small_share_of_the_time_in_use(
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_the_check_after_loading_is_an_additional_one(model: CachedLM, machine: Machine) -> None:
+def test_check_after_loading_comes_in_addition(model: CachedLM, machine: Machine) -> None:
     Costs(model).curve()
     costs = Costs(model)
     costs.curve()
@@ -129,7 +129,7 @@ def test_the_check_after_loading_is_an_additional_one(model: CachedLM, machine: 
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_a_slow_model_is_not_measured_in_use(model: CachedLM, machine: Machine) -> None:
+def test_slow_model_is_not_measured_in_use(model: CachedLM, machine: Machine) -> None:
     machine.forward, machine.waited = (lambda rows: 0.8), 0.3
     costs = Costs(model)
     costs.curve()
@@ -139,7 +139,7 @@ def test_a_slow_model_is_not_measured_in_use(model: CachedLM, machine: Machine) 
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_a_slow_model_is_measured_again_once_the_load_has_fallen(
+def test_slow_model_is_measured_again_under_less_load(
     model: CachedLM, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.forward, machine.waited = (lambda rows: 0.8), 0.3
@@ -151,8 +151,8 @@ def test_a_slow_model_is_measured_again_once_the_load_has_fallen(
         assert (machine.forwards > before) == calmer
 
 
-def test_a_curve_in_use_is_replaced_within_its_time(model: CachedLM, machine: Machine) -> None:
-    """A request waits meanwhile; what a token of text adds is that of the curve before."""
+def test_replacing_a_curve_is_limited_in_time(model: CachedLM, machine: Machine) -> None:
+    """Check the time limit, as requests wait; the cost of long texts is not measured again."""
     machine.forward = lambda rows: 0.02 * (1 + 0.03 * (rows - 1))
     known = CostCurve((1, 65), (0.02, 0.04), (1e-6, 3e-6))
     curve = measure(model, max_seconds=TIMING.renewal_seconds, known=known).curve
@@ -162,10 +162,8 @@ def test_a_curve_in_use_is_replaced_within_its_time(model: CachedLM, machine: Ma
     assert curve.further[curve.rows.index(64)] == pytest.approx(1e-6 + 2e-6 * 63 / 64)
 
 
-def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_costs: Path) -> None:
-    """Rows were found too dear for any draft; after a minute of use they are cheap, and answers
-    stay the same.
-    """
+def test_engine_uses_the_new_curve(pair: Pair, machine: Machine, measured_costs: Path) -> None:
+    """Check that drafting starts once rows have become cheap, with the same answers."""
     machine.forward, machine.waited = line(10.0), 0.3
     llm = LLM(pair.target, "sssd", max_batch=1)
     params = SamplingParams(max_new_tokens=40)
@@ -184,10 +182,8 @@ def test_an_engine_takes_the_new_curve(pair: Pair, machine: Machine, measured_co
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_a_disturbed_curve_is_checked_every_minute(model: CachedLM, machine: Machine) -> None:
-    """However long the machine is busy; a curve that is confirmed meanwhile stays, and a quiet
-    check replaces it at once.
-    """
+def test_disturbed_curve_is_checked_every_minute(model: CachedLM, machine: Machine) -> None:
+    """Check while the machine stays busy; the first quiet check replaces the curve."""
     machine.waited = 0.3
     costs = Costs(model)
     costs.curve()
@@ -206,13 +202,13 @@ def test_a_disturbed_curve_is_checked_every_minute(model: CachedLM, machine: Mac
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_a_loaded_curve_can_be_checked_before_its_use(model: CachedLM, machine: Machine) -> None:
+def test_loaded_curve_can_be_checked_before_use(model: CachedLM, machine: Machine) -> None:
     Costs(model).curve()
     costs = Costs(model)
     budget = DraftBudget(costs.curve, costs.renew)
     before = machine.forwards
     budget.check_loaded()
-    assert machine.forwards == before  # nothing has loaded the curve yet
+    assert machine.forwards == before  # the curve is not loaded yet
     costs.curve()
     before = machine.forwards
     budget.check_loaded()
@@ -221,7 +217,7 @@ def test_a_loaded_curve_can_be_checked_before_its_use(model: CachedLM, machine: 
 
 
 @pytest.mark.usefixtures("measured_costs")
-def test_a_curve_that_was_just_measured_is_not_checked(model: CachedLM, machine: Machine) -> None:
+def test_fresh_curve_is_not_checked(model: CachedLM, machine: Machine) -> None:
     costs = Costs(model)
     costs.curve()
     before = machine.forwards

@@ -1,4 +1,4 @@
-"""Settings of the budget, and the decisions that it records."""
+"""Test the draft budget's settings and the decisions it records."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.draft_budget.test_budget import CHEAP, KNEE
 from tests.support.shared import Pair
 
 
-def test_a_setting_reaches_the_budget(pair: Pair) -> None:
-    """Settings of `LLM` hold for calibration, back-off, selection and prefill chunks."""
+def test_settings_reach_the_budget(pair: Pair) -> None:
+    """Check settings of calibration, back-off, node selection and prefill chunks."""
     settings = DraftBudgetSettings(
         prior_trials=7, burst_requests=2, gain_margin=1.5, first_chunk_tokens=4
     )
@@ -77,10 +77,10 @@ def test_recorded_decisions_give_a_reason_for_every_node(ragged: bool) -> None:
     curve = CostCurve((1, 4, 100), (1.0, 1.0, 10.0))
     settings = DraftBudgetSettings(recorded_steps=2)
     draft_budget = DraftBudget(lambda: curve, settings=settings)
-    boasting, chain = drafts_of(sure, unlikely), drafts_of(DraftTree.chain([1]))
+    chains, chain = drafts_of(sure, unlikely), drafts_of(DraftTree.chain([1]))
     resting = drafts_of(EMPTY_TREE, limit=0)
     for _ in range(3):
-        cut, whole, _ = draft_budget.cut([boasting, chain, resting], 4, 4, ragged)
+        cut, whole, _ = draft_budget.cut([chains, chain, resting], 4, 4, ragged)
     assert len(draft_budget.decisions) == 2
     step = draft_budget.decisions[-1]
     assert step.num_requests == 4
@@ -112,11 +112,11 @@ def test_recorded_decisions_give_a_reason_for_every_node(ragged: bool) -> None:
 def test_decisions_are_recorded_on_request_only(pair: Pair) -> None:
     settings = DraftBudgetSettings(recorded_steps=1000)
     params = SamplingParams(max_new_tokens=24)
-    loud = LLM(pair.target, "sssd", cost_curve=KNEE, draft_budget=settings)
+    recording = LLM(pair.target, "sssd", cost_curve=KNEE, draft_budget=settings)
     quiet = LLM(pair.target, "sssd", cost_curve=KNEE)
     prompt = [pair.prompts[0] * 2]
-    (first,), (second,) = loud.generate(prompt, params), quiet.generate(prompt, params)
+    (first,), (second,) = recording.generate(prompt, params), quiet.generate(prompt, params)
     assert first.token_ids == second.token_ids
     assert quiet.draft_decisions == []
-    verified = sum(step.num_verified for step in loud.draft_decisions)
+    verified = sum(step.num_verified for step in recording.draft_decisions)
     assert verified == first.stats.drafted_tokens == second.stats.drafted_tokens > 0

@@ -1,6 +1,4 @@
-"""What batch invariance costs a step is measured on whole forwards, and nothing of it stays
-behind.
-"""
+"""Test that the cost of batch invariance is measured on whole forward passes."""
 
 import pytest
 
@@ -11,16 +9,16 @@ from paceline.model.cached_lm import CachedLM
 from tests.support.models import make
 
 
-def test_a_cost_that_is_paid_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are padded to many cost more than one row does."""
+def test_cost_of_padded_rows_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that rows padded to many cost more than one row."""
     model, seen = make("llama", "sdpa"), []
     honest = CachedLM.forward
 
-    def watched(self: CachedLM, requests: object, trees: object) -> object:
+    def record_forward(self: CachedLM, requests: object, trees: object) -> object:
         seen.append((self.architecture.by_position, requests[0].cached))  # type: ignore[index]
         return honest(self, requests, trees)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(CachedLM, "forward", watched)
+    monkeypatch.setattr(CachedLM, "forward", record_forward)
     assert forward_cost(model, 512, Products(), 1.05).ratio > 1.05
     assert {by_position for by_position, _ in seen} == {True, False}
     assert {cached for _, cached in seen} == {
@@ -28,13 +26,13 @@ def test_a_cost_that_is_paid_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-def test_enough_rounds_are_made_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_rounds_depends_on_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[object] = []
     honest = CachedLM.forward
     monkeypatch.setattr(
         CachedLM,
         "forward",
-        lambda self, *asked: rounds.append(1) or honest(self, *asked),  # type: ignore[func-returns-value]
+        lambda self, *arguments: rounds.append(1) or honest(self, *arguments),  # type: ignore[func-returns-value]
     )
     forward_cost(make("llama", "sdpa"), 1, Products(), 1e9)
     few = len(rounds)

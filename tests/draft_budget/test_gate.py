@@ -1,4 +1,4 @@
-"""When drafting is left out, and when it comes back."""
+"""Test when drafting is paused and when it resumes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
 from paceline.draft_budget.settings import DraftBudgetSettings
 
 
-def test_cheap_drafts_outlast_a_dry_spell_and_dear_ones_do_not() -> None:
-    def steps_in_vain(cost: float) -> int:
+def test_costly_drafts_are_paused_sooner_than_cheap_ones() -> None:
+    def steps_until_pause(cost: float) -> int:
         gate = DraftingBackoff()
         for step in range(100):
             if not gate.opens():
@@ -23,14 +23,14 @@ def test_cheap_drafts_outlast_a_dry_spell_and_dear_ones_do_not() -> None:
             gate.note(1.0, cost)
         return 100
 
-    assert steps_in_vain(1.5) == steps_in_vain(1.1) == 8
-    assert steps_in_vain(1.05) == 11
-    assert 20 <= steps_in_vain(1.03) <= 30
-    assert steps_in_vain(1.01) == 100  # less than anyone could measure
+    assert steps_until_pause(1.5) == steps_until_pause(1.1) == 8
+    assert steps_until_pause(1.05) == 11
+    assert 20 <= steps_until_pause(1.03) <= 30
+    assert steps_until_pause(1.01) == 100  # less than is measurable
 
 
-def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
-    def pauses(tokens: float, steps: int) -> list[int]:
+def test_pauses_grow_where_drafting_is_slower() -> None:
+    def pause_lengths(tokens: float, steps: int) -> list[int]:
         gate, found = DraftingBackoff(), [0]
         for _ in range(steps):
             if gate.opens():
@@ -40,34 +40,34 @@ def test_the_gate_shuts_ever_longer_and_opens_where_drafting_pays() -> None:
                 found[-1] += 1
         return [length for length in found if length]
 
-    assert pauses(2.0, 500) == []
-    assert pauses(1.0, 4000)[:5] == [32, 64, 128, 256, 512]
-    assert set(pauses(1.0, 4000)[4:-1]) == {512}
+    assert pause_lengths(2.0, 500) == []
+    assert pause_lengths(1.0, 4000)[:5] == [32, 64, 128, 256, 512]
+    assert set(pause_lengths(1.0, 4000)[4:-1]) == {512}
 
 
-def test_a_few_sequences_try_it_until_it_pays() -> None:
+def test_few_requests_try_drafting_first() -> None:
     gate = DraftingBackoff()
     assert gate.most == 4
     for _ in range(8):
         gate.note(2.0, 1.5)
     assert gate.most is None
-    while gate.opens():  # with all of them it does not
+    while gate.opens():  # for the whole batch it is not faster
         gate.note(1.0, 1.5, num_requests=32)
     assert gate.most == 4
-    pauses = [0]
-    for _ in range(400):  # and never does, whatever the few say
+    pause_lengths = [0]
+    for _ in range(400):  # and it never is, whatever the few requests gain
         if gate.opens():
             gate.note(*((2.0, 1.5, 4) if gate.most else (1.0, 1.5, 32)))
-            pauses.append(0)
+            pause_lengths.append(0)
         else:
-            pauses[-1] += 1
-    assert [pause for pause in pauses if pause][:3] == [31, 64, 128]
+            pause_lengths[-1] += 1
+    assert [pause for pause in pause_lengths if pause][:3] == [31, 64, 128]
     cut = DraftingBackoff()
-    cut.note_cut(0)  # what is cut to what pays needs no trial
+    cut.note_cut(0)  # trees cut by the budget need no trial
     assert cut.most is None
 
 
-def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None:
+def test_large_batch_pauses_after_one_slow_step() -> None:
     gate = DraftingBackoff()
     gate.note(1.1, 3.0, num_requests=32)
     assert [gate.opens() for _ in range(129)] == [False] * 128 + [True]
@@ -81,15 +81,15 @@ def test_one_step_of_a_large_batch_is_enough_where_drafts_are_hopeless() -> None
     assert [other.opens() for _ in range(33)] == [False] * 32 + [True]
 
 
-def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() -> None:
+def test_drafter_cut_to_zero_nodes_rests_and_resumes() -> None:
     gate = DraftingBackoff(DraftBudgetSettings(max_rest_steps=4))
-    asked = []
+    opened = []
     for _ in range(60):
-        asked.append(gate.opens())
-        if asked[-1]:
+        opened.append(gate.opens())
+        if opened[-1]:
             gate.note_cut(0)
-    assert asked[:9] == [True] * 5 + [False, True, False, False]
-    assert sum(asked[30:]) == 6
+    assert opened[:9] == [True] * 5 + [False, True, False, False]
+    assert sum(opened[30:]) == 6
     while not gate.opens():
         pass
     gate.note_cut(3)
@@ -98,7 +98,7 @@ def test_a_drafter_whose_trees_are_cut_to_nothing_rests_and_is_back_at_once() ->
         gate.note_cut(0)
 
 
-def test_rests_become_longer_step_by_step() -> None:
+def test_rests_grow_by_one_step() -> None:
     gate, rests = DraftingBackoff(), [0]
     for _ in range(1000):
         if gate.opens():
@@ -110,10 +110,10 @@ def test_rests_become_longer_step_by_step() -> None:
     assert rests[1:45] == [0] * 4 + [*range(1, 33)] + [32] * 8
 
 
-def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(
+def test_gain_is_the_harmonic_mean_over_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The batch goes on as long as the slowest of them."""
+    """Check the gain of few long runs: the slowest request determines when a batch ends."""
     noted: list[float] = []
     monkeypatch.setattr(
         DraftingBackoff, "note", lambda self, tokens, cost, sequences: noted.append(tokens)
@@ -129,7 +129,7 @@ def test_drafts_that_bring_few_sequences_far_are_judged_by_all_of_them(
     assert noted == [pytest.approx(8 / (7 + 1 / 9)), pytest.approx(3.0)]
 
 
-def test_a_batch_shows_sooner_whether_drafting_pays() -> None:
+def test_larger_batches_decide_sooner() -> None:
     gate = DraftingBackoff()
     steps = 0
     while gate.opens():

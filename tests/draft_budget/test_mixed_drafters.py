@@ -1,4 +1,4 @@
-"""The budget of a step with requests of several drafters."""
+"""Test the draft budget of steps with requests of several drafters."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ def drafts_of(trees: list[DraftTree], stats: DrafterStats | None) -> Drafts:
     return Drafts(DrafterBatch(DrafterState(Drafter(), stats), [], []), [], trees)
 
 
-def test_confidence_is_corrected_by_what_is_known_of_its_own_drafter() -> None:
-    """The same trees from two drafters: the one that boasts is cut to nothing, and the other is
-    not.
-    """
-    honest, boastful, chain = (
+def test_confidence_is_calibrated_per_drafter() -> None:
+    """Check equal trees of two drafters: only the overconfident one is cut to zero nodes."""
+    honest, overconfident, chain = (
         DrafterStats(),
         DrafterStats(),
         DraftTree.chain([5, 6], confidence=[0.9, 0.9]),
     )
     draft_budget = DraftBudget(lambda: CostCurve((1, 1000), (1.0, 1.001)))
     for _ in range(200):
-        cut = draft_budget.cut([drafts_of([chain], honest), drafts_of([chain], boastful)], 2, 2)
+        cut = draft_budget.cut(
+            [drafts_of([chain], honest), drafts_of([chain], overconfident)], 2, 2
+        )
         outcomes = [
             [Outcome(Request([1], SamplingParams()), drafts.trees[0], [], tokens, [])]
             for drafts, tokens in zip(cut, ([5, 6, 7], [9]), strict=True)
         ]
         draft_budget.observe(cut, outcomes, 0.0, 1.0)
     assert honest.acceptance_calibration.hits.sum() == 400
-    assert boastful.acceptance_calibration.hits.sum() == 0
+    assert overconfident.acceptance_calibration.hits.sum() == 0
     steep = DraftBudget(lambda: CostCurve((1, 100), (1.0, 30.0)))
     (kept,) = steep.cut([drafts_of([chain], honest)], 1, 1)
-    (dropped,) = steep.cut([drafts_of([chain], boastful)], 1, 1)
+    (dropped,) = steep.cut([drafts_of([chain], overconfident)], 1, 1)
     assert [len(kept.trees[0]), len(dropped.trees[0])] == [2, 0]
 
 
-def test_up_to_the_width_of_trees_fed_whole_nodes_are_free() -> None:
+def test_nodes_within_the_padded_width_are_free() -> None:
     unlikely = DraftTree.chain([5] * 6, confidence=[0.3] * 6)
     for whole in (
         drafts_of([DraftTree.chain([1] * 4)], None),
@@ -57,7 +57,7 @@ def test_up_to_the_width_of_trees_fed_whole_nodes_are_free() -> None:
         assert [len(drafts.trees[0]) for drafts in cut] == [4, 4]
 
 
-def test_each_whole_tree_pays_for_what_is_wider_than_the_next() -> None:
+def test_whole_trees_cost_what_they_add_in_width() -> None:
     linear = CostCurve((1, 101), (1.0, 101.0))
     narrow, wide, plain = (
         drafts_of([DraftTree.chain([1] * length)], DrafterStats()) for length in (3, 7, 0)
@@ -70,13 +70,11 @@ def test_each_whole_tree_pays_for_what_is_wider_than_the_next() -> None:
     wide.state.stats.gate.note = lambda *seen: notes.append(seen)  # type: ignore[method-assign]
     outcome = Outcome(Request([1], SamplingParams()), cut[0].trees[0], [], [4, 4], [])
     cut[0].learn([outcome], 2 + 1 + 1 + 3)
-    assert notes == [
-        (7 / 6, 2.0, 1)
-    ]  # seven tokens, of which six had come without it, in twice the time
+    assert notes == [(7 / 6, 2.0, 1)]  # seven tokens instead of six, in twice the time
 
 
-def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
-    """One whose wide trees never come true: its gate shuts, and nobody else's."""
+def test_only_the_useless_drafter_is_paused(pair: Pair) -> None:
+    """Check a drafter whose wide trees are never right next to one that helps."""
 
     class Useless(Drafter):
         budget = True
@@ -84,11 +82,14 @@ def test_a_useless_drafter_is_left_out_and_the_others_go_on(pair: Pair) -> None:
         def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
             return [DraftTree.chain([0] * min(40, limit)) for limit in max_nodes]
 
-    def made(spec: str) -> Drafter:
+    def create_drafter(spec: str) -> Drafter:
         return Useless() if spec == "useless" else create(spec)
 
     engine = Engine(
-        pair.target, create("none"), make=made, cost_curve=CostCurve((1, 1000), (1.0, 1000.0))
+        pair.target,
+        create("none"),
+        make=create_drafter,
+        cost_curve=CostCurve((1, 1000), (1.0, 1000.0)),
     )
     requests = [
         Request(

@@ -1,6 +1,4 @@
-"""How long drafts are: the most tokens per second, of the whole batch, by what steps were seen
-to take.
-"""
+"""Test draft lengths that maximise tokens per second for measured step costs."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ def lengths(costs: StepCosts, *confidence: list[float]) -> list[int]:
     return optimal_lengths(chances, flat.starts, costs.seconds(len(confidence), len(chances)))
 
 
-def learned(plain: float, each: float, sequences: int, noise: float = 0.0) -> StepCosts:
-    """Costs after steps that took `plain` and `each` for every draft token."""
+def costs_after(plain: float, each: float, sequences: int, noise: float = 0.0) -> StepCosts:
+    """Return costs learnt from steps of `plain` seconds and `each` per draft token."""
     costs, rng = StepCosts(), random.Random(0)
     for step in range(100):
         drafted = step % 9
@@ -34,21 +32,21 @@ def learned(plain: float, each: float, sequences: int, noise: float = 0.0) -> St
     return costs
 
 
-def test_chances_are_of_the_path() -> None:
+def test_path_probabilities_are_products() -> None:
     flat = flatten_chains(chains([0.5, 0.5, 0.9], [], [0.25]))
     assert path_probabilities(new_calibration(), flat) == pytest.approx([0.5, 0.25, 0.225, 0.25])
     assert flat.starts.tolist() == [0, 3, 3, 4]
 
 
-def test_what_a_drafter_says_may_be_nonsense() -> None:
+def test_invalid_confidences_are_clipped() -> None:
     flat = flatten_chains(
         [DraftTree.chain([1, 2, 3], confidence=[float("nan"), 7.0, -3.0]), DraftTree.chain([4])]
     )
     assert ((flat.confidence >= 0) & (flat.confidence <= 1)).all()
 
 
-def test_lengths_are_the_best_of_all() -> None:
-    """Against every choice there is."""
+def test_lengths_are_optimal() -> None:
+    """Compare with every possible choice of lengths."""
     rng = random.Random(1)
     for _ in range(50):
         confidence = [[rng.random() for _ in range(rng.randrange(4))] for _ in range(3)]
@@ -72,21 +70,19 @@ def test_lengths_are_the_best_of_all() -> None:
         assert rate(tuple(found)) == pytest.approx(best)
 
 
-def test_costs_are_learned_and_decide() -> None:
+def test_learnt_costs_decide_the_length() -> None:
     likely = [0.9] * 8
     assert lengths(StepCosts(), likely) == [8], "drafts are tried before anything is known"
-    assert lengths(learned(1.0, 0.001, 1), likely) == [8]
-    assert lengths(learned(1.0, 1.0, 1), likely) == [0], (
+    assert lengths(costs_after(1.0, 0.001, 1), likely) == [8]
+    assert lengths(costs_after(1.0, 1.0, 1), likely) == [0], (
         "a token that costs a step is never worth it"
     )
-    some = lengths(learned(1.0, 0.3, 1, noise=0.1), likely)[0]
+    some = lengths(costs_after(1.0, 0.3, 1, noise=0.1), likely)[0]
     assert 1 <= some < 8
 
 
-def test_a_full_batch_drafts_less() -> None:
-    """Where a step is bound by arithmetic: what is free beside one sequence is not beside
-    sixteen.
-    """
+def test_full_batch_drafts_less() -> None:
+    """Check steps bound by arithmetic, where rows are free only in small batches."""
     costs = StepCosts()
     for step in range(200):
         sequences, drafted = (1, step % 9) if step % 2 else (16, 4 * (step % 9))
@@ -96,9 +92,9 @@ def test_a_full_batch_drafts_less() -> None:
     assert alone > together
 
 
-def test_tokens_of_those_behind_are_worth_more() -> None:
-    """The last to end decides when a batch is done; those ahead save no more than their rows."""
-    costs = learned(1.0, 0.1, 4)
+def test_tokens_of_slower_requests_are_worth_more() -> None:
+    """Check token values: the last request to finish determines the batch's end."""
+    costs = costs_after(1.0, 0.1, 4)
     assert costs.token_values([7]) == pytest.approx([1.0])
     assert costs.token_values([5, 5, 5, 5]) == pytest.approx([1.0] * 4)
     worth = costs.token_values([0, 3, 9, 40])
@@ -106,18 +102,18 @@ def test_tokens_of_those_behind_are_worth_more() -> None:
     assert sorted(worth, reverse=True) == worth.tolist()
     assert worth[0] > 1.5
     assert worth[3] == pytest.approx(0.4, rel=0.05)  # a row of 0.1, where a token takes 0.25
-    dear = learned(1.0, 0.5, 4).token_values([0, 3, 9, 40])
-    assert dear == pytest.approx([1.0] * 4)  # rows are all that a step takes
+    dear = costs_after(1.0, 0.5, 4).token_values([0, 3, 9, 40])
+    assert dear == pytest.approx([1.0] * 4)  # a step takes only its rows
 
 
-def test_the_sure_ones_come_first() -> None:
-    found = lengths(learned(1.0, 0.07, 4), [0.95] * 8, [0.1] * 8, [0.5] * 8, [])
+def test_confident_chains_are_drafted_first() -> None:
+    found = lengths(costs_after(1.0, 0.07, 4), [0.95] * 8, [0.1] * 8, [0.5] * 8, [])
     assert found[0] > found[2] > found[1] == 0
     assert found[3] == 0
 
 
-def test_a_machine_that_did_something_else_is_left_out() -> None:
-    costs = learned(1.0, 0.01, 1)
+def test_outlier_steps_are_ignored() -> None:
+    costs = costs_after(1.0, 0.01, 1)
     before = costs.seconds(1, 8)
     for _ in range(10):
         costs.note(1, 8, 100.0)

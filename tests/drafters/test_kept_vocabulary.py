@@ -35,7 +35,7 @@ from tests.verification.test_distribution import (
     PLAIN,
     TRUNCATED,
     answers,
-    law,
+    exact_distribution,
     plain_answers,
     sample,
 )
@@ -96,7 +96,7 @@ def test_rejection_keeps_the_targets_distribution(spec: str) -> None:
             create(without_budget(with_head(spec, make("six_words_draft"))), draft_model=draft),
             TRUNCATED,
         ),
-        law(TRUNCATED),
+        exact_distribution(TRUNCATED),
     )
 
 
@@ -135,7 +135,7 @@ def test_wrong_draft_probabilities_are_noticed() -> None:
     drafter = WrongProbs(
         DraftModelOptions(max_draft_tokens=3), CachedLM(reduced(make("six_words_draft"), KEPT))
     )
-    assert not is_fair_sample(sample(drafter, PLAIN, ENOUGH), law(PLAIN))
+    assert not is_fair_sample(sample(drafter, PLAIN, ENOUGH), exact_distribution(PLAIN))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

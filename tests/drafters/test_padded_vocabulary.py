@@ -29,7 +29,13 @@ from paceline.training.draft.evaluate import agreements
 from paceline.training.text_chunks import TextChunk
 from tests.support.models import make
 from tests.support.shared import COUNT, Pair, is_fair_sample, reference, with_head, without_budget
-from tests.verification.test_distribution import PLAIN, PROMPT, TRUNCATED, law, plain_answers
+from tests.verification.test_distribution import (
+    PLAIN,
+    PROMPT,
+    TRUNCATED,
+    exact_distribution,
+    plain_answers,
+)
 
 SPECS = [
     "draft_model",
@@ -116,7 +122,9 @@ def test_rejection_keeps_the_targets_distribution(spec: str) -> None:
     draft = padded(make("six_words_draft"), 9, bias=1.0)
     outs = completions_by_seed(without_budget(with_head(spec, draft)), draft, TRUNCATED, 2000)
     assert sum(out.stats.accepted_tokens for out in outs) > 200
-    assert is_fair_sample(Counter(tuple(out.token_ids[:3]) for out in outs), law(TRUNCATED))
+    assert is_fair_sample(
+        Counter(tuple(out.token_ids[:3]) for out in outs), exact_distribution(TRUNCATED)
+    )
 
 
 def completions_by_seed(

@@ -1,4 +1,4 @@
-"""On a device, sampling gives what it gives on the CPU, and rarely waits."""
+"""Test that sampling on a device equals the CPU and rarely waits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def requests_of(params: Sequence[SamplingParams], vocab: int = 40) -> list[Request]:
-    """Return a request with a text of its own for each of the parameters."""
+    """Return a request with a different text for each of the parameters."""
     requests = []
     for seed, one in enumerate(params):
         request = Request([1, 2, 2, seed], dataclasses.replace(one, seed=seed), eos_token_ids=[9])
@@ -46,7 +46,7 @@ def requests_of(params: Sequence[SamplingParams], vocab: int = 40) -> list[Reque
     return requests
 
 
-def test_arrays_travel_in_one_copy_each_way() -> None:
+def test_arrays_take_one_copy_each_way() -> None:
     arrays: tuple[NDArray[Any], ...] = (
         np.arange(6).reshape(2, 3),
         np.array([1.5, -0.0], dtype=np.float32),
@@ -75,26 +75,26 @@ PARAMS = [
 ]
 
 
-def test_scores_and_draws_are_those_of_the_cpu() -> None:
+def test_scores_and_draws_equal_the_cpu() -> None:
     logits, trees = numbers(len(PARAMS), 5, 40), TREES * 2
-    here = sampler.draw_tokens(logits, requests_of(PARAMS), trees)
+    on_cpu = sampler.draw_tokens(logits, requests_of(PARAMS), trees)
     with simulated_cuda() as traffic:
         requests = requests_of(PARAMS)
-        there = sampler.draw_tokens(logits.to(CUDA), requests, trees)
-        scores = there.scores.cpu()
+        on_device_copy = sampler.draw_tokens(logits.to(CUDA), requests, trees)
+        scores = on_device_copy.scores.cpu()
         assert num_waits(traffic.events) == 3  # the logits, the tokens, the scores
     for row, tree in enumerate(trees):
         own = slice(1 + len(tree))
-        assert torch.equal(scores[row, own], here.scores[row, own])
-        assert there.tokens[row][own] == here.tokens[row][own]
+        assert torch.equal(scores[row, own], on_cpu.scores[row, own])
+        assert on_device_copy.tokens[row][own] == on_cpu.tokens[row][own]
 
 
-def test_counts_follow_a_text_that_is_taken_back() -> None:
-    """As the draft model's copy of a request, whose draft tokens may be rejected."""
+def test_counts_follow_a_shortened_text() -> None:
+    """Check a request whose draft tokens were rejected, as in the draft model's copy."""
     params = SamplingParams(20, frequency_penalty=0.5, repetition_penalty=1.5)
     logits = numbers(2, 1, 40)
     with simulated_cuda():
-        there = logits.to(CUDA)
+        on_device_copy = logits.to(CUDA)
         kept = requests_of([params] * 2)
         for answer in ([7], [7, 3, 3], [7, 5], [], [7, 3, 4]):
             kept[0].token_ids[kept[0].prompt_length :] = answer
@@ -103,7 +103,9 @@ def test_counts_follow_a_text_that_is_taken_back() -> None:
             for order in ([0, 1], [1, 0], [0]):
                 found, expected = (
                     adjust_scores(
-                        there[: len(order)], [each[i] for i in order], [EMPTY_TREE] * len(order)
+                        on_device_copy[: len(order)],
+                        [each[i] for i in order],
+                        [EMPTY_TREE] * len(order),
                     ).cpu()
                     for each in (kept, fresh)
                 )
@@ -111,22 +113,22 @@ def test_counts_follow_a_text_that_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize("spread", [0.01, 8.0])
-def test_a_nucleus_beyond_the_sorted_tokens_is_drawn_again(spread: float) -> None:
+def test_large_nucleus_is_drawn_from_all_tokens(spread: float) -> None:
     vocab = 4 * DEVICE_SORTED_TOKENS
     logits = spread * torch.randn(2, 1, vocab, generator=torch.Generator().manual_seed(1))
     params, trees = [SamplingParams(20, 1.0, top_p=0.99)] * 2, [EMPTY_TREE] * 2
-    here = sampler.draw_tokens(logits, requests_of(params), trees)
+    on_cpu = sampler.draw_tokens(logits, requests_of(params), trees)
     with simulated_cuda() as traffic:
-        there = logits.to(CUDA)
+        on_device_copy = logits.to(CUDA)
         traffic.take()
-        drawn = sampler.draw_tokens(there, requests_of(params), trees)
+        drawn = sampler.draw_tokens(on_device_copy, requests_of(params), trees)
         assert num_waits(traffic.take()) == (2 if spread < 1 else 1)
-        torch.testing.assert_close(drawn.scores.cpu(), here.scores)
-    assert drawn.tokens == here.tokens
+        torch.testing.assert_close(drawn.scores.cpu(), on_cpu.scores)
+    assert drawn.tokens == on_cpu.tokens
 
 
 def sampled_tree(probs: Tensor, guess: bool, leaf_first: bool) -> DraftTree:
-    """Return a tree with two children of the root, and one of the first of them."""
+    """Return a tree with two children of the root and one child of the first."""
     first = probs[0]
     second = first.index_fill(0, torch.tensor([3]), 0.0)
     dists = [first, None if guess else second / second.sum(), probs[1]]
@@ -135,8 +137,8 @@ def sampled_tree(probs: Tensor, guess: bool, leaf_first: bool) -> DraftTree:
 
 @pytest.mark.parametrize("guess", [True, False])
 @pytest.mark.parametrize("leaf_first", [True, False])
-def test_prepared_shares_are_those_of_the_walk(guess: bool, leaf_first: bool) -> None:
-    """All outcomes occur: the first or the second child, or none, and one more level."""
+def test_prepared_shares_equal_the_walk(guess: bool, leaf_first: bool) -> None:
+    """Check all outcomes: each child, neither, and a child of the first."""
     vocab, paths = 12, set()
     for seed in range(60):
         scores = numbers(1, 4, vocab)
@@ -150,12 +152,12 @@ def test_prepared_shares_are_those_of_the_walk(guess: bool, leaf_first: bool) ->
         )
         with simulated_cuda() as traffic:
             assert tree.probs is not None
-            there = dataclasses.replace(
+            on_device_copy = dataclasses.replace(
                 tree, probs=[None if dist is None else dist.to(CUDA) for dist in tree.probs]
             )
             on_device = scores.to(CUDA)
             traffic.take()
-            (shares,) = finish([prepare_shares(on_device, [request], [there], [0])])
+            (shares,) = finish([prepare_shares(on_device, [request], [on_device_copy], [0])])
             assert num_waits(traffic.take()) == 1
         assert walk_prepared(request, tree, shares[0], argmax, torch.float32) == expected
         paths.add(tuple(expected[0]))
@@ -172,9 +174,9 @@ def test_log_probabilities_of_a_batch_take_one_copy() -> None:
         for request in requests
     ]
     with simulated_cuda() as traffic:
-        there = NodeLogits.from_rows(flat.to(CUDA), [4] * 4)
+        on_device_copy = NodeLogits.from_rows(flat.to(CUDA), [4] * 4)
         traffic.take()
-        (found,) = finish([score_outcomes(outcomes, there)])
+        (found,) = finish([score_outcomes(outcomes, on_device_copy)])
         events = traffic.take()
     assert num_waits(events) == 1
     assert bytes_down(events) == 9 * (5 + 5 + 1) * 4

@@ -1,6 +1,4 @@
-"""The target distribution against transformers' own processors, and the keyed draws against that
-distribution.
-"""
+"""Test the target's scores against transformers, and seeded draws against their distribution."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ GREEDY = [SamplingParams(), SamplingParams(repetition_penalty=1.3, top_k=2, top_
 
 
 def processors(params: SamplingParams) -> Any:
-    """What `model.generate` applies for these parameters, in its order."""
+    """Return what `model.generate` applies for these parameters, in its order."""
     chosen: list[Any] = []
     if params.repetition_penalty != 1.0:
         chosen.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
@@ -63,7 +61,7 @@ def processors(params: SamplingParams) -> Any:
 
 
 def expected(logits: Tensor, request: Request, tree: DraftTree) -> Tensor:
-    """The processors on every node's true prefix, one after the other."""
+    """Apply the processors to every node's own prefix, one after the other."""
     process = processors(request.params)
     rows = []
     for node in range(-1, len(tree)):
@@ -78,7 +76,7 @@ def expected(logits: Tensor, request: Request, tree: DraftTree) -> Tensor:
 def batch(
     params: list[SamplingParams], vocab: int, spread: float
 ) -> tuple[Tensor, list[Request], list[DraftTree]]:
-    """Random logits, prompts and trees; every third tree is empty."""
+    """Return random logits, requests and trees; every third tree is empty."""
     rng = random.Random(vocab)
     requests = [
         Request([rng.randrange(vocab) for _ in range(rng.randrange(1, 9))], one) for one in params
@@ -105,7 +103,7 @@ def batch(
 def test_scores_equal_the_processors_of_transformers(
     params: list[SamplingParams], vocab: int, spread: float
 ) -> None:
-    """Flat and peaked laws, nuclei of hundreds of tokens, every row with parameters of its own."""
+    """Check flat and peaked distributions and large nuclei, with different params per row."""
     logits, requests, trees = batch(params, vocab, spread)
     scores = sampler.target_scores(logits.clone(), requests, trees)
     for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
@@ -115,7 +113,7 @@ def test_scores_equal_the_processors_of_transformers(
 
 
 @pytest.mark.parametrize("params", SAMPLED)
-def test_a_row_alone_equals_the_row_in_a_batch(params: SamplingParams) -> None:
+def test_row_alone_equals_the_row_in_a_batch(params: SamplingParams) -> None:
     mixed = [*SAMPLED, params, *GREEDY]
     logits, requests, trees = batch(mixed, 300, 1.0)
     scores = sampler.target_scores(logits.clone(), requests, trees)
@@ -140,7 +138,7 @@ def test_top_k_of_one_is_greedy() -> None:
 
 
 @pytest.mark.parametrize(("vocab", "spread"), [(120, 3.0), (5000, 1.0)])
-def test_draws_that_are_asked_for_are_those_of_the_batch(vocab: int, spread: float) -> None:
+def test_lazy_draws_equal_the_batch(vocab: int, spread: float) -> None:
     params = [
         dataclasses.replace(one, seed=seed)
         for seed in range(8)
@@ -156,15 +154,15 @@ def test_draws_that_are_asked_for_are_those_of_the_batch(vocab: int, spread: flo
         assert [draws[place] for place in range(1 + len(tree))] == together[row][: 1 + len(tree)]
 
 
-def test_a_draw_depends_on_seed_and_position_only() -> None:
-    """Not on the batch, the shape of the tree, or where in it a node stands."""
+def test_draws_depend_on_seed_and_position_only() -> None:
+    """Check other batches, tree shapes and indices of a node within the tree."""
     vocab, row = 200, torch.randn(200, generator=torch.Generator().manual_seed(1))
     params = SamplingParams(temperature=1.0, seed=77)
     other = SamplingParams(temperature=1.0, seed=78)
     prompt = [5, 6, 7]
 
     def draws(answer: int, tree: DraftTree, neighbours: int = 0) -> list[int]:
-        """Draws of a sequence with `answer` tokens so far, every node having the same law."""
+        """Draw for a request with `answer` output tokens; all nodes have equal scores."""
         requests = [Request(prompt, other) for _ in range(neighbours)] + [Request(prompt, params)]
         requests[-1].token_ids += [1] * answer
         trees = [EMPTY_TREE] * neighbours + [tree]
@@ -185,13 +183,13 @@ def test_a_draw_depends_on_seed_and_position_only() -> None:
     assert draws(0, EMPTY_TREE) == [plain[0]]
 
 
-LAW = torch.tensor([0.3, 0.0, 0.2, 0.15, 0.1, 0.1, 0.08, 0.04, 0.02, 0.01])
-CHANCES = dict(enumerate(LAW.tolist()))
+PROBS = torch.tensor([0.3, 0.0, 0.2, 0.15, 0.1, 0.1, 0.08, 0.04, 0.02, 0.01])
+CHANCES = dict(enumerate(PROBS.tolist()))
 DRAWS = 20_000
 
 
 def draw_seeds(scores: Tensor, positions: int, stream: int = sampler.TARGET) -> list[list[int]]:
-    """Draws of `DRAWS` requests with seeds 0, 1, ... at the first `positions` places."""
+    """Draw the first `positions` tokens of `DRAWS` requests with seeds 0, 1, ..."""
     requests = [Request([1], SamplingParams(temperature=1.0, seed=seed)) for seed in range(DRAWS)]
     chain = DraftTree.chain([0] * (positions - 1))
     return sampler.draw(
@@ -199,8 +197,8 @@ def draw_seeds(scores: Tensor, positions: int, stream: int = sampler.TARGET) -> 
     ).tolist()
 
 
-def test_draws_over_seeds_follow_the_law_and_are_independent_over_positions() -> None:
-    tokens = draw_seeds(LAW.log(), 3)
+def test_draws_over_seeds_are_distributed_and_independent() -> None:
+    tokens = draw_seeds(PROBS.log(), 3)
     pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
     for place in range(3):
         assert is_fair_sample(Counter(row[place] for row in tokens), CHANCES)
@@ -208,14 +206,16 @@ def test_draws_over_seeds_follow_the_law_and_are_independent_over_positions() ->
     assert is_fair_sample(Counter((row[0], row[2]) for row in tokens), pairs)
 
 
-def test_draws_over_positions_follow_the_law() -> None:
-    """One request, thousands of tokens; neighbours are independent there too."""
+def test_draws_over_positions_are_distributed_correctly() -> None:
+    """Check thousands of tokens of one request, whose neighbours are independent too."""
     request = Request([1], SamplingParams(temperature=1.0, seed=12345))
     size = 500  # a chain's mask is quadratic in its length
     chain = DraftTree.chain([0] * (size - 1))
     tokens: list[int] = []
     for _ in range(DRAWS // size):
-        tokens += sampler.draw(LAW.log().expand(1, size, len(LAW)), [request], [chain])[0].tolist()
+        tokens += sampler.draw(PROBS.log().expand(1, size, len(PROBS)), [request], [chain])[
+            0
+        ].tolist()
         request.token_ids += [0] * size
     pairs = {(one, other): CHANCES[one] * CHANCES[other] for one in CHANCES for other in CHANCES}
     assert is_fair_sample(Counter(tokens), CHANCES)
@@ -223,12 +223,12 @@ def test_draws_over_positions_follow_the_law() -> None:
 
 
 def test_streams_and_single_draws_are_independent() -> None:
-    """The draft's draws, the walk's coins and its residual draws share nothing with the target's
-    noise.
-    """
-    target = [row[0] for row in draw_seeds(LAW.log(), 1)]
-    draft = [row[0] for row in draw_seeds(LAW.log(), 1, sampler.DRAFT)]
-    residual = [sampler.draw_one(LAW * 7, seed, 0, sampler.RESIDUAL) for seed in range(DRAWS // 4)]
+    """Check that drafts, acceptance and residual draws share no noise with the target."""
+    target = [row[0] for row in draw_seeds(PROBS.log(), 1)]
+    draft = [row[0] for row in draw_seeds(PROBS.log(), 1, sampler.DRAFT)]
+    residual = [
+        sampler.draw_one(PROBS * 7, seed, 0, sampler.RESIDUAL) for seed in range(DRAWS // 4)
+    ]
     coins = [
         int(sampler.uniform(seed, 0, sampler.ACCEPT, node) * 4)
         for seed in range(DRAWS // 4)
@@ -247,10 +247,8 @@ def test_streams_and_single_draws_are_independent() -> None:
     )
 
 
-def test_a_large_vocabulary_is_drawn_evenly() -> None:
-    """Thousands of equally likely tokens, in 64 bins by the top and by the bottom bits of the
-    id.
-    """
+def test_large_vocabulary_is_drawn_evenly() -> None:
+    """Check equally likely tokens in 64 bins by the top and the bottom bits of their ids."""
     vocab = 8192
     requests = [Request([1], SamplingParams(temperature=1.0, seed=seed)) for seed in range(2000)]
     tokens = [
@@ -266,8 +264,8 @@ def test_a_large_vocabulary_is_drawn_evenly() -> None:
 
 
 def test_fits_has_power() -> None:
-    """The comparison used above refuses a law that is a little off, and anything impossible."""
-    off = LAW + torch.tensor([0.02, 0, -0.02, 0, 0, 0, 0, 0, 0, 0])
+    """Check that `fits` refuses a slightly wrong distribution and impossible tokens."""
+    off = PROBS + torch.tensor([0.02, 0, -0.02, 0, 0, 0, 0, 0, 0, 0])
     assert not is_fair_sample(Counter(row[0] for row in draw_seeds(off.log(), 1)), CHANCES)
     assert not is_fair_sample(Counter({0: 100, 1: 1}), CHANCES)
 
@@ -289,7 +287,7 @@ def test_noise_is_finite_and_exponential() -> None:
 
 
 def test_extreme_scores_give_a_token() -> None:
-    """One certain token, and scores that overflow a softmax without its shift."""
+    """Check one certain token, and scores that overflow a softmax without its shift."""
     params = SamplingParams(temperature=0.01)
     for scores in (
         torch.full((9,), -torch.inf).index_fill(0, torch.tensor(4), 0.0),
@@ -304,12 +302,12 @@ def test_extreme_scores_give_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "speculations", [("none", "sssd"), ("none", "sssd", None)], ids=["sampled", "beside greedy"]
+    "speculations", [("none", "sssd"), ("none", "sssd", None)], ids=["sampled", "with greedy"]
 )
-def test_only_what_is_emitted_is_drawn_and_the_text_stays(
+def test_only_emitted_tokens_are_drawn(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, speculations: tuple[str | None, ...]
 ) -> None:
-    """A request of no speculation is the greedy one."""
+    """Check batches in which the request without speculation is greedy."""
     params = [
         SamplingParams(COUNT, temperature=0.8 if one else 0.0, seed=5, speculation=one or "sssd")
         for one in speculations
@@ -321,12 +319,12 @@ def test_only_what_is_emitted_is_drawn_and_the_text_stays(
     monkeypatch.setattr(sampler, "draw", lambda *_: pytest.fail("all of them are drawn"))
     one = sampler.draw_one
 
-    def counted(weights: Tensor, seed: int, position: int, stream: int) -> int:
+    def count_draws(weights: Tensor, seed: int, position: int, stream: int) -> int:
         drawn.append(position)
         return one(weights, seed, position, stream)
 
-    monkeypatch.setattr(sampler, "draw_one", counted)
-    asked = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
-    assert asked == together
-    assert asked[0] == asked[1]
-    assert len(drawn) == len(asked[0]) + len(asked[1])
+    monkeypatch.setattr(sampler, "draw_one", count_draws)
+    lazy = [answer.token_ids for answer in pair.engine().generate(prompts, params)]
+    assert lazy == together
+    assert lazy[0] == lazy[1]
+    assert len(drawn) == len(lazy[0]) + len(lazy[1])

@@ -1,6 +1,4 @@
-"""Stop strings are found with the token that completes them, whatever the tokenizer, and the
-text is cut before them.
-"""
+"""Test that stop strings are found with their last token and cut from the text."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ ALL: dict[str, Any] = {**LOCAL, **FALLBACK, **FOREIGN}
 
 
 def first_end(stops: StopStrings, ids: list[int], prompt: list[int]) -> int | None:
-    """After how many tokens `stops` ends an answer that gets one token after another."""
+    """Return the number of tokens after which `stops` ends an answer, token by token."""
     return next(
         (
             size
@@ -31,25 +29,26 @@ def first_end(stops: StopStrings, ids: list[int], prompt: list[int]) -> int | No
     )
 
 
-def write(
+def write_steps(
     tokenizer: Any, ids: list[int], stop: tuple[str, ...], prompt: list[int], steps: random.Random
 ) -> list[str]:
-    """The text of every step of a stream, whose steps have one to five tokens."""
+    """Return the text of each step of a stream, with one to five tokens a step."""
     stops = StopStrings(stop, tokenizer, prompt)
-    writer, written, place = StreamWriter(tokenizer, prompt, stops), [], 0
-    while place < len(ids):
-        step = ids[place : place + steps.randint(1, 5)]
-        place += len(step)
-        pieces = writer.write(step, [Origin.TARGET] * len(step), last=place == len(ids))
-        written.append("".join(text for text, _ in pieces))
+    writer, written, index = StreamWriter(tokenizer, prompt, stops), [], 0
+    while index < len(ids):
+        step = ids[index : index + steps.randint(1, 5)]
+        index += len(step)
+        parts = writer.write(step, [Origin.TARGET] * len(step), last=index == len(ids))
+        written.append("".join(text for text, _ in parts))
     assert writer.text == "".join(written)
     return written
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_found_with_the_token_that_completes_it(name: str) -> None:
-    """Never earlier, never later: as looking at the whole text after every token. A stream shows
-    nothing of it.
+def test_stop_string_ends_with_its_last_token(name: str) -> None:
+    """Compare with a search of the whole text after every token.
+
+    A stream shows no part of the stop string.
     """
     tokenizer, chance, found = ALL[name], random.Random(f"stop {name}"), 0
     for _ in range(60):
@@ -84,7 +83,7 @@ def test_found_with_the_token_that_completes_it(name: str) -> None:
         assert first_end(StopStrings(stop, tokenizer, prompt), answer, prompt) == due
         if due is not None and stop[0] in texts[due - 1][0]:
             found += 1
-            shown = "".join(write(tokenizer, answer[:due], stop, prompt, chance))
+            shown = "".join(write_steps(tokenizer, answer[:due], stop, prompt, chance))
             assert shown == texts[due - 1][0][: texts[due - 1][0].index(stop[0])], (
                 prompt,
                 answer[:due],
@@ -98,14 +97,14 @@ def test_found_with_the_token_that_completes_it(name: str) -> None:
     "name",
     ["bytes", "llama", "unigram", "wordpiece", "cleaned wordpiece", "metaspace", "foreign llama"],
 )
-def test_a_special_token_that_the_text_hides(name: str) -> None:
+def test_hidden_special_token_as_stop_string(name: str) -> None:
     tokenizer = ALL[name]
     the, cat = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" the", " cat"))
     ids = [*the, *cat, 2, *the]
     size = len(the) + len(cat) + 1
     assert first_end(StopStrings(("</s>",), tokenizer), ids, []) == size
     assert "".join(
-        write(tokenizer, ids[:size], ("</s>",), [], random.Random(0))
+        write_steps(tokenizer, ids[:size], ("</s>",), [], random.Random(0))
     ) == tokenizer.decode([*the, *cat])
 
 
@@ -123,7 +122,10 @@ def test_a_special_token_that_the_text_hides(name: str) -> None:
     ],
 )
 def test_stop_strings_around_special_tokens(stop: str, end: int | None, shown: str) -> None:
-    """They may begin before one, or end behind it. What the text shows without it counts, too."""
+    """Check stop strings that start before a special token or end after it.
+
+    The text without the special token counts, too.
+    """
     tokenizer = ALL["llama"]
     ids = [
         tokenizer.convert_tokens_to_ids(token)
@@ -131,13 +133,11 @@ def test_stop_strings_around_special_tokens(stop: str, end: int | None, shown: s
     ]
     assert first_end(StopStrings((stop,), tokenizer), ids, []) == end
     for seed in range(5):
-        assert "".join(write(tokenizer, ids[:end], (stop,), [], random.Random(seed))) == shown
+        assert "".join(write_steps(tokenizer, ids[:end], (stop,), [], random.Random(seed))) == shown
 
 
-def test_what_is_asked_again_has_the_same_answer() -> None:
-    """A run is checked while it is walked, and as a whole; a step may be repeated with other
-    tokens.
-    """
+def test_repeated_checks_agree() -> None:
+    """Check runs token by token and as a whole, and steps repeated with other tokens."""
     tokenizer = ALL["llama"]
     a, b, c = (tokenizer.convert_tokens_to_ids(token) for token in "abc")
     stops = StopStrings(("bc",), tokenizer, [a])
@@ -154,13 +154,13 @@ def test_what_is_asked_again_has_the_same_answer() -> None:
     assert stops.ends([a, c, b], [b]) is False
 
 
-def test_a_stop_string_begins_in_the_answer() -> None:
+def test_stop_string_must_start_in_the_answer() -> None:
     tokenizer = ALL["llama"]
     a, b = (tokenizer.convert_tokens_to_ids(token) for token in "ab")
     assert first_end(StopStrings(("ab",), tokenizer, [a]), [b, a, b], [a]) == 3
 
 
-def test_a_stream_shows_no_beginning_of_a_stop_string() -> None:
+def test_stream_holds_back_the_start_of_a_stop_string() -> None:
     tokenizer = LOCAL["bytes"]
     ids = tokenizer("one \n ENx é")["input_ids"]
     writer = StreamWriter(tokenizer, [], StopStrings(("\n\n", "END", "é🙂"), tokenizer))
@@ -194,12 +194,12 @@ def test_a_stream_shows_no_beginning_of_a_stop_string() -> None:
         ("xENDx", 0),
     ],
 )
-def test_what_could_become_a_stop_string_is_held_back(text: str, held: int) -> None:
+def test_possible_stop_strings_are_held_back(text: str, held: int) -> None:
     assert StopStrings(("\n\n", "END"), LOCAL["bytes"]).held_back(text) == held
 
 
 @given(st.data())
-def test_any_stop_strings_of_any_ids(data: st.DataObject) -> None:
+def test_random_stop_strings(data: st.DataObject) -> None:
     tokenizer = LOCAL["pieces"]
     ids = data.draw(st.lists(st.integers(60, 120), min_size=1, max_size=30))
     text = tokenizer.decode(ids)

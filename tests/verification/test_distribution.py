@@ -1,10 +1,9 @@
-"""What is emitted when sampling is distributed as the target says, for every drafter: thousands of
-seeds against the exact law.
+"""Test with thousands of seeds that sampled output has the target's exact distribution.
 
-A model of six tokens makes the law of the first three tokens a table of at most 216 cells, computed
-with transformers' own logits processors. Pearson's chi-square then compares the table with the
-counts; the seeds are fixed, so a test either always passes or never does. That the test notices a
-wrong law is shown with drafters that break the contract.
+A model of six tokens makes the distribution of the first three tokens a table of at most 216
+cells, computed with transformers' own logits processors. Pearson's chi-square test compares the
+table with the counts. Seeds are fixed, so a test either always passes or never does. Drafters that
+break the contract show that the test notices a wrong distribution.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from tests.support.stores import random_documents
 PROMPT = [1, 3, 4, 3, 5, 3]
 EOS = 2
 SAMPLES, BATCH = 4000, 500
-ENOUGH = 2000  # to notice the wrong laws below
+ENOUGH = 2000  # enough to notice the wrong distributions below
 PLAIN = SamplingParams(max_new_tokens=4, temperature=1.0)
 TRUNCATED = SamplingParams(
     max_new_tokens=4, temperature=1.4, top_k=5, top_p=0.9, repetition_penalty=1.2
 )
-# Of what these draft the target takes a fair part, as `sample` asks; a drafter without a line here
-# runs with its defaults.
+# The target accepts a fair share of these drafts, as `sample` requires. Drafters without an entry
+# run with their defaults.
 CHOSEN = [
     "draft_model",
     "draft_model:verification=follow",
@@ -72,15 +71,13 @@ def named(specs: Iterable[str]) -> set[str]:
     return {spec.partition(":")[0] for spec in specs}
 
 
-def draws(spec: str) -> bool:
-    """Whether what a drafter draws decides, with the target: the same seed then gives another
-    text.
-    """
+def samples_drafts(spec: str) -> bool:
+    """Return whether sampled drafts decide the output, so that a seed gives another text."""
     return spec.startswith(("draft_model", "specdec_pp")) and "verification=follow" not in spec
 
 
 def slow(spec: str) -> Any:
-    """The mark of settings whose drafter, and whose law of verification, others have already."""
+    """Return the mark of specs whose drafter and verification other specs already cover."""
     second = ("draft_model:stop_rule", "lookahead:window=3", "lookahead:window=1,ngram=3")
     return pytest.mark.slow if spec.startswith(second) or spec.endswith("branches=0") else ()
 
@@ -101,8 +98,8 @@ def processors(params: SamplingParams) -> Any:
 
 
 @torch.inference_mode()
-def law(params: SamplingParams, length: int = 3) -> dict[tuple[int, ...], float]:
-    """The chance of every beginning of `length` tokens (shorter where it ends)."""
+def exact_distribution(params: SamplingParams, length: int = 3) -> dict[tuple[int, ...], float]:
+    """Return the probability of every prefix of `length` tokens, or fewer at an end token."""
     model, process = make("six_words"), processors(params)
     open_ends: dict[tuple[int, ...], float] = {(): 1.0}
     done: dict[tuple[int, ...], float] = {}
@@ -126,7 +123,7 @@ def law(params: SamplingParams, length: int = 3) -> dict[tuple[int, ...], float]
 def answers(
     drafter: str | Drafter, params: SamplingParams, count: int = SAMPLES, batch: int = BATCH
 ) -> list[list[int]]:
-    """What is emitted under the seeds below `count`, so many at a time."""
+    """Return the answers for all seeds below `count`, with `batch` requests at a time."""
     draft = make("six_words_draft") if isinstance(drafter, str) and has_draft(drafter) else None
     documents = tuple(map(tuple, random_documents(vocab_size=6)))
     if isinstance(drafter, str) and drafter.startswith("state_head"):
@@ -147,14 +144,14 @@ def answers(
         accepted = sum(out.stats.accepted_tokens for out in outs) / sum(
             out.stats.drafted_tokens for out in outs
         )
-        assert 0.1 < accepted < 0.9  # both must happen often: acceptance, and its opposite
+        assert 0.1 < accepted < 0.9  # both acceptance and rejection must be frequent
     return [out.token_ids for out in outs]
 
 
 def sample(
     drafter: str | Drafter, params: SamplingParams, count: int = SAMPLES
 ) -> Counter[tuple[int, ...]]:
-    """How often each beginning is emitted over the seeds below `count`."""
+    """Count the prefixes emitted over the seeds below `count`."""
     return beginnings(answers(drafter, params, count))
 
 
@@ -163,41 +160,44 @@ def beginnings(texts: list[list[int]]) -> Counter[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("params", [PLAIN, TRUNCATED], ids=["plain", "truncated"])
-def test_the_law_is_worth_testing(params: SamplingParams) -> None:
-    chances = law(params)
+def test_distribution_has_enough_cells(params: SamplingParams) -> None:
+    chances = exact_distribution(params)
     assert math.isclose(sum(chances.values()), 1.0, abs_tol=1e-5)
     assert len([chance for chance in chances.values() if chance * SAMPLES >= 5]) > 40
 
 
 def test_every_drafter_is_sampled() -> None:
     assert named(SPECS) == set(available())
-    assert named(filter(draws, SPECS)) == {"draft_model", "specdec_pp"}
+    assert named(filter(samples_drafts, SPECS)) == {"draft_model", "specdec_pp"}
 
 
 @functools.cache
 def plain_answers(params: SamplingParams, count: int) -> list[list[int]]:
-    """Return the answers of plain decoding under the seeds below `count`."""
+    """Return the answers of plain decoding."""
     return answers("none", params, count, min(count, BATCH))
 
 
-def test_joint_law_of_three_tokens_without_drafts() -> None:
-    assert is_fair_sample(beginnings(plain_answers(TRUNCATED, SAMPLES)), law(TRUNCATED))
+def test_distribution_without_drafts() -> None:
+    assert is_fair_sample(
+        beginnings(plain_answers(TRUNCATED, SAMPLES)), exact_distribution(TRUNCATED)
+    )
 
 
 @pytest.mark.parametrize(
     "spec", [pytest.param(spec, marks=slow(spec)) for spec in SPECS if spec != "none"]
 )
-def test_joint_law_of_three_tokens(spec: str) -> None:
-    """Where tokens are drawn from the draft, the law; else more, and of fewer seeds: each answer
-    is plain decoding's own.
+def test_distribution_of_every_drafter(spec: str) -> None:
+    """Compare the distribution if drafts are sampled, otherwise the answers themselves.
+
+    Equal answers are the stronger check, so they need fewer seeds.
     """
-    if draws(spec):
-        assert is_fair_sample(sample(spec, TRUNCATED), law(TRUNCATED))
+    if samples_drafts(spec):
+        assert is_fair_sample(sample(spec, TRUNCATED), exact_distribution(TRUNCATED))
     else:
         few = SAMPLES // 8
         assert (
             answers(spec, TRUNCATED, few, few // 4) == plain_answers(TRUNCATED, SAMPLES)[:few]
-        )  # in several batches: some learn from answers
+        )  # in several batches, as some drafters learn from answers
 
 
 @pytest.mark.parametrize(
@@ -208,16 +208,16 @@ def test_joint_law_of_three_tokens(spec: str) -> None:
         "draft_model:branch_threshold=0.02",
     ],
 )
-def test_joint_law_without_truncation(spec: str) -> None:
-    assert is_fair_sample(sample(spec, PLAIN), law(PLAIN))
+def test_distribution_without_truncation(spec: str) -> None:
+    assert is_fair_sample(sample(spec, PLAIN), exact_distribution(PLAIN))
 
 
-def drafter_state() -> CachedLM:
+def draft_lm() -> CachedLM:
     return CachedLM(make("six_words_draft"))
 
 
 class Misreporting(DraftModel):
-    """Reports distributions flatter than those it drew from."""
+    """Draft model that reports flatter probabilities than it samples from."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         return [self._flatten(tree) for tree in super().propose(requests, max_nodes)]
@@ -229,9 +229,10 @@ class Misreporting(DraftModel):
         return dataclasses.replace(tree, probs=[flat(probs) for probs in tree.probs or []])
 
 
-class Undrawing(DraftModel):
-    """Takes its first unlikely draw back, and all that follow: the decision depends on a draw
-    that is then not shown.
+class DropsUnlikelyDraws(DraftModel):
+    """Draft model that drops its first unlikely draw and all later ones.
+
+    The decision depends on a draw that it then does not propose.
     """
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -246,28 +247,28 @@ class Undrawing(DraftModel):
         return DraftTree.chain(tree.token_ids[:kept], (tree.probs or [])[:kept] if kept else None)
 
 
-class PassingOffGuesses(DraftModel):
-    """Shows what it drew as guesses."""
+class HidesProbs(DraftModel):
+    """Draft model that proposes its draws without probabilities."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         return [DraftTree.chain(tree.token_ids) for tree in super().propose(requests, max_nodes)]
 
 
-@pytest.mark.parametrize("broken", [Misreporting, Undrawing])
+@pytest.mark.parametrize("broken", [Misreporting, DropsUnlikelyDraws])
 def test_broken_drafters_are_noticed(broken: type[DraftModel]) -> None:
-    drafter = broken(DraftModelOptions(max_draft_tokens=3), drafter_state())
-    assert not is_fair_sample(sample(drafter, PLAIN, ENOUGH), law(PLAIN))
+    drafter = broken(DraftModelOptions(max_draft_tokens=3), draft_lm())
+    assert not is_fair_sample(sample(drafter, PLAIN, ENOUGH), exact_distribution(PLAIN))
 
 
-def test_draws_shown_as_guesses_are_harmless() -> None:
-    """Following the sample asks nothing of where a guess came from."""
+def test_draws_without_probabilities_are_harmless() -> None:
+    """Check that `follow` does not depend on where a draft comes from."""
     assert is_fair_sample(
-        sample(PassingOffGuesses(DraftModelOptions(max_draft_tokens=3), drafter_state()), PLAIN),
-        law(PLAIN),
+        sample(HidesProbs(DraftModelOptions(max_draft_tokens=3), draft_lm()), PLAIN),
+        exact_distribution(PLAIN),
     )
 
 
-def test_a_wrong_temperature_is_noticed() -> None:
-    """The power of the comparison itself: a temperature of 1.2 instead of 1."""
+def test_wrong_temperature_is_noticed() -> None:
+    """Check the test's power with a temperature of 1.2 instead of 1."""
     warmer = dataclasses.replace(PLAIN, temperature=1.2)
-    assert not is_fair_sample(sample("none", warmer, ENOUGH), law(PLAIN))
+    assert not is_fair_sample(sample("none", warmer, ENOUGH), exact_distribution(PLAIN))

@@ -1,4 +1,4 @@
-"""The compiled check of plain trees agrees with the detailed check."""
+"""Check that the compiled check of plain trees agrees with the detailed check."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def random_tree(rng: random.Random) -> DraftTree:
     return DraftTree(tokens, parents, None, [0.5] * count, origins=[Origin.DRAFT] * count)
 
 
-def test_plain_check_accepts_exactly_the_trees_without_a_broken_rule() -> None:
+def test_plain_check_accepts_exactly_the_valid_trees() -> None:
     rng, accepted = random.Random(0), 0
     for _ in range(400):
         trees = [random_tree(rng) for _ in range(rng.randrange(1, 3))]

@@ -1,7 +1,7 @@
-"""The laws by exact enumeration: what is emitted must EQUAL the target's law, as fractions,
-whatever the tree.
+"""Test by exact enumeration that verification keeps the target's distribution.
 
-Every rule the proof needs is then broken once, and the table must differ.
+Output must equal it as fractions, whatever the tree. Then every rule that the proof needs is
+broken once, and the distribution must differ.
 """
 
 from __future__ import annotations
@@ -76,14 +76,12 @@ def guesses(oracle: Oracle) -> DraftTree:
     return DraftTree([2, 0, 3, 1, 2, 3], [-1, -1, 0, 0, 1, 3])
 
 
-def nothing(oracle: Oracle) -> DraftTree:
+def no_drafts(oracle: Oracle) -> DraftTree:
     return DraftTree([], [])
 
 
-def draws_end(oracle: Oracle) -> DraftTree:
-    """Draws go on behind the end of the sequence and beyond its limit; nothing may be emitted
-    there.
-    """
+def draws_past_the_end(oracle: Oracle) -> DraftTree:
+    """Draft past the end of the sequence and its limit, where nothing may be emitted."""
     tree = GrowingTree(oracle)
     node = -1
     for _ in range(LENGTH + 1):
@@ -91,8 +89,8 @@ def draws_end(oracle: Oracle) -> DraftTree:
     return tree.build()
 
 
-def as_many_as_it_likes(oracle: Oracle) -> DraftTree:
-    """Stops drawing after an unlikely token, but shows that token."""
+def stops_after_unlikely(oracle: Oracle) -> DraftTree:
+    """Stop drafting after an unlikely token, but propose that token."""
     tree = GrowingTree(oracle)
     node = tree.draw(-1)
     if draft(())[tree.tokens[node]] > Fraction(1, 4):
@@ -107,27 +105,27 @@ TREES = [
     siblings_twice,
     draws_then_guesses,
     guesses,
-    nothing,
-    draws_end,
-    as_many_as_it_likes,
+    no_drafts,
+    draws_past_the_end,
+    stops_after_unlikely,
 ]
 
 
 @pytest.mark.parametrize("walk", [reject, traverse])
 @pytest.mark.parametrize("propose", TREES)
-def test_sampled_drafts_emit_the_targets_law(
+def test_sampled_drafts_keep_the_distribution(
     propose: Callable[[Oracle], DraftTree], walk: Walk
 ) -> None:
     assert emitted(propose, walk) == PLAIN
 
 
 @pytest.mark.parametrize("propose", TREES)
-def test_following_emits_the_targets_law(propose: Callable[[Oracle], DraftTree]) -> None:
-    """Whatever the tree: where it came from does not matter there."""
+def test_following_keeps_the_distribution(propose: Callable[[Oracle], DraftTree]) -> None:
+    """Check all trees, because `follow` does not depend on where they come from."""
     assert followed(propose) == PLAIN
 
 
-def test_the_table_is_what_it_should_be() -> None:
+def test_exact_distribution_of_the_target() -> None:
     assert sum(PLAIN.values()) == 1
     assert any(len(run) < LENGTH for run in PLAIN)
     assert all(EOS not in run[:-1] for run in PLAIN)
@@ -137,7 +135,7 @@ def test_the_table_is_what_it_should_be() -> None:
             assert chance == target(())[first] * target((first,))[second]
 
 
-# What must fail.
+# Broken rules, which must change the distribution.
 
 
 def not_renormalised(oracle: Oracle) -> DraftTree:
@@ -146,17 +144,15 @@ def not_renormalised(oracle: Oracle) -> DraftTree:
     return tree.build()
 
 
-def undrawn(oracle: Oracle) -> DraftTree:
-    """Takes an unlikely draw back: whether it is shown depends on what it was."""
+def drops_unlikely_draw(oracle: Oracle) -> DraftTree:
+    """Drop an unlikely draw, so that proposing it depends on the draw."""
     tree = GrowingTree(oracle)
     node = tree.draw(-1)
-    return tree.build() if draft(())[tree.tokens[node]] > Fraction(1, 4) else nothing(oracle)
+    return tree.build() if draft(())[tree.tokens[node]] > Fraction(1, 4) else no_drafts(oracle)
 
 
 def guess_before_draw(oracle: Oracle) -> DraftTree:
-    """A guess that is tried only where the draw differs depends on the draw, so it must come
-    after it.
-    """
+    """Put a guess before the draw it depends on, because it is tried only if they differ."""
     tree = GrowingTree(oracle)
     probs = draft(())
     token = oracle.draw(probs)
@@ -166,8 +162,8 @@ def guess_before_draw(oracle: Oracle) -> DraftTree:
     return tree.build()
 
 
-def plain_softmax_shown_for_an_argmax(oracle: Oracle) -> DraftTree:
-    """The drafter takes its arg-max and reports the softmax."""
+def argmax_with_softmax_probs(oracle: Oracle) -> DraftTree:
+    """Draft the arg-max, but report the softmax."""
     tree = GrowingTree(oracle)
     probs = draft(())
     tree.add(int(probs.argmax()), -1, probs)
@@ -175,23 +171,23 @@ def plain_softmax_shown_for_an_argmax(oracle: Oracle) -> DraftTree:
 
 
 @pytest.mark.parametrize(
-    "propose", [not_renormalised, undrawn, guess_before_draw, plain_softmax_shown_for_an_argmax]
+    "propose", [not_renormalised, drops_unlikely_draw, guess_before_draw, argmax_with_softmax_probs]
 )
-def test_broken_drafters_change_the_law(propose: Callable[[Oracle], DraftTree]) -> None:
+def test_broken_drafters_change_the_distribution(propose: Callable[[Oracle], DraftTree]) -> None:
     assert emitted(propose) != PLAIN
 
 
-def residual_unclipped(weights: Any, probs: Any) -> Any:
+def unclipped_residual(weights: Any, probs: Any) -> Any:
     rest = abs(weights - probs)
     return rest / rest.sum()
 
 
-def residual_forgotten(weights: Any, probs: Any) -> Any:
+def no_residual(weights: Any, probs: Any) -> Any:
     return weights
 
 
 def walk_with(residual: Callable[[Any, Any], Any]) -> Walk:
-    """Rejection written out once more, with a residual of one's own."""
+    """Return a plain implementation of rejection with the given residual."""
 
     def walk(
         tree: DraftTree, target: Any, coin: Any, draw: Any, ended: Any
@@ -223,11 +219,11 @@ def right_residual(weights: Any, probs: Any) -> Any:
 
 
 @pytest.mark.parametrize("propose", [chain, siblings])
-def test_broken_residuals_change_the_law(propose: Callable[[Oracle], DraftTree]) -> None:
-    """Without the clip, and without any residual. The same walk with the right one passes."""
+def test_broken_residuals_change_the_distribution(propose: Callable[[Oracle], DraftTree]) -> None:
+    """Check an unclipped and a missing residual; the correct one passes."""
     assert emitted(propose, walk_with(right_residual)) == PLAIN
-    assert emitted(propose, walk_with(residual_unclipped)) != PLAIN
-    assert emitted(propose, walk_with(residual_forgotten)) != PLAIN
+    assert emitted(propose, walk_with(unclipped_residual)) != PLAIN
+    assert emitted(propose, walk_with(no_residual)) != PLAIN
 
 
 def num_accepted(propose: Callable[[Oracle], DraftTree], walk: Walk = traverse) -> Fraction:
@@ -249,15 +245,15 @@ def num_accepted(propose: Callable[[Oracle], DraftTree], walk: Walk = traverse) 
     )
 
 
-def test_traversal_accepts_more_than_rejection_from_the_root() -> None:
-    """Without children of children, rejection sampling accepts as many."""
+def test_traversal_accepts_more_than_rejection() -> None:
+    """Check that both accept equally many where no child has children."""
     for propose in (one_draw, siblings):
         assert num_accepted(propose) == num_accepted(propose, reject)
-    assert num_accepted(draws_end) > num_accepted(draws_end, reject)
+    assert num_accepted(draws_past_the_end) > num_accepted(draws_past_the_end, reject)
 
 
 def leaf_first(split: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Walk:
-    """Traversal of a chain written out once more, with a split of one's own."""
+    """Return a plain implementation of traversal of a chain with the given split."""
 
     def walk(
         tree: DraftTree, target: Any, coin: Any, draw: Any, ended: Any
@@ -298,14 +294,16 @@ def right_split(share: Any, weights: Any, probs: Any) -> tuple[Any, Any]:
     ],
     ids=["share kept", "rest of the whole target"],
 )
-def test_broken_splits_change_the_law(split: Callable[[Any, Any, Any], tuple[Any, Any]]) -> None:
-    """The same walk with the right split passes."""
-    assert emitted(draws_end, leaf_first(right_split)) == PLAIN
-    assert emitted(draws_end, leaf_first(split)) != PLAIN
+def test_broken_splits_change_the_distribution(
+    split: Callable[[Any, Any, Any], tuple[Any, Any]],
+) -> None:
+    """Check wrong splits; the same walk passes with the correct split."""
+    assert emitted(draws_past_the_end, leaf_first(right_split)) == PLAIN
+    assert emitted(draws_past_the_end, leaf_first(split)) != PLAIN
 
 
-def test_a_residual_that_is_not_renormalised_breaks_the_second_sibling() -> None:
-    """With one child the draw itself renormalises; the second child's coin does not."""
+def test_unnormalised_residual_breaks_the_second_sibling() -> None:
+    """Check one child, where the draw itself renormalises, and two, where it does not."""
 
     def unnormalised(weights: Any, probs: Any) -> Any:
         return (weights - probs).clip(0)
@@ -320,14 +318,12 @@ def test_a_residual_that_is_not_renormalised_breaks_the_second_sibling() -> None
     assert emitted(siblings, walk) != PLAIN
 
 
-def test_the_longest_match_of_several_samples_is_not_lossless() -> None:
-    """Sampling the target along every branch and keeping the longest agreement (as REST's
-    typical use does) is biased.
-    """
+def test_longest_match_of_several_samples_is_biased() -> None:
+    """Check sampling along every branch and keeping the longest match, as typical in REST."""
 
     def experiment(oracle: Oracle) -> tuple[int, ...]:
         best: list[int] = []
-        for first in (0, 2):  # two guessed branches, each checked with draws of its own
+        for first in (0, 2):  # two guessed branches, each checked with its own draws
             token = oracle.draw(target(()))
             run = (
                 [token, oracle.draw(target((token,)))]
@@ -341,8 +337,9 @@ def test_the_longest_match_of_several_samples_is_not_lossless() -> None:
 
 
 def test_greedy_by_softmax_ratio_is_not_greedy() -> None:
-    """Draft (0.50, 0.30, 0.20), target (0.45, 0.55, 0): the ratio accepts the draft's token with
-    0.90; greedy never does.
+    """Check draft (0.50, 0.30, 0.20) and target (0.45, 0.55, 0).
+
+    The ratio accepts the draft token with probability 0.90, which greedy decoding never does.
     """
     draft_probs, target_probs = dist(50, 30, 20, 0), dist(45, 55, 0, 0)
     tree = DraftTree([0], [-1], [draft_probs])
@@ -363,7 +360,7 @@ def test_greedy_by_softmax_ratio_is_not_greedy() -> None:
 
 
 def test_certain_and_impossible_drafts() -> None:
-    """Constant tables: a draft that is always, never, and sometimes accepted."""
+    """Check drafts that are always, never and sometimes accepted."""
     sure, other = dist(0, 1, 0, 0), dist(1, 0, 0, 0)
     half = dist(1, 1, 0, 0)
 
