@@ -173,7 +173,7 @@ def test_every_drafter_is_sampled() -> None:
 
 @functools.cache
 def plain_answers(params: SamplingParams, count: int) -> list[list[int]]:
-    """Return the answers of plain decoding."""
+    """Return the answers of plain decoding for all seeds below `count`."""
     return answers("none", params, count, min(count, BATCH))
 
 
