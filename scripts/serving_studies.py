@@ -122,8 +122,8 @@ def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM, befo
     return (
         f"In the second turn of a chat, after {before} tokens, the first token takes"
         f" {_ms(fast, 0.5)} with prefix reuse ({min(hits)} cached tokens). Without prefix reuse"
-        f" ({max(misses)} cached tokens), the first token takes {_ms(slow, 0.5)}, {ratio:.1f}"
-        f" times as long. Both times are medians of {TIMED_TURNS} measurements."
+        f" ({max(misses)} cached tokens), the first token takes {_ms(slow, 0.5)}, which is"
+        f" {ratio:.1f} times as long. Each time is the median of {TIMED_TURNS} measurements."
     )
 
 
@@ -160,8 +160,8 @@ def intrusion(transport: Transport, prompts: Sequence[Prompt], llm: LLM, tokens:
     return (
         "Without other load, the 99th percentile of the gaps between the chunks of a stream is"
         f" {_ms(alone, 0.99)}, and the longest gap is {_ms(alone, 1)}. While prompts of {tokens}"
-        f" tokens arrive ({begun} started), the 99th percentile is {_ms(disturbed, 0.99)}"
-        f" ({ratio:.1f}x), and the longest gap is {_ms(disturbed, 1)}."
+        f" tokens arrive ({begun} started), the 99th percentile of the gaps is"
+        f" {_ms(disturbed, 0.99)} ({ratio:.1f}x), and the longest gap is {_ms(disturbed, 1)}."
     )
 
 
@@ -222,8 +222,8 @@ async def soak(
     return (
         f"In a soak test of {(time.perf_counter() - start) / 60:.1f} minutes, the server completed"
         f" {counts[0]} answers, clients aborted {counts[1]} others, and {llm.model.open_sequences}"
-        f" remained open at the end. The memory use was between {min(sizes):.0f} and"
-        f" {max(sizes):.0f} MB. In the last quarter of the run, the memory use was"
+        f" remained open at the end. The server used between {min(sizes):.0f} and"
+        f" {max(sizes):.0f} MB of memory. In the last quarter of the test, memory use was"
         f" {growth(sizes):.3f} times as high as in the second quarter."
     )
 
