@@ -1,6 +1,4 @@
-"""What is read off the target's states: that it is right where it can be, kept, and that no text
-depends on it.
-"""
+"""Test the fitted draft head: its predictions, its cache, and that answers stay the same."""
 
 from __future__ import annotations
 
@@ -34,14 +32,14 @@ VOCABULARY = 256  # of the pair
 
 
 def states_of(model: CachedLM, token_ids: list[int]) -> Tensor:
-    """States [n, hidden] after each of some tokens."""
+    """Return the states [n, hidden] after each of some tokens."""
     inner = model.model.base_model
     with torch.inference_mode():
         found: Tensor = inner(input_ids=torch.tensor([token_ids])).last_hidden_state[0]
     return found
 
 
-def test_states_are_those_the_logits_are_made_of(pair: Pair) -> None:
+def test_states_are_the_lm_heads_input(pair: Pair) -> None:
     model = CachedLM(pair.target)
     requests = [Request(prompt, Params()) for prompt in pair.prompts[:2]]
     for request in requests:
@@ -60,10 +58,10 @@ def test_states_are_those_the_logits_are_made_of(pair: Pair) -> None:
     assert torch.equal(second, found.states[found.starts[1] :][:1])
 
 
-def test_a_linear_model_is_predicted_exactly(
+def test_linear_model_is_predicted_exactly(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where the next state is a linear map of state and embedding, that map is found."""
+    """Check that a linear map from state and embedding to the next state is recovered."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))  # other tests have cached their fits
     model = CachedLM(pair.target)
     embedding, head = (
@@ -94,7 +92,7 @@ def test_a_linear_model_is_predicted_exactly(
 
 
 @pytest.mark.parametrize("count", [5, 40])
-def test_both_forms_of_the_system_have_the_same_solution(count: int) -> None:
+def test_both_forms_of_the_system_are_equivalent(count: int) -> None:
     generator = torch.Generator().manual_seed(2)
     inputs, following = (
         torch.randn(count, width, generator=generator, dtype=torch.float64) for width in (20, 3)
@@ -105,10 +103,8 @@ def test_both_forms_of_the_system_have_the_same_solution(count: int) -> None:
     torch.testing.assert_close(module._solve(inputs, following), expected)
 
 
-def test_it_guesses_better_than_chance_of_the_models_own_text(pair: Pair) -> None:
-    """The mark of a map that was learnt: on the embedded target's own answers, next tokens among
-    its first sixteen.
-    """
+def test_head_guesses_better_than_chance(pair: Pair) -> None:
+    """Check the target's own answers: next tokens are often among the first sixteen."""
     model = CachedLM(pair.target)
     found = find_draft_head(model)
     assert found is not None
@@ -124,25 +120,21 @@ def test_it_guesses_better_than_chance_of_the_models_own_text(pair: Pair) -> Non
 
 
 @pytest.mark.parametrize("name", ["falcon_alibi", "opt", "gemma2", "gpt2"])
-def test_models_of_other_forms_have_it_too(name: str) -> None:
-    """Positions that are slots, an embedding of another width, scaled embeddings and capped
-    logits, positions as embeddings.
-    """
+def test_head_is_fitted_on_other_architectures(name: str) -> None:
+    """Check slots as positions, position embeddings, and scaled, capped or projected layers."""
     found = find_draft_head(CachedLM(make(name, "eager")))
     assert found is not None
 
 
-def test_a_model_without_embeddings_that_can_be_read_has_none(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_head_without_plain_embeddings(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair.target, "get_input_embeddings", torch.nn.Identity)
     assert find_draft_head(CachedLM(pair.target)) is None
 
 
-def test_a_model_that_passes_by_its_head_has_none(
+def test_no_head_if_the_lm_head_does_not_give_the_logits(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And a request that asks for it goes on without."""
+    """Check also that a request continues without the draft head."""
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     head = pair.target.get_output_embeddings()
     monkeypatch.setattr(
@@ -157,7 +149,7 @@ def test_a_model_that_passes_by_its_head_has_none(
     assert answer.token_ids == pair.answers[0][:COUNT]
 
 
-def test_a_model_that_is_too_slow_has_none(
+def test_no_head_for_a_model_too_slow_to_fit(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
@@ -170,9 +162,7 @@ def weights_of(found: DraftHead | None) -> Tensor:
     return found._first
 
 
-def test_a_fitted_head_is_cached(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_fitted_head_is_cached(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     first = weights_of(find_draft_head(CachedLM(pair.target)))
     with monkeypatch.context() as patch:
@@ -184,7 +174,7 @@ def test_a_fitted_head_is_cached(
 
 
 @pytest.mark.parametrize("damage", ["not safetensors", "another shape", "no number"])
-def test_a_damaged_one_is_found_again(
+def test_damaged_head_is_fitted_again(
     damage: str, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
@@ -207,8 +197,8 @@ def test_a_damaged_one_is_found_again(
     )
 
 
-class Wrong(Auto):
-    """Record what the head predicted, and decide the opposite."""
+class WrongHeadDrafts(Auto):
+    """Drafter that records the head's drafts and passes on wrong ones."""
 
     head_draft: list[DraftTree]
 
@@ -219,14 +209,16 @@ class Wrong(Auto):
         ]
         super().observe(
             [
-                replace(one, head_draft=None if one.head_draft is None else turned(one.head_draft))
+                replace(
+                    one, head_draft=None if one.head_draft is None else wrong_draft(one.head_draft)
+                )
                 for one in outcomes
             ]
         )
 
 
-def turned(tree: DraftTree) -> DraftTree:
-    """Return other tokens, the least likely of them believed most."""
+def wrong_draft(tree: DraftTree) -> DraftTree:
+    """Return other tokens, with the highest confidence for the least likely."""
     assert tree.confidence is not None
     return replace(
         tree,
@@ -235,8 +227,8 @@ def turned(tree: DraftTree) -> DraftTree:
     )
 
 
-def test_a_drafter_is_told_and_what_is_wrong_changes_no_text(pair: Pair) -> None:
-    drafter = Wrong(AutoOptions(max_nodes=8, budget=False))
+def test_wrong_head_drafts_change_no_answer(pair: Pair) -> None:
+    drafter = WrongHeadDrafts(AutoOptions(max_nodes=8, budget=False))
     answers = LLM(pair.target, drafter).generate(
         pair.prompts[:3], SamplingParams(max_new_tokens=COUNT)
     )
@@ -248,9 +240,9 @@ def test_a_drafter_is_told_and_what_is_wrong_changes_no_text(pair: Pair) -> None
 
 
 def test_predictions_start_from_the_last_accepted_token(pair: Pair) -> None:
-    """Each step says what the map makes of the state its newest token was chosen by."""
+    """Compare each step's head draft with one from the newest token's state."""
 
-    class Watched(Auto):
+    class RecordingAuto(Auto):
         seen: ClassVar[list[tuple[list[int], list[int]]]] = []
 
         def observe(self, outcomes: list[Outcome]) -> None:  # type: ignore[override]
@@ -259,7 +251,7 @@ def test_predictions_start_from_the_last_accepted_token(pair: Pair) -> None:
                 self.seen.append((one.request.token_ids[:], one.head_draft.token_ids))
             super().observe(outcomes)
 
-    drafter = Watched(AutoOptions(max_nodes=8, budget=False))
+    drafter = RecordingAuto(AutoOptions(max_nodes=8, budget=False))
     LLM(pair.target, drafter).generate(pair.prompts[:3], SamplingParams(max_new_tokens=16))
     model = CachedLM(pair.target)
     found = find_draft_head(model)
@@ -268,11 +260,11 @@ def test_predictions_start_from_the_last_accepted_token(pair: Pair) -> None:
     for text, head_draft in drafter.seen:
         (tree,) = found.predict(states_of(model, text[:-1])[-1:], text[-1:])
         agree += tree.token_ids[0] == head_draft[0]
-    assert agree >= len(drafter.seen) - 1  # two may be equally likely
+    assert agree >= len(drafter.seen) - 1  # two tokens may be equally likely
 
 
-def test_auto_guesses_from_the_first_step_on(pair: Pair) -> None:
-    """Of tokens that are in no prompt: with it there is a tree at once, without there is none."""
+def test_auto_drafts_from_the_first_step(pair: Pair) -> None:
+    """Check tokens that are not in the prompt, with and without the draft head."""
     drafted = []
     for spec in ("auto:max_nodes=8,budget=false", "auto:max_nodes=8,budget=false,draft_head=false"):
         (answer,) = LLM(pair.target, drafters.create(spec)).generate(
@@ -282,26 +274,26 @@ def test_auto_guesses_from_the_first_step_on(pair: Pair) -> None:
     assert drafted[0] > drafted[1]
 
 
-def test_auto_does_not_ask_while_nothing_is_fed() -> None:
+def test_auto_skips_the_head_while_nothing_is_fed() -> None:
     drafter = Auto(AutoOptions())
     requests = [Request([1, 2, 3], Params()) for _ in range(4)]
-    asked = []
+    uses_head = []
     for _ in range(40):
-        asked.append(drafter.num_head_tokens() > 0)
+        uses_head.append(drafter.num_head_tokens() > 0)
         for request in requests:
             request.token_ids.append(7)
         tops = TopTokens(torch.full((1, 8), 7).numpy(), torch.full((1, 8), 0.1).numpy())
         drafter.observe([Outcome(request, EMPTY_TREE, [], [7], [7], tops) for request in requests])
-    assert asked[0]
-    assert sum(asked) == 3
+    assert uses_head[0]
+    assert sum(uses_head) == 3
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_auto_predicts_less_next_to_a_draft_model(
-    asks: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_open", [False, True])
+def test_auto_drafts_less_with_a_draft_model(
+    is_open: bool, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One token where it was asked, of wide trees two; all where it was not."""
-    monkeypatch.setattr(DraftModelGate, "is_open", lambda *_, may_try: asks)
+    """Check one or two tokens if the draft model runs, and all if it does not."""
+    monkeypatch.setattr(DraftModelGate, "is_open", lambda *_, may_try: is_open)
     drafter = Auto(AutoOptions(), CachedLM(pair.draft))
     request = Request(pair.prompts[0], Params())
     drafter.start(request)
@@ -316,4 +308,4 @@ def test_auto_predicts_less_next_to_a_draft_model(
             [Outcome(request, DraftTree.chain([9] * nodes), [], [7], [7] * (1 + nodes), tops)]
         )
         levels.append(drafter.num_head_tokens())
-    assert levels == ([16, 1, 2] if asks else [16, 16, 16])
+    assert levels == ([16, 1, 2] if is_open else [16, 16, 16])

@@ -1,4 +1,4 @@
-"""A tiny GGUF file, loaded once."""
+"""Fixtures of a tiny GGUF file, loaded once."""
 
 from __future__ import annotations
 

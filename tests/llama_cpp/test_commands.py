@@ -1,4 +1,4 @@
-"""Commands, grammars and draft models with a model in llama.cpp."""
+"""Test commands, grammars and draft models with a model in llama.cpp."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_generate_and_verify(file: Path) -> None:
         (("generate", "FILE", "ab", "--engine", "llamacpp"), "Did you mean llama.cpp"),
     ],
 )
-def test_mistakes_get_one_line(
+def test_invalid_arguments_get_one_line(
     file: Path,
     words: tuple[str, ...],
     message: str,
@@ -71,7 +71,7 @@ def test_answers_follow_a_grammar_under_every_drafter(file: Path) -> None:
     assert answers[1].stats.accepted_tokens > 0
 
 
-def test_a_draft_model_runs_in_transformers(file: Path) -> None:
+def test_draft_model_runs_in_transformers(file: Path) -> None:
     plain = LLM(str(file), "none", engine="llama.cpp", device="cpu")
     llm = LLM(
         str(file),
@@ -87,6 +87,6 @@ def test_a_draft_model_runs_in_transformers(file: Path) -> None:
     assert sum(each.stats.accepted_tokens for each in answers) > 0
 
 
-def test_a_draft_model_with_another_vocabulary_is_rejected(file: Path) -> None:
+def test_draft_model_with_another_vocabulary_is_refused(file: Path) -> None:
     with pytest.raises(PacelineError, match="tokenizer"):
         LLM(str(file), "draft_model", draft_model="demo", engine="llama.cpp", device="cpu")

@@ -1,4 +1,4 @@
-"""`LLM` with llama.cpp: the same answers with every drafter, alone and in batches."""
+"""Test `LLM` with llama.cpp: equal answers with every drafter, alone and in batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(file: Path, drafter: str = "none", **options: Any) -> LLM:
     return LLM(str(file), drafter, engine="llama.cpp", device="cpu", **options)
 
 
-def texts(llm: LLM, params: Any = GREEDY, prompts: Any = None) -> list[list[int]]:
+def answer_ids(llm: LLM, params: Any = GREEDY, prompts: Any = None) -> list[list[int]]:
     return [each.token_ids for each in llm.generate(prompts or PROMPTS, params)]
 
 
@@ -32,12 +32,12 @@ def plain(file: Path) -> LLM:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_answers_are_those_of_plain_decoding(file: Path, plain: LLM, drafter: str) -> None:
+def test_answers_equal_plain_decoding(file: Path, plain: LLM, drafter: str) -> None:
     llm = load(file, drafter, max_batch=3)
     llm.drafter.budget = False
     assert llm.invariance.on
     answers = llm.generate(PROMPTS, GREEDY)
-    assert [answer.token_ids for answer in answers] == texts(plain)
+    assert [answer.token_ids for answer in answers] == answer_ids(plain)
     assert sum(answer.stats.drafted_tokens for answer in answers) > 0
     assert llm.model.open_sequences == 0
 
@@ -67,11 +67,11 @@ def test_sampled_answers_depend_on_the_seed_only(file: Path, plain: LLM, drafter
 
 def test_chunks_prefixes_and_preemption_change_nothing(file: Path, plain: LLM) -> None:
     long = [[(7 * place + row) % 60 for place in range(90)] for row in range(5)]
-    expected = texts(plain, GREEDY, long)
+    expected = answer_ids(plain, GREEDY, long)
     llm = load(file, "prompt_lookup", keep_prefixes=2, max_batch=4, cache_gib=0.00008)
-    assert texts(llm, GREEDY, long) == expected
+    assert answer_ids(llm, GREEDY, long) == expected
     follow_up = [[*long[-1], *expected[-1], 9]]
-    assert texts(llm, GREEDY, follow_up) == texts(plain, GREEDY, follow_up)
+    assert answer_ids(llm, GREEDY, follow_up) == answer_ids(plain, GREEDY, follow_up)
     assert llm.load.prefix_hits > 80
     assert llm.load.preemptions > 0 or llm.model.open_sequences <= 2
 
@@ -84,7 +84,7 @@ def test_prompt_logprobs(file: Path, plain: LLM) -> None:
     assert answer.prompt_logprobs[0] is None
 
 
-def test_an_abandoned_stream_frees_everything(file: Path, plain: LLM) -> None:
+def test_closed_stream_frees_its_sequence(file: Path, plain: LLM) -> None:
     llm = load(file, "prompt_lookup")
     stream = llm.stream(PROMPTS[0], GREEDY)
     next(stream)
@@ -92,11 +92,11 @@ def test_an_abandoned_stream_frees_everything(file: Path, plain: LLM) -> None:
     next(other)
     stream.close()
     ids = [token for chunk in other for token in chunk.token_ids]
-    assert ids == texts(plain)[3][-len(ids) :]
+    assert ids == answer_ids(plain)[3][-len(ids) :]
     assert llm.model.open_sequences == 0
 
 
-def test_cancelled_calls_leave_the_others_alone(file: Path, plain: LLM) -> None:
+def test_cancelled_calls_do_not_affect_others(file: Path, plain: LLM) -> None:
     llm = load(file, "token_recycling", max_batch=4)
 
     async def run() -> list[list[int]]:
@@ -107,12 +107,12 @@ def test_cancelled_calls_leave_the_others_alone(file: Path, plain: LLM) -> None:
         done = await asyncio.gather(*calls, return_exceptions=True)
         return [each[0].token_ids for each in done if isinstance(each, list)]
 
-    expected = texts(plain)
+    expected = answer_ids(plain)
     assert all(answer in expected for answer in asyncio.run(run()))
     assert llm.model.open_sequences == 0
 
 
-def test_the_tokenizer_and_chat_template_come_from_the_file(file: Path) -> None:
+def test_tokenizer_and_chat_template_come_from_the_file(file: Path) -> None:
     llm = load(file, "none")
     assert llm.tokenizer is not None
     assert llm.eos_token_ids == [2, 7]
@@ -120,7 +120,7 @@ def test_the_tokenizer_and_chat_template_come_from_the_file(file: Path) -> None:
     assert len(answer.token_ids) <= 3
 
 
-def test_mistakes_get_one_clear_line(file: Path, tmp_path: Path) -> None:
+def test_invalid_options_get_one_line(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a GGUF file"):
         LLM("demo", engine="llama.cpp")
     with pytest.raises(ConfigError, match="no GGUF file at"):

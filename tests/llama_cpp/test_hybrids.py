@@ -1,4 +1,4 @@
-"""Models with recurrent layers in llama.cpp: chains that their states can roll back."""
+"""Test recurrent layers in llama.cpp, whose states can roll back along chains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(hybrid: Path) -> GgufModel:
     return GgufModel(hybrid, on_gpu=False)
 
 
-def opened(target: GgufTarget, tokens: list[int]) -> Request:
+def open_request(target: GgufTarget, tokens: list[int]) -> Request:
     request = Request(tokens, SamplingParams(max_new_tokens=200))
     target.open(request)
     return request
@@ -49,7 +49,7 @@ def test_chains_after_partial_acceptance(model: GgufModel) -> None:
     assert model.max_rollback == 8
     source = random.Random(0)
     target, plain = GgufTarget(model, 1), GgufTarget(model, 1)
-    requests = [opened(target, prompt) for prompt in PROMPTS[:2]]
+    requests = [open_request(target, prompt) for prompt in PROMPTS[:2]]
     target.feed(requests)
     for _ in range(8):
         for request in requests:
@@ -59,7 +59,7 @@ def test_chains_after_partial_acceptance(model: GgufModel) -> None:
         paths = [list(range(source.randrange(6))) for _ in requests]
         for row, (request, chain) in enumerate(zip(requests, chains, strict=True)):
             for node in (-1, 2, 4):
-                alone = opened(plain, request.token_ids + chain.token_ids[: node + 1])
+                alone = open_request(plain, request.token_ids + chain.token_ids[: node + 1])
                 assert torch.allclose(plain.feed([alone])[0, 0], logits[row][1 + node], atol=1e-3)
                 plain.close(alone)
         target.commit(paths)
@@ -71,29 +71,30 @@ def test_chains_after_partial_acceptance(model: GgufModel) -> None:
 @pytest.mark.parametrize("reversible", [True, False])
 def test_forwards_without_a_commit(model: GgufModel, reversible: bool) -> None:
     target = GgufTarget(model, 1, reversible=reversible)
-    request = opened(target, PROMPTS[3])
+    request = open_request(target, PROMPTS[3])
     target.feed([request])
     request.append([7])
     chain = DraftTree.chain(list(range(20)))
     first = target.forward_nodes([request], [chain]).flat
     second = target.forward_nodes([request], [chain.first(6)]).flat
     assert torch.allclose(first[:7], second, atol=1e-3)
-    assert (request.cached == len(request) - 1) == reversible  # else fed from the beginning
+    # otherwise the text is fed from its first token
+    assert (request.cached == len(request) - 1) == reversible
     target.commit([[]])
     assert request.cached == len(request)
-    alone = target.forward_nodes([opened(target, [*PROMPTS[3], 7])], [EMPTY_TREE]).flat
+    alone = target.forward_nodes([open_request(target, [*PROMPTS[3], 7])], [EMPTY_TREE]).flat
     assert torch.allclose(alone[0], second[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "sssd", "auto"])
-def test_answers_are_those_of_plain_decoding(hybrid: Path, drafter: str) -> None:
+def test_answers_equal_plain_decoding(hybrid: Path, drafter: str) -> None:
     expected = [each.token_ids for each in load(hybrid, "none").generate(PROMPTS, GREEDY)]
     llm = load(hybrid, drafter, max_batch=3, keep_prefixes=2)
     llm.drafter.budget = False
     answers = llm.generate(PROMPTS, GREEDY)
     assert [each.token_ids for each in answers] == expected
     assert sum(each.stats.drafted_tokens for each in answers) > 0
-    if drafter == "auto":  # the random text repeats pairs of tokens only
+    if drafter == "auto":  # the random text only repeats pairs of tokens
         assert sum(each.stats.accepted_tokens for each in answers) > 0
     assert not llm.model.takes_trees
     assert "order of their cache" in llm.invariance.reason
@@ -102,9 +103,9 @@ def test_answers_are_those_of_plain_decoding(hybrid: Path, drafter: str) -> None
     assert again == [each.token_ids for each in load(hybrid, "none").generate(follow_up, GREEDY)]
 
 
-def test_a_prefix_can_be_reused_as_a_whole_only(model: GgufModel) -> None:
+def test_only_whole_prefixes_are_reused(model: GgufModel) -> None:
     target = GgufTarget(model, 1)
-    source = opened(target, PROMPTS[3])
+    source = open_request(target, PROMPTS[3])
     target.feed([source])
     assert target.reusable_length(source, 40) == 30
     assert target.reusable_length(source, 29) == 0

@@ -1,4 +1,4 @@
-"""A server over llama.cpp: 16 requests at a time, some of which are abandoned."""
+"""Test a server over llama.cpp with 16 requests at a time, some of them abandoned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAFTERS = [None, False, "prompt_lookup", "token_recycling:budget=false", "sssd"
 COUNT = 16
 
 
-def asked(number: int) -> dict[str, Any]:
+def request_body(number: int) -> dict[str, Any]:
     return {
         "prompt": "abcab" * (1 + number % 5) + "xyz"[number % 3],
         "max_tokens": (1, 9, 24)[number % 3],
@@ -32,8 +32,8 @@ def asked(number: int) -> dict[str, Any]:
     }
 
 
-async def answered(client: AsyncOpenAI, request: dict[str, Any], number: int) -> str | None:
-    """The text of an answer, streamed or not; None if it was abandoned."""
+async def answer_of(client: AsyncOpenAI, request: dict[str, Any], number: int) -> str | None:
+    """Return the text of an answer, streamed or not; None if it was abandoned."""
     if number % 4 == 1:
         found = await client.completions.create(model="demo", **request)
         return str(found.choices[0].text)
@@ -45,7 +45,7 @@ async def answered(client: AsyncOpenAI, request: dict[str, Any], number: int) ->
     return "".join([event.choices[0].text async for event in stream if event.choices])
 
 
-def test_mixed_requests_get_the_answers_of_plain_decoding(file: Path) -> None:
+def test_mixed_requests_equal_plain_decoding(file: Path) -> None:
     llm = LLM(
         str(file),
         "auto",
@@ -55,11 +55,11 @@ def test_mixed_requests_get_the_answers_of_plain_decoding(file: Path) -> None:
         keep_prefixes=3,
         on_drafter_error="plain",
     )
-    requests = [asked(number) for number in range(COUNT)]
+    requests = [request_body(number) for number in range(COUNT)]
 
     async def run(url: str) -> list[str | None]:
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
-            calls = [answered(client, each, number) for number, each in enumerate(requests)]
+            calls = [answer_of(client, each, number) for number, each in enumerate(requests)]
             return list(await asyncio.gather(*calls))
 
     with served(llm, max_batch=6) as server:

@@ -1,4 +1,4 @@
-"""The layout of llama.cpp's parameters, found by its defaults; no library is needed."""
+"""Test how the layout of llama.cpp's parameters is found; no library is needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = (
 
 
 def defaults(layout: str) -> bytes:
-    """The bytes that a library with a layout returns, and other memory after them."""
+    """Return the bytes of a library with this layout, followed by other memory."""
     fields = CONTEXT_LAYOUTS[layout]
     values: Any = structure(fields)()
     for name, _ in fields:
@@ -37,13 +37,13 @@ def test_each_layout_is_found(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", CONTEXT_LAYOUTS)
-def test_an_unknown_layout_is_refused(layout: str) -> None:
+def test_unknown_layout_is_refused(layout: str) -> None:
     shifted = defaults(layout)[:12] + bytes(4) + defaults(layout)[12:]
     with pytest.raises(UnsupportedModelError, match="layout of its parameters is unknown"):
         find_layout(shifted, "test")
 
 
-def test_the_newest_layout_has_the_offsets_of_build_11549() -> None:
+def test_newest_layout_equals_build_11549() -> None:
     kind: Any = structure(CONTEXT_LAYOUTS["b11549"])
     offsets = {name: getattr(kind, name).offset for name in ("n_threads", "type_k", "kv_unified")}
     assert offsets == {"n_threads": 28, "type_k": 104, "kv_unified": 141}

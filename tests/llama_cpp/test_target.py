@@ -1,4 +1,4 @@
-"""Draft trees in llama.cpp: the logits of plain chains, bit for bit, whatever came before."""
+"""Test that draft trees in llama.cpp have the logits of plain chains, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ pytestmark = needs_library
 PROMPTS = [[5, 9, 11, 5, 9] * 5, [30, 31, 32]]
 
 
-def opened(target: GgufTarget, tokens: list[int]) -> Request:
+def open_request(target: GgufTarget, tokens: list[int]) -> Request:
     request = Request(tokens, SamplingParams(max_new_tokens=200))
     target.open(request)
     return request
 
 
-def plain(model: GgufModel, tokens: list[int]) -> torch.Tensor:
-    """Logits after each token, computed one by one."""
+def plain_logits(model: GgufModel, tokens: list[int]) -> torch.Tensor:
+    """Return the logits after each token, computed one by one."""
     target = GgufTarget(model, 1)
-    request = opened(target, tokens[:1])
+    request = open_request(target, tokens[:1])
     logits = [target.feed([request])[0]]
     for token in tokens[1:]:
         request.append([token])
@@ -46,23 +46,23 @@ def random_tree(size: int, source: random.Random) -> DraftTree:
 def wrong_nodes(
     model: GgufModel, request: Request, tree: DraftTree, logits: torch.Tensor
 ) -> list[int]:
-    """The nodes whose logits differ from those of a plain chain."""
+    """Return the nodes whose logits differ from those of a plain chain."""
     return [
         node
         for node in range(-1, len(tree))
         if not torch.equal(
-            plain(model, request.token_ids + [tree.token_ids[each] for each in tree.path(node)])[
-                -1
-            ],
+            plain_logits(
+                model, request.token_ids + [tree.token_ids[each] for each in tree.path(node)]
+            )[-1],
             logits[1 + node],
         )
     ]
 
 
-def test_trees_of_a_batch_have_the_logits_of_chains(model: GgufModel) -> None:
+def test_trees_of_a_batch_equal_chains(model: GgufModel) -> None:
     source = random.Random(0)
     target = GgufTarget(model, 1)
-    requests = [opened(target, prompt) for prompt in PROMPTS]
+    requests = [open_request(target, prompt) for prompt in PROMPTS]
     target.feed(requests)
     for _ in range(6):
         for request in requests:
@@ -78,21 +78,21 @@ def test_trees_of_a_batch_have_the_logits_of_chains(model: GgufModel) -> None:
             assert request.cached == len(request)
 
 
-def test_a_wrong_path_would_show(model: GgufModel) -> None:
+def test_wrong_path_is_noticed(model: GgufModel) -> None:
     target = GgufTarget(model, 1)
-    request = opened(target, [*PROMPTS[0], 4])
+    request = open_request(target, [*PROMPTS[0], 4])
     tree = DraftTree([20, 21, 22], [-1, -1, 1])
     target.forward_nodes([request], [tree])
-    target.commit([[0]])  # while the text continues along the other branch
+    target.commit([[0]])  # while the text continues with the other branch
     request.append([21, 7])
     logits = target.forward_nodes([request], [EMPTY_TREE])
     assert wrong_nodes(model, request, EMPTY_TREE, logits[0]) == [-1]
 
 
-def test_moves_to_the_front_and_growth_change_nothing(model: GgufModel) -> None:
+def test_moving_and_growing_cells_keep_the_logits(model: GgufModel) -> None:
     source = random.Random(1)
     target = GgufTarget(model, 1)
-    first, second = (opened(target, prompt) for prompt in PROMPTS)
+    first, second = (open_request(target, prompt) for prompt in PROMPTS)
     target.feed([first, second])
     sizes, used = set(), []
     for step in range(125):
@@ -109,9 +109,9 @@ def test_moves_to_the_front_and_growth_change_nothing(model: GgufModel) -> None:
     assert len(sizes) > 1
 
 
-def test_forwards_without_a_commit_leave_nothing(model: GgufModel) -> None:
+def test_forward_without_a_commit_leaves_no_state(model: GgufModel) -> None:
     target = GgufTarget(model, 1)
-    request = opened(target, PROMPTS[0])
+    request = open_request(target, PROMPTS[0])
     tree = DraftTree([1, 2, 3], [-1, 0, 0])
     first = target.forward_nodes([request], [tree]).flat
     assert torch.equal(target.forward_nodes([request], [tree]).flat, first)
@@ -120,18 +120,18 @@ def test_forwards_without_a_commit_leave_nothing(model: GgufModel) -> None:
 
 def test_chunked_prefill_is_lossless(model: GgufModel) -> None:
     target = GgufTarget(model, 1, prefill_chunk=7)
-    request = opened(target, PROMPTS[0])
+    request = open_request(target, PROMPTS[0])
     while request.pending > 7:
         target.feed([request])
     logits = target.forward_nodes([request], [EMPTY_TREE])
     assert not wrong_nodes(model, request, EMPTY_TREE, logits[0])
 
 
-def test_prefixes_are_shared_cut_and_handed_over(model: GgufModel) -> None:
+def test_prefixes_are_copied_cut_and_passed_on(model: GgufModel) -> None:
     target = GgufTarget(model, 1)
-    first = opened(target, PROMPTS[0])
+    first = open_request(target, PROMPTS[0])
     target.feed([first])
-    second = opened(target, [*PROMPTS[0][:11], 40, 41])
+    second = open_request(target, [*PROMPTS[0][:11], 40, 41])
     target.slots.copy(second, first, 11)
     target.rewind(first, 9)
     logits = target.forward_nodes([second, first], [EMPTY_TREE, EMPTY_TREE])
@@ -155,9 +155,9 @@ def test_trees_are_cut_to_the_number_of_leaves(most: int, nodes: int) -> None:
     assert len(limit_leaves(tree, most)) == nodes
 
 
-def test_wide_trees_get_as_many_leaves_as_there_are_sequences(model: GgufModel) -> None:
+def test_leaves_are_limited_by_the_number_of_sequences(model: GgufModel) -> None:
     target = GgufTarget(model, 1)
-    requests = [opened(target, prompt) for prompt in PROMPTS]
+    requests = [open_request(target, prompt) for prompt in PROMPTS]
     wide = DraftTree([node % 64 for node in range(300)], [-1] * 300)
     trees = [target.limit_tree(wide, request) for request in requests]
     assert [len(tree) for tree in trees] == [127, 127]
@@ -166,7 +166,7 @@ def test_wide_trees_get_as_many_leaves_as_there_are_sequences(model: GgufModel) 
     assert not wrong_nodes(model, requests[1], last, logits[1][[0, 127]])
 
 
-def test_what_llama_cpp_cannot_do_is_refused(model: GgufModel) -> None:
+def test_unsupported_calls_are_refused(model: GgufModel) -> None:
     target = GgufTarget(model, 1)
     with pytest.raises(CapacityError, match="the model's context is 256"):
         target.open(Request([1] * 300, SamplingParams()))

@@ -44,8 +44,8 @@ from tests.support.models import byte_tokenizer
 from tests.support.shared import Pair, interrupt
 
 
-def test_one_guess_is_speculative_decoding() -> None:
-    """Equation 5 with b = 1 is equation 4."""
+def test_one_guess_equals_speculative_decoding() -> None:
+    """Check that equation 5 with b = 1 is equation 4."""
     for alpha, length in ((0.3, 1), (0.425, 4), (0.9, 7)):
         assert expected_tokens(alpha, length, 1) == pytest.approx(
             (1 - alpha ** (length + 1)) / (1 - alpha)
@@ -70,7 +70,7 @@ def test_limits_of_the_law() -> None:
 
 
 @pytest.mark.parametrize("law", [PAPER_LAW, ScalingLaw(0.8, 1.3), ScalingLaw(0.12, 9.0)])
-def test_the_fit_finds_the_law_again(law: ScalingLaw) -> None:
+def test_fit_recovers_the_law(law: ScalingLaw) -> None:
     exact = [
         CompressionPoint(ngram, window, law.compression(ngram, window))
         for ngram in NGRAMS
@@ -91,7 +91,7 @@ def test_the_fit_finds_the_law_again(law: ScalingLaw) -> None:
     assert law_fit.residual(noisy) <= law.residual(noisy), "least squares"
 
 
-def test_points_that_tell_nothing_are_not_fitted() -> None:
+def test_uninformative_points_are_not_fitted() -> None:
     assert fit([]) is None
     assert fit([CompressionPoint(5, 4, 1.6)]) is None
     assert fit([CompressionPoint(5, 4, 1.0), CompressionPoint(5, 8, 1.0)]) is None
@@ -106,7 +106,7 @@ def test_no_tree_of_the_sweep_is_cut() -> None:
     assert spec_nodes("jacobi:block=5") == 0
 
 
-def test_a_config_is_checked() -> None:
+def test_config_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"got paper 'lookahed'.*'lookahead'"):
         configure("lookahed")
     with pytest.raises(ConfigError, match="threads: got 0"):
@@ -124,7 +124,7 @@ def test_a_config_is_checked() -> None:
     )
 
 
-def test_the_figure_has_the_chosen_sizes_and_windows() -> None:
+def test_figure_has_the_chosen_sizes_and_windows() -> None:
     config = configure("lookahead", ngrams=(3, 5), windows=(1, 15))
     assert isinstance(config, LookaheadConfig)
     assert config.settings == [(3, 1), (3, 15), (5, 1), (5, 15)]
@@ -147,7 +147,7 @@ def test_rounded_answers_are_compared_with_plain_decoding() -> None:
         (["lookahead", "--png", "no-such-folder/a.png"], "no-such-folder"),
     ],
 )
-def test_wrong_arguments_are_one_clear_line(
+def test_invalid_arguments_get_one_line(
     words: list[str],
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -189,13 +189,13 @@ def measure(pair: Pair, tmp_path: Path, draft: bool = True, **options: Any) -> L
     return result
 
 
-def shown(result: PaperResult) -> str:
+def to_text(result: PaperResult) -> str:
     console = Console(file=io.StringIO(), width=150)
     print_paper(result, console)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_a_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
+def test_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path)
     assert result.complete
     assert all(row.equal == row.compared for part in result.parts for row in part.figures)
@@ -215,7 +215,7 @@ def test_a_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     rows = [dict(zip(table_3["columns"], row, strict=True)) for row in table_3["rows"]]
     assert rows[0]["speed-up"] == rows[0]["S"] == 1.0
     assert (rows[8]["paper's speed-up"], rows[8]["paper's S"]) == (1.88, 2.05)
-    for text in (shown(result), paper_markdown(result)):
+    for text in (to_text(result), paper_markdown(result)):
         assert "8 (5, 15, 15)" in text
         assert "is not part of paceline" in text
         assert "draft model's row is empty" not in text
@@ -225,17 +225,17 @@ def test_a_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert (tmp_path / "paper.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_draft_model_its_row_is_empty(pair: Pair, tmp_path: Path) -> None:
+def test_draft_model_row_is_empty_without_one(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path, draft=False, limit=4, max_new_tokens=4, max_seconds=1e-6)
     assert result.tables is not None
     assert result.tables.method(DRAFT) is None
-    assert "draft model's row is empty" in shown(result)
+    assert "draft model's row is empty" in to_text(result)
     assert [row.answers for part in result.parts for row in part.figures] == [1] * sum(
         len(p.figures) for p in result.parts
     )
 
 
-def test_an_interrupted_paper_keeps_what_it_has(
+def test_interrupted_paper_keeps_its_results(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(monkeypatch, 20)  # the second prompt of the tables
@@ -243,14 +243,14 @@ def test_an_interrupted_paper_keeps_what_it_has(
     assert not result.complete
     assert result.figure is None
     assert points(result, published=False) == []
-    assert "PARTIAL" in shown(result)
-    assert "No fit" in shown(result)
+    assert "PARTIAL" in to_text(result)
+    assert "No fit" in to_text(result)
     write_paper_json(result, tmp_path / "paper.json")
     assert read_paper_json(tmp_path / "paper.json") == result
     draw_paper(result, tmp_path / "paper.png")
 
 
-def test_other_files_are_no_papers(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"schema": 1, "kind": "paceline bench"}')
     with pytest.raises(ConfigError, match="kind 'paceline bench', schema 1"):
         read_paper_json(tmp_path / "a.json")

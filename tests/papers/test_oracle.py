@@ -25,11 +25,11 @@ def disagreements(pair: Pair, prompt: list[int], answer: list[int]) -> set[int]:
 
 @pytest.mark.parametrize("lookup", [True, False])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_the_oracles_lemma(pair: Pair, lookup: bool, batch: int) -> None:
+def test_oracles_lemma(pair: Pair, lookup: bool, batch: int) -> None:
     """Test lemma 2.1 on the oracle.
 
-    No token is discarded. The target runs once per disagreement, and once for the last token if the
-    models agree on it.
+    No token is discarded. The target runs once per disagreement, and once for the last token if
+    the models agree on it.
     """
     known = {
         tuple(prompt): answer for prompt, answer in zip(pair.prompts, pair.answers, strict=True)
@@ -47,7 +47,7 @@ def test_the_oracles_lemma(pair: Pair, lookup: bool, batch: int) -> None:
     assert sum(out.stats.drafted_tokens for out in outs) > 100
 
 
-def test_the_oracle_knows_its_limits(pair: Pair) -> None:
+def test_oracle_refuses_unknown_prompts_and_sampling(pair: Pair) -> None:
     drafter = DraftModel(
         DraftModelOptions(),
         CachedLM(pair.draft),
@@ -66,7 +66,7 @@ def test_the_oracle_knows_its_limits(pair: Pair) -> None:
     assert out.stats.accepted_tokens == out.stats.drafted_tokens < COUNT
 
 
-def test_the_oracle_follows_a_seed(pair: Pair) -> None:
+def test_oracle_follows_a_seed(pair: Pair) -> None:
     """With verification="follow", the oracle can use an answer of the same seed."""
     params = SamplingParams(COUNT, 1.0, seed=4)
     (plain,) = LLM(pair.target, "none").generate([pair.prompts[1]], params)

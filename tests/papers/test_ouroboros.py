@@ -33,7 +33,7 @@ from tests.support.shared import Pair, interrupt
 PROMPTS = [Prompt(f"{task}{number}", task, "text") for number in range(3) for task in "ab"]
 
 
-def test_matches_of_a_draft_made_by_hand() -> None:
+def test_matches_by_hand() -> None:
     """Two tokens are accepted, 7 is wrong, and of the tokens after it 8 9 and 3 match.
 
     The draft is 5 6 7 8 9 9 3, and the target predicts 5 6 1 8 9 2 3 (4).
@@ -100,7 +100,7 @@ def measure(pair: Pair, tmp_path: Path, **options: Any) -> OuroborosResult:
     return result
 
 
-def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
+def test_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path)
     assert result.complete
     assert {row.method for row in result.methods.figures} == {
@@ -138,7 +138,7 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     assert (tmp_path / "paper.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
+def test_time_limit_reduces_the_prompts(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path, max_new_tokens=2, max_seconds=1e-6)
     assert result.complete
     assert {row.answers for row in result.methods.figures} == {1}
@@ -155,7 +155,7 @@ TIMED = 2 * len(paper_settings.METHODS)
 @pytest.mark.parametrize(
     ("call", "counted", "orders"), [(3, None, 0), (TIMED + 3, 2, 0), (TIMED + 4 + 8 + 3, 4, 1)]
 )
-def test_an_interrupted_paper_keeps_what_it_has(
+def test_interrupted_paper_keeps_its_results(
     pair: Pair,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +173,7 @@ def test_an_interrupted_paper_keeps_what_it_has(
     draw_paper(result, tmp_path / "paper.png")
 
 
-def test_a_pair_is_needed(pair: Pair) -> None:
+def test_draft_model_is_required(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="needs a draft model"):
         run_paper(
             configure("ouroboros", model="tiny"),
@@ -183,7 +183,7 @@ def test_a_pair_is_needed(pair: Pair) -> None:
         )
 
 
-def test_every_drafter_of_the_paper_is_named_once() -> None:
+def test_drafter_names_are_unique() -> None:
     assert len(set(paper_settings.METHODS)) == len(paper_settings.METHODS)
     assert paper_settings.figure_5_spec(3, published=True) == paper_settings.spec_of()
     assert dataclasses.asdict(paper_settings.TABLE_3[3])["paper"] == pytest.approx(

@@ -10,7 +10,7 @@ from papers.sssd.roofline import Matmul, Peak, free_budget
 from tests.support.models import make
 
 
-def test_the_free_budget_of_the_paper() -> None:
+def test_free_budget_equals_the_papers() -> None:
     """The equation is for h = 4096, 280 TFLOP/s and 0.8 TB/s; the text has 435."""
     budget = free_budget(4096, ASCEND)
     assert budget == pytest.approx(422.14, abs=0.01)
@@ -22,7 +22,7 @@ def test_the_free_budget_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(("batch", "size", "context"), [(1, 1, 128), (8, 16, 128), (8, 64, 4096)])
-def test_table_1_is_that_of_the_paper(batch: int, size: int, context: int) -> None:
+def test_table_1_equals_the_papers(batch: int, size: int, context: int) -> None:
     """The formulas are FLOPs per number read or written, as the paper simplifies them."""
     works = {work.name: work for work in LLAMA_2_7B.products(batch, size)}
     hidden, tokens = LLAMA_2_7B.hidden, batch * size
@@ -35,14 +35,14 @@ def test_table_1_is_that_of_the_paper(batch: int, size: int, context: int) -> No
     assert without_mask == pytest.approx(2 * size * (1 + size / context) / (1 + 2 * size / context))
 
 
-def test_the_roofline_bends_at_the_free_budget() -> None:
+def test_roofline_bends_at_the_free_budget() -> None:
     cost = {size: LLAMA_2_7B.relative(8, size, 512, ASCEND) for size in (1, 16, 40, 60, 120)}
     assert cost[1] == 1
     assert cost[40] < 1.2
     assert cost[120] > 1.8 * cost[60], "beyond it twice the tokens take about twice as long"
 
 
-def test_shapes_are_read_off_models() -> None:
+def test_shapes_of_models() -> None:
     llama = shapes_of(make("llama"))
     assert (llama.heads, llama.kv_heads, llama.head_size, llama.layers, llama.width) == (
         4,

@@ -53,7 +53,7 @@ def prompt_file(path: Path, count: int, categories: str = "xy") -> str:
     return str(path)
 
 
-def test_files_are_the_sets_where_there_are_several(tmp_path: Path) -> None:
+def test_several_files_are_separate_sets(tmp_path: Path) -> None:
     first, second = prompt_file(tmp_path / "one.jsonl", 3), prompt_file(tmp_path / "two.jsonl", 2)
     assert [prompt.category for prompt in prompts_in_sets(PromptOptions((first,), 0, 1))] == [
         "x",
@@ -81,9 +81,7 @@ def test_files_are_the_sets_where_there_are_several(tmp_path: Path) -> None:
     ]
 
 
-def test_the_oracle_runs_the_target_once_more_than_the_models_differ(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_oracle_runs_the_target_once_per_disagreement(pair: Pair, tmp_path: Path) -> None:
     """Test lemma 2.1 with the draft model's prediction after each token of the answer."""
     prompts = load_prompts([prompt_file(tmp_path / "prompts.jsonl", 3)])
     tokenizer = byte_tokenizer()
@@ -150,7 +148,7 @@ def measure(pair: Pair, tmp_path: Path, **options: Any) -> SpecDecResult:
     return result
 
 
-def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
+def test_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path)
     assert result.complete
     head = result.config.head
@@ -201,7 +199,7 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_short_time_takes_fewer_prompts(pair: Pair, tmp_path: Path) -> None:
+def test_time_limit_reduces_the_prompts(pair: Pair, tmp_path: Path) -> None:
     result = measure(pair, tmp_path, max_new_tokens=2, max_seconds=1e-6)
     assert result.complete
     assert result.timed is not None
@@ -214,7 +212,7 @@ COUNTED = 2 * (3 + sum(map(len, families([]).values())))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("call", "timed", "alone"), [(3, None, None), (COUNTED + 3, False, None)])
-def test_an_interrupted_paper_keeps_what_it_has(
+def test_interrupted_paper_keeps_its_results(
     pair: Pair,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -232,10 +230,10 @@ def test_an_interrupted_paper_keeps_what_it_has(
     draw_paper(result, tmp_path / "paper.png")
 
 
-def test_heads_are_trained_and_compared_where_there_are_recordings(
+def test_recordings_train_heads_for_comparison(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second given head has a row in figure 4."""
+    """Check also that a second given head has a row in figure 4."""
     recorded = RecordConfig(
         tmp_path / "recorded",
         selection=PromptOptions((prompt_file(tmp_path / "text.jsonl", 12),)),
@@ -274,7 +272,7 @@ def test_heads_are_trained_and_compared_where_there_are_recordings(
     assert "-" not in rows["w_rej 6, D 1"][5:]
 
 
-def test_a_pair_and_a_head_are_needed(pair: Pair) -> None:
+def test_draft_model_and_head_are_required(pair: Pair) -> None:
     config = configure("specdec_pp", model="tiny")
     with pytest.raises(ConfigError, match="needs a draft model"):
         run_paper(config, target=pair.target, tokenizer=byte_tokenizer(), progress=False)
@@ -288,7 +286,7 @@ def test_a_pair_and_a_head_are_needed(pair: Pair) -> None:
         )
 
 
-def test_heads_go_with_this_paper_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_heads_are_an_option_of_this_paper_only(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
         ConfigError, match="paper lookahead: --head is an option of paper specdec_pp only"
     ):
@@ -300,7 +298,7 @@ def test_heads_go_with_this_paper_only(capsys: pytest.CaptureFixture[str]) -> No
     assert configure("specdec_pp", head=("a", "b")).command().endswith("--head a --head b")
 
 
-def test_every_rule_is_named_once() -> None:
+def test_rule_names_are_unique() -> None:
     methods = [method for rules in families([]).values() for method in rules.values()]
     assert len(set(methods)) == len(methods)
     assert math.isclose(PAPER_RATIO, PAPER_PAIR[1] / PAPER_PAIR[0])

@@ -21,7 +21,7 @@ from papers.specdec_pp.result import RulePoint
 from tests.papers.test_specdec_pp import PAPER_PAIR
 
 
-def test_times_of_made_up_answers_are_found() -> None:
+def test_fit_recovers_times() -> None:
     works = [
         AnswerCost(draft, target, 0.002 * draft + 0.01 * target)
         for draft, target in ((10, 4), (12, 3), (40, 9), (25, 25))
@@ -40,7 +40,7 @@ def test_times_of_made_up_answers_are_found() -> None:
     assert alone.target == pytest.approx(0.01)
 
 
-def test_times_that_answers_do_not_determine_are_not_made_up() -> None:
+def test_undetermined_times_are_not_fitted() -> None:
     assert fit_times([]) is None
     assert fit_times([AnswerCost(8, 4, 1.0), AnswerCost(16, 8, 2.0)]) is None
     same = fit_times([AnswerCost(0, 4, 1.0), AnswerCost(0, 4, 1.5)])
@@ -48,7 +48,7 @@ def test_times_that_answers_do_not_determine_are_not_made_up() -> None:
     assert same.r_squared is None
 
 
-def test_latency_is_that_of_the_paper() -> None:
+def test_latency_equals_the_papers() -> None:
     """Section 2.1 has 0.164 target forwards per token and about 27.06 tokens/s.
 
     The speed is a mean over prompts; no token is discarded.
@@ -86,7 +86,7 @@ def test_pareto_front() -> None:
     assert cheapest([], 1.0, 9.0) is None
 
 
-def test_fronts_are_compared_where_both_exist() -> None:
+def test_fronts_are_compared_where_they_overlap() -> None:
     head_points = [RulePoint("h", 0.1, 0.5), RulePoint("h", 0.5, 0.3)]
     rival_points = [
         RulePoint("k", 0.05, 0.8),
@@ -107,6 +107,6 @@ def test_fronts_are_compared_where_both_exist() -> None:
     assert (nothing.points, nothing.forwards, nothing.gain) == (0, None, None)
 
 
-def test_the_rows_of_table_1_are_the_right_way_round() -> None:
+def test_rows_of_table_1_have_the_right_order() -> None:
     gains = {pick.name: pick.gain(pick.head) for pick in paper_settings.TABLE_1}
     assert gains == pytest.approx({"Alpaca": 1.072, "HumanEval": 1.111, "GSM8K": 1.094}, abs=1e-3)

@@ -111,7 +111,7 @@ def test_a_replay_counts_the_same_as_decoding(pair: Pair, temperature: float, no
     assert result.accepted == sum(answer.stats.accepted_tokens for answer in drafted)
 
 
-def test_a_window_hides_the_request(tmp_path: Path) -> None:
+def test_window_hides_the_request(tmp_path: Path) -> None:
     store = tiny_store(((7, 8, 9, 5),), 16)
     text = [1, 2, 3, 4, 7, 8, 1, 2, 3, 4]
     everything = create("sssd", datastore=store)
@@ -125,14 +125,14 @@ def test_a_window_hides_the_request(tmp_path: Path) -> None:
     assert hidden.propose([request], [4])[0].token_ids == [9, 5]
 
 
-def test_documents_of_a_store_are_spread_evenly(tmp_path: Path) -> None:
+def test_documents_are_sampled_evenly(tmp_path: Path) -> None:
     texts = [[number, number + 1, number + 2] for number in range(40)]
     datastore.build(tmp_path, texts, 50, workers=1)
     assert documents(str(tmp_path), 1000) == texts
     assert documents(str(tmp_path), 30) == texts[::4]
 
 
-def test_pia_learns_texts_beforehand() -> None:
+def test_pia_learns_texts_in_advance() -> None:
     pia = create("pia")
     teach(pia, [4, 5, 6, 7])
     request = Request([1, 4, 5], SamplingParams(8))
@@ -140,7 +140,7 @@ def test_pia_learns_texts_beforehand() -> None:
     assert pia.propose([request], [4])[0].token_ids == [6, 7]
 
 
-def test_sizes_are_replayed_as_far_as_time_allows(pair: Pair) -> None:
+def test_time_limit_reduces_the_replayed_sizes(pair: Pair) -> None:
     traces = {"a": [(pair.prompts[0], pair.answers[0])], "b": [(pair.prompts[1], pair.answers[1])]}
     options = ReplayOptions(tiny_store(pair.near_copies(), 256), left=1e-6, progress=False)
     study = replay_all(traces, options)
@@ -156,7 +156,7 @@ def test_sizes_are_replayed_as_far_as_time_allows(pair: Pair) -> None:
     assert study.rate(BOTH, 32) is None
 
 
-def test_the_best_size_has_the_largest_product() -> None:
+def test_best_size_has_the_largest_product() -> None:
     points = [
         Speed(1, 1.0, 1.0, 1.0, None, 1.0, 1.0),
         Speed(8, 2.0, 1.9, 1.2, None, 1.0, 1.0),
@@ -196,15 +196,15 @@ def run_tiny(pair: Pair, tmp_path: Path, stored: bool = True, **options: Any) ->
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reduce the rounds and the cached tokens."""
     monkeypatch.setattr("papers.sssd.costs.COST_CONTEXTS", (16, 40))
     monkeypatch.setattr("papers.sssd.costs.COST_ROUNDS", 2)
     monkeypatch.setattr("papers.sssd.costs.SPLIT_ROUNDS", 1)
 
 
-@pytest.mark.usefixtures("few")
-def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fewer_rounds")
+def test_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     result = run_tiny(pair, tmp_path)
     assert result.complete
     assert all(entry.equal == entry.compared for part in result.parts for entry in part.figures)
@@ -254,8 +254,8 @@ def test_the_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few")
-def test_a_second_vocabulary_is_compared_with_the_first(pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fewer_rounds")
+def test_second_vocabulary_is_compared(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("mistral_common")
     vocabularies = run_tiny(pair, tmp_path, max_seconds=1e-6).vocabularies
     assert vocabularies is not None
@@ -264,7 +264,7 @@ def test_a_second_vocabulary_is_compared_with_the_first(pair: Pair, tmp_path: Pa
     assert all(vocabularies.store_tokens.values())
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("fewer_rounds")
 def test_without_a_datastore_the_request_is_searched(pair: Pair, tmp_path: Path) -> None:
     result = run_tiny(pair, tmp_path, stored=False, max_seconds=1e-6)
     assert result.complete
@@ -283,7 +283,7 @@ def test_without_a_datastore_the_request_is_searched(pair: Pair, tmp_path: Path)
 FIRST = PROMPTS * (1 + len(TIMED))
 
 
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("fewer_rounds")
 @pytest.mark.parametrize(
     ("call", "timed", "there"),
     [
@@ -299,7 +299,7 @@ FIRST = PROMPTS * (1 + len(TIMED))
         ),
     ],
 )
-def test_an_interrupted_paper_keeps_what_it_has(
+def test_interrupted_paper_keeps_its_results(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, timed: int, there: int
 ) -> None:
     interrupt(monkeypatch, call)
@@ -307,7 +307,7 @@ def test_an_interrupted_paper_keeps_what_it_has(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few")
+@pytest.mark.usefixtures("fewer_rounds")
 @pytest.mark.parametrize(
     ("owner", "name", "call", "there"),
     [
@@ -348,7 +348,7 @@ def check_incomplete(result: SssdResult, timed: int, there: int, tmp_path: Path)
     draw_paper(result, tmp_path / "paper.png")
 
 
-def test_a_datastore_goes_with_this_paper_and_its_target_only(
+def test_datastore_is_an_option_of_this_paper_only(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(

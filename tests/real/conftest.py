@@ -1,4 +1,4 @@
-"""The real model, loaded once."""
+"""Fixture of SmolLM2, loaded once."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.support.real import Real, load_real
 
 @pytest.fixture(scope="session")
 def real(converted_smollm2: None) -> Real:
-    """SmolLM2 in float32."""
+    """Load SmolLM2 in float32."""
     return load_real()

@@ -1,6 +1,4 @@
-"""The real model in float32: short prompts in batches, every drafter that needs no model,
-against transformers' `generate`.
-"""
+"""Test SmolLM2 in float32 with every drafter that needs no model against `generate`."""
 
 from __future__ import annotations
 
@@ -15,20 +13,22 @@ pytestmark = NEEDS_REAL
 
 BATCH = 4
 LONGEST = 12
-# each reaches across tokens of some answer
+# each spans several tokens of some answer
 STOP = ("day, Fri", "h.\nThe s", "e\nid;", "b\n\ndef", "row, row, row, r")
 STREAMED = ("list-1", "prose-2")
-# Streamed by default: without drafts, chains, trees.
+# Streamed by default: no drafts, chains and trees.
 SHOWN = ("none", "prompt_lookup", "auto")
-# their drafts of the first go beyond the stop string, and are right
+# their correct drafts of the first prompt continue past the stop string
 INSIDE = ("prompt_lookup", "sssd", "lookahead", "rest", "pia")
 
 
 @pytest.fixture(scope="module")
 def answers(real: Real) -> dict[str, list[int]]:
-    """Transformers' own answers, in one batch; up to the token that completes a stop string."""
+    """Return the answers of transformers, cut after the token that completes a stop string."""
     found = real.references([*real.prompts.values()], LONGEST)
-    return {name: stopped(real, answer) for name, answer in zip(real.prompts, found, strict=True)}
+    return {
+        name: cut_at_stop(real, answer) for name, answer in zip(real.prompts, found, strict=True)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def texts(real: Real, answers: dict[str, list[int]]) -> list[list[int]]:
     return [real.prompts[name] + answers[name] for name in answers]
 
 
-def stopped(real: Real, answer: list[int]) -> list[int]:
+def cut_at_stop(real: Real, answer: list[int]) -> list[int]:
     heads = (answer[:end] for end in range(1, len(answer)))
     return next(
         (head for head in heads if any(stop in real.tokenizer.decode(head) for stop in STOP)),
@@ -45,7 +45,7 @@ def stopped(real: Real, answer: list[int]) -> list[int]:
 
 
 def decoded(real: Real, answer: list[int]) -> tuple[str, str]:
-    """The text before a stop string, and the finish reason."""
+    """Return the text before a stop string, and the finish reason."""
     text = real.tokenizer.decode(answer, skip_special_tokens=True)
     cut = min((text.find(stop) for stop in STOP if stop in text), default=None)
     return text[:cut], "length" if cut is None and answer[
@@ -53,7 +53,7 @@ def decoded(real: Real, answer: list[int]) -> tuple[str, str]:
     ] != real.model.config.eos_token_id else "stop"
 
 
-def test_answers_end_in_every_way(real: Real, answers: dict[str, list[int]]) -> None:
+def test_answers_have_all_finish_reasons(real: Real, answers: dict[str, list[int]]) -> None:
     texts = [real.tokenizer.decode(answer) for answer in answers.values()]
     assert all(any(stop in text for text in texts) for stop in STOP)
     assert not any(
@@ -67,10 +67,10 @@ def test_answers_end_in_every_way(real: Real, answers: dict[str, list[int]]) -> 
 
 
 @pytest.mark.parametrize(("turn", "spec"), list(enumerate(MODEL_FREE)))
-def test_answers_are_those_of_transformers(
+def test_answers_equal_transformers(
     turn: int, spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]
 ) -> None:
-    """More prompts than slots; answers end at different times. Four drafters share the prompts."""
+    """Check more prompts than slots, with a quarter of the prompts for each drafter."""
     names = list(answers)[turn % 4 :: 4]
     assert len(names) > BATCH
     limits = [LONGEST - place % 7 for place in range(len(names))]
@@ -86,7 +86,7 @@ def test_answers_are_those_of_transformers(
     ]
     assert llm.model.open_sequences == 0
     helped = sum(out.stats.accepted_tokens > 0 for out in outs)
-    # In so few tokens the target seldom says again what it has said.
+    # So short answers seldom repeat their own text.
     assert (
         helped == 0
         if spec == "none"
@@ -106,7 +106,7 @@ def test_answers_are_those_of_transformers(
 def test_streams_show_the_same_text(
     spec: str, real: Real, answers: dict[str, list[int]], texts: list[list[int]]
 ) -> None:
-    """Two at once; a stop string ends both."""
+    """Check two concurrent streams that both end at a stop string."""
     llm = real.engine(spec, texts)
     streams = [
         llm.stream(real.prompts[name], SamplingParams(LONGEST, stop=STOP)) for name in STREAMED

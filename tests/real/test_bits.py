@@ -1,5 +1,6 @@
-"""The real model's logits, bit for bit: alone, in random trees, in batches, behind prompts in
-chunks of 64 and 512.
+"""Test that SmolLM2's logits do not depend on batches, trees and prompt chunks.
+
+They must equal those of the text alone, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ pytestmark = [*NEEDS_REAL, pytest.mark.processor]
 LENGTHS = (9, 90, 31)
 
 
-def differing(model: Any, sequences: int, chunk: int, **changes: Any) -> tuple[int, int]:
-    """Rows of logits that differ from those of the same text alone, of how many that were
-    compared.
-    """
+def count_differing(model: Any, sequences: int, chunk: int, **changes: Any) -> tuple[int, int]:
+    """Return the number of rows that differ from the text alone, and of all rows compared."""
     chance = random.Random(chunk)
     found = resolve_batch_invariance(model, True, sequences)
     texts = [
@@ -43,11 +42,11 @@ def differing(model: Any, sequences: int, chunk: int, **changes: Any) -> tuple[i
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 @pytest.mark.parametrize(("sequences", "chunk"), [(1, 512), (3, 64), (32, 64)])
 def test_logits_depend_only_on_the_text(dtype: str, sequences: int, chunk: int) -> None:
-    unequal, count = differing(load_model("smollm2", dtype), sequences, chunk)
+    unequal, count = count_differing(load_model("smollm2", dtype), sequences, chunk)
     assert count >= 10
     assert unequal == 0
 
 
-def test_with_sdpa_they_do_not() -> None:
-    unequal, _ = differing(load_model("smollm2", "bfloat16"), 3, 64, batch_invariant=False)
+def test_logits_depend_on_the_batch_with_sdpa() -> None:
+    unequal, _ = count_differing(load_model("smollm2", "bfloat16"), 3, 64, batch_invariant=False)
     assert unequal > 0

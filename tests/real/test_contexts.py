@@ -1,6 +1,4 @@
-"""The real model in float32: what it is, a conversation, and a long prompt, against
-transformers' `generate`.
-"""
+"""Test SmolLM2 in float32 against transformers: a conversation and long prompts."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ AT_ONCE = ("sssd", "lookahead")
 THINGS = ("cups", "plates", "spoons", "lamps", "chairs", "books", "coats", "bells")
 
 
-def test_it_is_what_it_should_be(real: Real) -> None:
+def test_model_and_tokenizer(real: Real) -> None:
     config = real.model.config
     assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
     llm = LLM(real.model, "none", tokenizer=real.tokenizer)
@@ -50,7 +48,7 @@ def test_it_is_what_it_should_be(real: Real) -> None:
     assert answer.finish_reason == "stop"
 
 
-def test_words_come_back(real: Real) -> None:
+def test_tokenizer_round_trip(real: Real) -> None:
     for text in (
         "def f(x):\n    return x[1:]\n",
         "12345 and 3.14",
@@ -62,9 +60,7 @@ def test_words_come_back(real: Real) -> None:
 
 @pytest.fixture(scope="module")
 def turns(real: Real) -> list[list[int]]:
-    """Transformers' own answers to the questions, each asked after all before it and their
-    answers.
-    """
+    """Return the answers of transformers to the questions as one conversation."""
     llm = LLM(real.model, "none", tokenizer=real.tokenizer)
     messages, answers = [SYSTEM], []
     for question in QUESTIONS:
@@ -80,7 +76,7 @@ def turns(real: Real) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("spec", ["prompt_lookup", "sssd", "lookahead", "pia"])
-def test_a_conversation_of_several_turns(spec: str, real: Real, turns: list[list[int]]) -> None:
+def test_conversation_of_several_turns(spec: str, real: Real, turns: list[list[int]]) -> None:
     llm = real.engine(spec, turns)
     messages, accepted = [SYSTEM], 0
     for question, expected in zip(QUESTIONS, turns, strict=True):
@@ -92,8 +88,8 @@ def test_a_conversation_of_several_turns(spec: str, real: Real, turns: list[list
     assert accepted > 0
 
 
-class Long(NamedTuple):
-    """A prompt [1, length], the cache without its last 32 tokens, and transformers' own answer."""
+class LongPrompt(NamedTuple):
+    """A prompt [1, length], the cache without its last 32 tokens, and the expected answer."""
 
     ids: Any
     cache: DynamicCache
@@ -101,11 +97,11 @@ class Long(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def long_prompts(real: Real) -> Callable[[int], Long]:
+def long_prompts(real: Real) -> Callable[[int], LongPrompt]:
     return functools.cache(functools.partial(long_prompt, real))
 
 
-def long_prompt(real: Real, length: int) -> Long:
+def long_prompt(real: Real, length: int) -> LongPrompt:
     ids = torch.tensor([inventory(real.tokenizer, length)])
     cache = DynamicCache(config=real.model.config)
     with torch.inference_mode():
@@ -113,11 +109,11 @@ def long_prompt(real: Real, length: int) -> Long:
     out = real.model.generate(
         ids, **{GENERATE_CACHE: copy.deepcopy(cache)}, max_new_tokens=ANSWER, do_sample=False
     )
-    return Long(ids, cache, out[0, length:].tolist())
+    return LongPrompt(ids, cache, out[0, length:].tolist())
 
 
 def inventory(tokenizer: Any, length: int) -> list[int]:
-    """A list of boxes and what is in them; then the beginning of the list again."""
+    """Return a list of boxes and their content, followed by the start of the list."""
     chance = random.Random(1)
     lines = [
         f"Box {place}: {chance.randrange(2, 99)} {chance.choice(THINGS)}" for place in range(1, 400)
@@ -137,11 +133,12 @@ def inventory(tokenizer: Any, length: int) -> list[int]:
         *(pytest.param(spec, VERY_LONG, 32, marks=pytest.mark.slow) for spec in NAMES),
     ],
 )
-def test_behind_thousands_of_tokens(
-    spec: str, length: int, end: int, real: Real, long_prompts: Callable[[int], Long]
+def test_answers_after_a_long_cached_prompt(
+    spec: str, length: int, end: int, real: Real, long_prompts: Callable[[int], LongPrompt]
 ) -> None:
-    """The end of a prompt and the answer, behind a cache from transformers; an end of 600 tokens
-    takes two forwards.
+    """Check the end of a prompt and the answer with a cache from transformers.
+
+    An end of 600 tokens takes two forward passes.
     """
     long = long_prompts(length)
     held = length - end
@@ -166,8 +163,8 @@ def test_behind_thousands_of_tokens(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", AT_ONCE)
-def test_thousands_of_tokens_at_once(
-    spec: str, real: Real, long_prompts: Callable[[int], Long]
+def test_long_prompts_without_a_cache(
+    spec: str, real: Real, long_prompts: Callable[[int], LongPrompt]
 ) -> None:
     long = long_prompts(VERY_LONG)
     (out,) = LLM(real.model, spec, tokenizer=real.tokenizer).generate(

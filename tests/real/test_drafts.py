@@ -1,6 +1,4 @@
-"""The draft that was trained for the real model, behind every drafter that takes one: the
-target's own answers.
-"""
+"""Test the trained draft model of SmolLM2 with every drafter that uses one."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from paceline.model.loading import draft_lm, load_draft, load_model
 from tests.support.real import NEEDS_REAL, Real
 
 pytestmark = NEEDS_REAL
-SPECS = (  # no clock decides whether they draft
+SPECS = (  # without a draft budget, so that timings do not decide
     "draft_model:max_draft_tokens=4,budget=false",
     "draft_model:budget=false",
     "specdec_pp:min_draft_tokens=1,budget=false",
@@ -27,33 +25,33 @@ COUNT = 12
 
 
 @pytest.fixture(scope="module")
-def asked(real: Real) -> list[list[int]]:
+def prompts(real: Real) -> list[list[int]]:
     return sorted(real.prompts.values(), key=len)[:4]
 
 
 @pytest.fixture(scope="module")
-def answers(real: Real, asked: list[list[int]]) -> list[list[int]]:
-    """Transformers' own answers."""
-    return real.references(asked, COUNT)
+def answers(real: Real, prompts: list[list[int]]) -> list[list[int]]:
+    """Return the answers of transformers."""
+    return real.references(prompts, COUNT)
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_float32_answers_are_those_of_transformers(
-    real: Real, asked: list[list[int]], answers: list[list[int]], spec: str
+def test_float32_answers_equal_transformers(
+    real: Real, prompts: list[list[int]], answers: list[list[int]], spec: str
 ) -> None:
     llm = LLM(real.model, spec, demo.SMOLLM2_DRAFT, tokenizer=real.tokenizer)
-    outs = llm.generate(asked, SamplingParams(max_new_tokens=COUNT))
+    outs = llm.generate(prompts, SamplingParams(max_new_tokens=COUNT))
     assert [out.token_ids for out in outs] == answers
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
 @pytest.mark.processor
 @pytest.mark.parametrize("spec", SPECS)
-def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], spec: str) -> None:
+def test_bfloat16_answers_equal_plain_decoding(prompts: list[list[int]], spec: str) -> None:
     model = load_model("smollm2", torch.bfloat16)
     plain, drafted = (
         LLM(model, name, draft, batch_invariant=True).generate(
-            asked, SamplingParams(max_new_tokens=COUNT)
+            prompts, SamplingParams(max_new_tokens=COUNT)
         )
         for name, draft in (("none", None), (spec, demo.SMOLLM2_DRAFT))
     )
@@ -61,16 +59,16 @@ def test_bfloat16_answers_are_those_of_plain_decoding(asked: list[list[int]], sp
 
 
 @pytest.mark.parametrize("wide", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_its_trained_draft_head_is_found(
-    real: Real, asked: list[list[int]], answers: list[list[int]], wide: bool
+def test_trained_draft_head_is_found(
+    real: Real, prompts: list[list[int]], answers: list[list[int]], wide: bool
 ) -> None:
-    """And foretells more of the model's own answers than chance, also of the model enlarged."""
+    """Check also that it predicts better than chance, also for the enlarged model."""
     model = CachedLM(enlarge(real.model, 768, 30) if wide else real.model)
     found = find_draft_head(model)
     assert found is not None
     assert found.levels == 3
     right = total = 0
-    for prompt, answer in zip(asked, answers, strict=True):
+    for prompt, answer in zip(prompts, answers, strict=True):
         text = [*prompt, *answer]
         with torch.inference_mode():
             states = model.model.base_model(input_ids=torch.tensor([text])).last_hidden_state[0]
@@ -83,7 +81,7 @@ def test_its_trained_draft_head_is_found(
     assert right > 0.4 * total
 
 
-def test_its_head_is_found() -> None:
+def test_acceptance_head_is_found() -> None:
     draft = load_draft(demo.SMOLLM2_DRAFT)
     assert AcceptanceHead.shipped(draft).card.draft == demo.SMOLLM2_DRAFT
     assert draft_lm(demo.SMOLLM2_DRAFT).model.num_parameters() < 6_000_000

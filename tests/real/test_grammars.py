@@ -1,4 +1,4 @@
-"""The real model under a grammar: answers are valid, and those without drafts."""
+"""Test SmolLM2 under a grammar: answers are valid and equal plain decoding."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def texts(real: Real) -> list[list[int]]:
         ),
     ],
 )
-def test_answers_keep_to_it(real: Real, texts: list[list[int]], spec: str) -> None:
-    """To their own ends, sampled ones too."""
+def test_answers_follow_the_grammar(real: Real, texts: list[list[int]], spec: str) -> None:
+    """Check complete answers, greedy and sampled."""
     llm = real.engine(spec, texts, max_batch=4)
     messages = [
         {"role": "user", "content": f"Describe a table as JSON, such as {EXAMPLE}. Only JSON."}

@@ -1,4 +1,4 @@
-"""The real model in float32: log-probabilities of prompts, and answers that continue a message."""
+"""Test prompt log-probabilities and continued messages with SmolLM2 in float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGUN: list[dict[str, Any]] = [
 ]
 
 
-def test_prompts_are_scored_as_transformers_does(real: Real) -> None:
+def test_prompt_logprobs_equal_transformers(real: Real) -> None:
     """Prompts of different lengths in one batch, one of them in several chunks."""
     llm = LLM(real.model, "prompt_lookup", tokenizer=real.tokenizer, max_batch=3)
     llm.model.prefill_chunk = 64
@@ -30,7 +30,7 @@ def test_prompts_are_scored_as_transformers_does(real: Real) -> None:
         check_logprobs(real.model, prompt, out)
 
 
-def test_the_answer_continues_the_message(real: Real) -> None:
+def test_answer_continues_the_message(real: Real) -> None:
     llm = LLM(real.model, "prompt_lookup", tokenizer=real.tokenizer)
     ids = llm.chat_prompt(BEGUN, continue_final_message=True)
     assert real.tokenizer.decode(ids).endswith("<|im_start|>assistant\nMy favourite is")

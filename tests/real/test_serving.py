@@ -1,5 +1,6 @@
-"""The real model behind a server, in bfloat16: 64 requests at a time, each of which says what it
-says alone, to the token.
+"""Test SmolLM2 behind a server, in bfloat16, with 64 requests at a time.
+
+Each answer must equal the same request alone, token for token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from paceline import LLM, SamplingParams, grammars
 from tests.support.real import NEEDS_REAL, PROMPTS
 from tests.support.serving import KEY, served
 
-# Minutes long; and that the bits are the same is a matter of the processor's kernels.
+# Takes minutes, and equal bits depend on the processor's kernels.
 pytestmark = [*NEEDS_REAL, pytest.mark.slow, pytest.mark.processor]
 COUNT = 64
 DRAFTERS = [
@@ -35,7 +36,7 @@ SCHEMA = {
 }
 
 
-def asked(number: int, prompts: list[str]) -> dict[str, Any]:
+def request_body(number: int, prompts: list[str]) -> dict[str, Any]:
     extra: dict[str, Any] = {
         "speculation": DRAFTERS[number % len(DRAFTERS)],
         "ignore_eos": number % 3 == 0,
@@ -56,7 +57,7 @@ def asked(number: int, prompts: list[str]) -> dict[str, Any]:
     }
 
 
-def alone(llm: LLM, request: dict[str, Any]) -> str:
+def answer_alone(llm: LLM, request: dict[str, Any]) -> str:
     extra = request["extra_body"]
     grammar = (
         [grammars.json_schema(llm.tokenizer, SCHEMA, llm.eos_token_ids)]
@@ -72,8 +73,8 @@ def alone(llm: LLM, request: dict[str, Any]) -> str:
     return llm.generate([request["prompt"]], params)[0].text
 
 
-async def answered(client: AsyncOpenAI, request: dict[str, Any], number: int) -> str | None:
-    """The text of an answer, streamed or not; None of one that was left in its middle."""
+async def answer_of(client: AsyncOpenAI, request: dict[str, Any], number: int) -> str | None:
+    """Return the text of an answer, streamed or not; None if the stream was closed early."""
     if number % 4 == 1:
         found = await client.completions.create(model="demo", temperature=0, **request)
         return str(found.choices[0].text)
@@ -98,7 +99,7 @@ def test_concurrent_outputs_equal_single_requests() -> None:
         keep_prefixes=4,
         on_drafter_error="plain",
     )
-    requests = [asked(number, prompts) for number in range(COUNT)]
+    requests = [request_body(number, prompts) for number in range(COUNT)]
 
     async def run(url: str) -> list[str | None]:
         async with AsyncOpenAI(
@@ -106,7 +107,7 @@ def test_concurrent_outputs_equal_single_requests() -> None:
         ) as client:
             return list(
                 await asyncio.gather(
-                    *[answered(client, one, number) for number, one in enumerate(requests)]
+                    *[answer_of(client, one, number) for number, one in enumerate(requests)]
                 )
             )
 
@@ -120,4 +121,4 @@ def test_concurrent_outputs_equal_single_requests() -> None:
     assert llm.model.open_sequences == llm.load.kept_requests <= 4
     assert llm.load.accepted_tokens > 0
     for text, request in zip(found, requests, strict=True):
-        assert text is None or text == alone(llm, request), request
+        assert text is None or text == answer_alone(llm, request), request

@@ -1,4 +1,4 @@
-"""Check recurrences through trees against chains, chunks, folds and torch."""
+"""Test recurrences over trees against chains, chunks, folds and torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_columns_without_a_token_get_zeros(kind: str, recurrences: Recurrences) 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_node_has_the_bits_of_a_chain(kind: str, dtype: torch.dtype) -> None:
+def test_nodes_have_the_bits_of_a_chain(kind: str, dtype: torch.dtype) -> None:
     case = case_of(kind, TOKENS, dtype)
     output, _, _ = case.run(CPU_RECURRENCES, TREE, case.held)
     for request, length in enumerate(TREE.lengths):
@@ -97,7 +97,7 @@ def test_folds_give_the_states_of_the_accepted_text(
 
 @BOTH
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_walk_leaves_the_held_states_as_they_are(kind: str, recurrences: Recurrences) -> None:
+def test_tree_recurrence_leaves_held_states_unchanged(kind: str, recurrences: Recurrences) -> None:
     case = case_of(kind, TOKENS, torch.float32)
     held = case.held.clone()
     case.run(recurrences, TREE, held)
@@ -127,7 +127,7 @@ def test_threads_and_other_requests_change_no_bit(kind: str) -> None:
     assert torch.equal(output[columns], expected[columns])
 
 
-def test_a_tree_reuses_the_states_that_no_token_reads_again() -> None:
+def test_tree_reuses_states_no_longer_needed() -> None:
     chain_of_many = token_tree([30], [[-1, *range(9)]], [0])
     assert chain_of_many.order().num_states == 1
     star = token_tree([1], [[-1] * 6], [0])

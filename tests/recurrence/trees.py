@@ -40,7 +40,7 @@ def token_tree(
     before = np.zeros((len(pending), width), dtype=np.int64)
     shuffled = np.random.default_rng(0).permutation(
         int(counts.sum()) + 3
-    )  # three columns: no token
+    )  # three columns without a token
     first = 0
     for row, (count, nodes) in enumerate(zip(pending, parents, strict=True)):
         columns[row] = shuffled[first + count - 1]

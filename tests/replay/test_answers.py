@@ -1,4 +1,4 @@
-"""Test files of recorded answers: interrupted, damaged, and of other settings."""
+"""Test files of recorded answers that are interrupted, damaged or of other settings."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ANSWERS = [
 
 
 def fill(path: Path, batches: int = 9, settings: dict[str, Any] = SETTINGS, batch: int = 2) -> Path:
-    """Write what is missing of `ANSWERS`, at most so many batches."""
+    """Write the missing part of `ANSWERS`, up to `batches` batches."""
     with writing(path, settings, len(ANSWERS), batch) as file:
         for start in range(file.done, len(ANSWERS), batch)[:batches]:
             file.write(ANSWERS[start : start + batch])
     return path
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_answers_are_read(tmp_path: Path) -> None:
     path = fill(tmp_path / "new" / "a.jsonl")
     assert list(read_answers(path)) == ANSWERS
     assert list(read_answers(path, 3)) == ANSWERS[:3]
@@ -55,10 +55,10 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert path.stat() == before
 
 
-def test_a_file_cut_at_any_byte_is_continued_to_the_same_bytes(
+def test_file_cut_at_any_byte_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # a thousand times; and nothing here loses power
+    # called a thousand times, and no power failure is tested
     monkeypatch.setattr("os.fsync", lambda handle: None)
     complete = fill(tmp_path / "complete.jsonl").read_bytes()
     ends = [index + 1 for index, byte in enumerate(complete) if byte == ord("\n")]
@@ -99,7 +99,7 @@ def test_any_changed_byte_is_found(tmp_path: Path) -> None:
                 list(read_answers(path))
 
 
-def test_lines_that_are_lost_doubled_or_moved_are_found_and_cutting_there_helps(
+def test_lost_doubled_or_moved_lines_are_found(
     tmp_path: Path,
 ) -> None:
     path = fill(tmp_path / "a.jsonl")
@@ -153,7 +153,7 @@ def test_other_settings_are_refused_with_both_values(
         fill(path, settings={**SETTINGS, **change})
 
 
-def test_another_name_of_the_same_model_is_no_other_setting(tmp_path: Path) -> None:
+def test_another_name_of_the_same_model_is_accepted(tmp_path: Path) -> None:
     path = fill(tmp_path / "a.jsonl", 1)
     assert list(read_answers(fill(path, settings={**SETTINGS, "model": "elsewhere/m"}))) == ANSWERS
 
@@ -171,7 +171,7 @@ def test_another_name_of_the_same_model_is_no_other_setting(tmp_path: Path) -> N
         b"x" * (2 << 20),
     ],
 )
-def test_the_files_of_others_stay_as_they_are(tmp_path: Path, content: bytes) -> None:
+def test_unrelated_files_are_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     assert read_settings(path) is None
@@ -183,7 +183,7 @@ def test_the_files_of_others_stay_as_they_are(tmp_path: Path, content: bytes) ->
     assert path.read_bytes() == content
 
 
-def test_files_that_cannot_be(tmp_path: Path) -> None:
+def test_unusable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="expected a file that can be"):
         fill(tmp_path)
@@ -197,7 +197,7 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
         list(read_answers(path))
 
 
-def test_one_writes_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_writes_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with (
         writing(path, SETTINGS, 5, 2),
@@ -207,7 +207,7 @@ def test_one_writes_at_a_time(tmp_path: Path) -> None:
     assert list(read_answers(fill(path))) == ANSWERS
 
 
-def test_replays_and_stores_read_them_as_they_are(tmp_path: Path) -> None:
+def test_replays_and_datastores_read_answer_files(tmp_path: Path) -> None:
     path, other = (
         fill(tmp_path / "a.jsonl"),
         fill(tmp_path / "b.jsonl", settings={**SETTINGS, "tokenizer": OTHER}),

@@ -39,7 +39,7 @@ def some_traces(count: int = 6, seed: int = 0, vocab_size: int = 40) -> list[Tra
     return traces
 
 
-def test_by_hand() -> None:
+def test_replay_by_hand() -> None:
     trees = [
         DraftTree([5, 1, 2, 9], [-1, -1, 1, 2]),  # 1 2 accepted, bonus 3
         DraftTree([7], [-1]),  # nothing accepted, bonus 4
@@ -68,7 +68,7 @@ def test_drafters_that_learn_from_predictions_are_refused(name: str, tmp_path: P
         replay(create(name), some_traces())
 
 
-def test_plain_decoding_is_one() -> None:
+def test_plain_decoding_has_one_token_per_step() -> None:
     result = replay(create("none"), some_traces())
     assert result.tokens_per_step == 1.0
     assert result.drafted == 0
@@ -77,7 +77,7 @@ def test_plain_decoding_is_one() -> None:
 @pytest.mark.parametrize(
     "spec", ["prompt_lookup", "sssd:answer_cache_tokens=0", "sssd:fusion=paper"]
 )
-def test_the_batch_changes_nothing(spec: str) -> None:
+def test_batch_size_changes_no_counts(spec: str) -> None:
     single = replay(create(spec), some_traces(), 8)
     batch = replay(create(spec), some_traces(), 8, batch_size=5)
     assert (single.tokens, single.steps, single.drafted, single.accepted) == (
@@ -92,7 +92,7 @@ def test_the_batch_changes_nothing(spec: str) -> None:
     assert single.microseconds_per_step > 0
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size: got 0"):
         replay(create("none"), some_traces(), batch_size=0)
     with pytest.raises(ConfigError, match="empty prompt"):
@@ -100,7 +100,7 @@ def test_what_is_refused() -> None:
     assert replay(create("none"), [([1], [])]).steps == 0
 
 
-def test_an_error_leaves_no_state() -> None:
+def test_drafter_error_leaves_no_state() -> None:
     class Failing(ScriptedDrafter):
         def observe(self, outcomes: Sequence[Outcome]) -> None:
             raise RuntimeError("broken")
@@ -111,7 +111,7 @@ def test_an_error_leaves_no_state() -> None:
     assert not drafter.open
 
 
-def write(path: Path, traces: Sequence[Trace]) -> Path:
+def write_traces(path: Path, traces: Sequence[Trace]) -> Path:
     path.write_text(
         "".join(
             json.dumps({"prompt": list(prompt), "output": list(output)}) + "\n"
@@ -122,7 +122,7 @@ def write(path: Path, traces: Sequence[Trace]) -> Path:
 
 
 def test_traces_are_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", some_traces())
+    path = write_traces(tmp_path / "t.jsonl", some_traces())
     assert read_traces(path) == some_traces()
     assert read_traces(path, limit=2) == some_traces()[:2]
     for line, message in [
@@ -139,8 +139,8 @@ def test_traces_are_read(tmp_path: Path) -> None:
         read_traces("nowhere.jsonl")
 
 
-def test_the_command(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", some_traces())
+def test_command(tmp_path: Path) -> None:
+    path = write_traces(tmp_path / "t.jsonl", some_traces())
     folder = store(
         tmp_path / "store", [list(output) for _, output in some_traces(seed=1)], vocab_size=40
     )
@@ -178,9 +178,9 @@ def test_the_command(tmp_path: Path) -> None:
             call("replay", path, *words)
 
 
-def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
-    """Each row starts with a fresh drafter, as `pia` stores the answers it has seen."""
-    path = write(tmp_path / "t.jsonl", some_traces())
+def test_each_row_starts_with_a_fresh_drafter(tmp_path: Path) -> None:
+    """Check `pia`, which stores the answers it has seen."""
+    path = write_traces(tmp_path / "t.jsonl", some_traces())
     words = [
         "replay",
         str(path),
@@ -196,7 +196,7 @@ def test_no_measurement_has_seen_the_answers_of_another(tmp_path: Path) -> None:
     assert first["tokens_per_step"] == second["tokens_per_step"]
 
 
-def test_the_tokenizer_of_mistral_common() -> None:
+def test_tokenizer_of_mistral_common() -> None:
     pytest.importorskip("mistral_common")
     pytest.importorskip("sentencepiece")
     tokenizer = MistralTokenizer()

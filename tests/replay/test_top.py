@@ -1,4 +1,4 @@
-"""Test the top tokens of recorded answers: written, continued, damaged, replayed."""
+"""Test the top tokens of recorded answers: files, resumed runs, damage and replays."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ def record(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_they_are_the_targets_own(pair: Pair, tmp_path: Path, temperature: float) -> None:
-    """The recorded rows are the top-k of a plain forward, with any drafter."""
+def test_recorded_top_tokens_equal_a_plain_forward(
+    pair: Pair, tmp_path: Path, temperature: float
+) -> None:
+    """Check the top-k rows of recordings made with a drafter."""
     path = record(tmp_path / "a.jsonl", pair, temperature=temperature)
     tops = read_tops(path)
     assert tops is not None
@@ -58,7 +60,7 @@ def test_they_are_the_targets_own(pair: Pair, tmp_path: Path, temperature: float
         assert temperature or rows.token_ids[:, 0].tolist() == answer.output_ids
 
 
-def test_answers_are_the_same_with_them_and_without(pair: Pair, tmp_path: Path) -> None:
+def test_top_tokens_do_not_change_the_answers(pair: Pair, tmp_path: Path) -> None:
     with_top, without = (
         record(tmp_path / "a.jsonl", pair),
         record(tmp_path / "b.jsonl", pair, top=0),
@@ -71,7 +73,7 @@ def test_answers_are_the_same_with_them_and_without(pair: Pair, tmp_path: Path) 
         record(with_top, pair, top=0)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
+def test_interrupted_run_resumes_to_the_same_bytes(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete, path = record(tmp_path / "complete.jsonl", pair), tmp_path / "cut.jsonl"
@@ -87,7 +89,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert top_path(path).read_bytes() == top_path(complete).read_bytes()
 
 
-def test_any_changed_byte_is_found_and_the_file_stays(pair: Pair, tmp_path: Path) -> None:
+def test_any_changed_byte_is_refused(pair: Pair, tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl", pair)
     complete = top_path(path).read_bytes()
     for index in [*range(0, len(complete), 37), len(complete) - 1]:
@@ -111,14 +113,14 @@ def test_any_changed_byte_is_found_and_the_file_stays(pair: Pair, tmp_path: Path
         read_told(path)
 
 
-class Watching(ScriptedDrafter):
-    """A scripted drafter that receives the target's two most likely tokens."""
+class TopTokenScript(ScriptedDrafter):
+    """Scripted drafter that requests the target's two most likely tokens."""
 
     top_k = 2
 
 
-def test_a_replay_tells_what_is_known_and_nothing_else() -> None:
-    drafter = Watching(
+def test_replay_reports_only_known_top_tokens() -> None:
+    drafter = TopTokenScript(
         [
             DraftTree([5, 1, 2, 9], [-1, -1, 1, 2]),
             DraftTree([7], [-1]),
@@ -143,7 +145,7 @@ def test_a_replay_tells_what_is_known_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("spec", ["token_recycling", "token_recycling:max_context_ngram=1", "auto"])
-def test_drafters_learn_from_them(pair: Pair, tmp_path: Path, spec: str) -> None:
+def test_drafters_learn_from_top_tokens(pair: Pair, tmp_path: Path, spec: str) -> None:
     path = record(tmp_path / "a.jsonl", pair)
     traces, top_tokens = read_traces(path), read_told(path)
     assert top_tokens is not None
@@ -161,7 +163,7 @@ def test_drafters_learn_from_them(pair: Pair, tmp_path: Path, spec: str) -> None
     )
 
 
-def test_without_them_such_drafters_are_refused(pair: Pair, tmp_path: Path) -> None:
+def test_drafters_that_need_top_tokens_are_refused_without(pair: Pair, tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl", pair, top=4)
     bare = record(tmp_path / "b.jsonl", pair, top=0)
     for name, recorded in ((path, 4), (bare, 0)):

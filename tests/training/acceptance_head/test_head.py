@@ -1,4 +1,4 @@
-"""Training and judging acceptance heads, and measuring what thresholds cost."""
+"""Test training and evaluating acceptance heads, and measuring the cost of thresholds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.shared import Pair
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of the embedded pair on twelve prompts."""
+    """Record the embedded pair on twelve prompts and return the folder."""
     folder = tmp_path_factory.mktemp("recorded")
     record_pair(folder, limit=12, max_new_tokens=24, keep=0.5)
     return folder
@@ -47,7 +47,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("reject_weight", [1.0, 6.0])
-def test_a_trained_head_predicts_and_is_calibrated(
+def test_trained_head_predicts_and_is_calibrated(
     pair: Pair, tmp_path: Path, depth: int, reject_weight: float
 ) -> None:
     recording = synthetic_recording(tmp_path, pair, 60, 200)
@@ -67,13 +67,13 @@ def test_a_trained_head_predicts_and_is_calibrated(
     assert roc_area(first, recording.labels) > 0.5
 
 
-def test_a_rate_that_trains_nothing_is_refused(pair: Pair, tmp_path: Path) -> None:
+def test_diverging_learning_rate_is_refused(pair: Pair, tmp_path: Path) -> None:
     recording = synthetic_recording(tmp_path, pair, count=20, each=10)
     with pytest.raises(ConfigError, match=r"lr: got .*not finite"):
         train([recording], TrainConfig(epochs=1, lr=1e30))
 
 
-def test_training_is_reproducible_and_the_card_says_how(pair: Pair, tmp_path: Path) -> None:
+def test_training_is_reproducible_from_its_card(pair: Pair, tmp_path: Path) -> None:
     recording = synthetic_recording(tmp_path, pair, count=20, each=10)
     config = TrainConfig(depth=2, epochs=2)
     first, second, other = (
@@ -96,7 +96,7 @@ def test_training_is_reproducible_and_the_card_says_how(pair: Pair, tmp_path: Pa
     assert AcceptanceHead.load(tmp_path / "head", pair.draft).card == first.card
 
 
-def test_no_prompt_is_on_two_sides(pair: Pair, tmp_path: Path) -> None:
+def test_training_and_held_out_prompts_are_disjoint(pair: Pair, tmp_path: Path) -> None:
     first, second = (
         synthetic_recording(tmp_path / "a", pair, 30, 5),
         synthetic_recording(tmp_path / "b", pair, 40, 5),
@@ -115,7 +115,7 @@ def test_no_prompt_is_on_two_sides(pair: Pair, tmp_path: Path) -> None:
         evaluate(head, [dataclasses.replace(second, names=[training[0]] * len(second.names))])
 
 
-def test_training_and_judging_what_does_not_go_together(pair: Pair, tmp_path: Path) -> None:
+def test_mismatched_recordings_are_refused(pair: Pair, tmp_path: Path) -> None:
     recording, other = (
         synthetic_recording(tmp_path / "a", pair, 30, 5),
         record_pair(tmp_path / "b", limit=2),
@@ -140,7 +140,7 @@ def test_training_and_judging_what_does_not_go_together(pair: Pair, tmp_path: Pa
             TrainConfig(**options)
 
 
-def test_the_loss_is_the_papers() -> None:
+def test_loss_equals_the_papers() -> None:
     logits, labels = torch.tensor([0.3, -1.2, 2.0]), torch.tensor([1.0, 0.25, 0.0])
     chances = logits.sigmoid()
     total = -(labels * chances.log() + 6 * (1 - labels) * (1 - chances).log()).sum()
@@ -149,7 +149,7 @@ def test_the_loss_is_the_papers() -> None:
     )
 
 
-def test_the_metrics_by_hand_and_by_brute_force() -> None:
+def test_metrics_by_hand_and_by_brute_force() -> None:
     chances, labels = (
         torch.tensor([0.05, 0.05, 0.62, 0.62, 0.99]),
         torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0]),
@@ -170,7 +170,7 @@ def test_the_metrics_by_hand_and_by_brute_force() -> None:
     assert roc_area(torch.tensor([0.1, 0.2]), torch.ones(2)) == 0.5
 
 
-def test_a_judgement_is_drawn_and_written(pair: Pair, tmp_path: Path) -> None:
+def test_evaluation_is_drawn_and_written(pair: Pair, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     recording = synthetic_recording(tmp_path / "a", pair, 30, 5)
     judgement = evaluate(train([recording], TrainConfig(depth=0, epochs=1)), [recording])
@@ -180,7 +180,7 @@ def test_a_judgement_is_drawn_and_written(pair: Pair, tmp_path: Path) -> None:
     assert '"roc_area"' in (tmp_path / "result.json").read_text()
 
 
-def test_the_curve_is_measured_on_development_prompts(pair: Pair, tmp_path: Path) -> None:
+def test_curve_is_measured_on_development_prompts(pair: Pair, tmp_path: Path) -> None:
     recording = synthetic_recording(tmp_path, pair, 20, 20)
     head = train([recording], TrainConfig(depth=0, epochs=2))
     with pytest.raises(ConfigError, match="no curve; expected"):
@@ -200,7 +200,7 @@ def test_the_curve_is_measured_on_development_prompts(pair: Pair, tmp_path: Path
         )
 
 
-def test_the_commands(recorded: Path, tmp_path: Path) -> None:
+def test_commands(recorded: Path, tmp_path: Path) -> None:
     folder, result = str(tmp_path / "head"), str(tmp_path / "judged.json")
     calls = (
         [
@@ -231,7 +231,7 @@ def test_the_commands(recorded: Path, tmp_path: Path) -> None:
         call("head", "evaluate", tmp_path, recorded)
 
 
-def test_the_shipped_head_goes_with_the_embedded_draft() -> None:
+def test_shipped_head_fits_the_embedded_draft() -> None:
     draft = load_model(demo.DRAFT)
     card = AcceptanceHead.load(demo.HEAD, draft).card
     head, own = (card.metrics["reported"][name] for name in (HEAD, "draft's top-1 probability"))
@@ -242,11 +242,11 @@ def test_the_shipped_head_goes_with_the_embedded_draft() -> None:
     assert AcceptanceHead.load(demo.HEAD, enlarge(draft, 256, 3)).card == card
 
 
-def test_the_shipped_head_predicts_on_the_embedded_prompts(tmp_path: Path) -> None:
+def test_shipped_head_predicts_on_the_embedded_prompts(tmp_path: Path) -> None:
     recording = record_pair(tmp_path, limit=0, keep=0.5, max_new_tokens=48, batch=8)
     qualities = evaluate(
         AcceptanceHead.load(demo.HEAD, load_model(demo.DRAFT)), [recording]
     ).qualities
     assert qualities[HEAD].roc_area >= 0.75
-    assert qualities[HEAD].calibration_error <= 0.08  # of some hundred tokens
+    assert qualities[HEAD].calibration_error <= 0.08  # of a few hundred tokens
     assert qualities[HEAD].log_loss < qualities["draft's top-1 probability"].log_loss

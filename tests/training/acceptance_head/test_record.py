@@ -1,4 +1,4 @@
-"""Recording what acceptance heads are trained on."""
+"""Test recordings, which acceptance heads are trained on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.shared import Pair, reference
 
 
 def next_scores(model: Any, prefix: list[int], params: SamplingParams) -> Tensor:
-    """Return log-probabilities after `prefix` by a plain forward pass, [vocab]."""
+    """Return log-probabilities after `prefix` from a plain forward pass, [vocab]."""
     with torch.inference_mode():
         logits = model(torch.tensor([prefix])).logits[0, -1].double()
     if params.greedy:
@@ -47,23 +47,21 @@ def next_scores(model: Any, prefix: list[int], params: SamplingParams) -> Tensor
     ids=["greedy", "sampled"],
 )
 @pytest.mark.parametrize("keep", [0.0, 0.6])
-def test_what_is_recorded_is_what_plain_forwards_say(
-    pair: Pair, params: SamplingParams, keep: float
-) -> None:
+def test_recording_equals_plain_forwards(pair: Pair, params: SamplingParams, keep: float) -> None:
     prompts = [pair.prompts[0][:7], pair.prompts[1][:12]]
     answers = [
         reference(pair.target, prompt, count) for prompt, count in zip(prompts, (9, 5), strict=True)
     ]
     drawn = []
 
-    def spy(*arguments: Any) -> Any:
+    def record_run(*arguments: Any) -> Any:
         drawn.append(run_from(*arguments))
         texts.append([list(text) for text in arguments[1]])
         return drawn[-1]
 
     texts: list[list[list[int]]] = []
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr("paceline.training.acceptance_head.teacher_forcing.run_from", spy)
+        patch.setattr("paceline.training.acceptance_head.teacher_forcing.run_from", record_run)
         got = teacher_force(
             pair.target,
             pair.draft,
@@ -72,7 +70,7 @@ def test_what_is_recorded_is_what_plain_forwards_say(
             1,
             torch.Generator().manual_seed(3),
         )
-    assert len(texts) == (2 if params.greedy else 3)  # what the target says greedily is known
+    assert len(texts) == (2 if params.greedy else 3)  # the target's greedy tokens are known
     assert (
         texts[0]
         == texts[-2]
@@ -97,7 +95,7 @@ def test_what_is_recorded_is_what_plain_forwards_say(
                     torch.tensor([mixed[: len(prefix) + 1]])
                 ).last_hidden_state[0, -1]
             if not torch.allclose(states, got["hidden"][at], atol=1e-4):
-                assert token == answer[i]  # kept, so not recorded
+                assert token == answer[i]  # kept from the answer, so not recorded
                 continue
             label = (
                 float(target.argmax() == token)
@@ -118,7 +116,7 @@ def test_what_is_recorded_is_what_plain_forwards_say(
         assert at == sum(map(len, answers))
 
 
-def test_the_drafted_tokens_follow_the_drafts_distribution(pair: Pair) -> None:
+def test_drafted_tokens_follow_the_drafts_distribution(pair: Pair) -> None:
     params, prompt, answer = (
         SamplingParams(temperature=1.0, top_p=0.6),
         pair.prompts[0][:6],
@@ -135,7 +133,7 @@ def test_the_drafted_tokens_follow_the_drafts_distribution(pair: Pair) -> None:
         assert share == pytest.approx(probability, abs=0.08)
 
 
-def test_the_mixture_keeps_that_share_and_one_prompt_has_one_name(tmp_path: Path) -> None:
+def test_mixture_keeps_its_share_of_the_answer(tmp_path: Path) -> None:
     recording = record_pair(tmp_path / "half", keep=0.5, mixtures=4)
     complete = record_pair(tmp_path / "none", keep=0.0)
     assert len(recording) == pytest.approx(2 * len(complete), rel=0.2)
@@ -150,7 +148,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_killed_recording_resumes(tmp_path: Path) -> None:
     complete = tmp_path / "whole"
     record_pair(complete, limit=10, temperature=0.7, seed=4)
     killed = tmp_path / "killed"
@@ -184,7 +182,7 @@ def test_a_killed_recording_goes_on_where_it_was(tmp_path: Path) -> None:
     assert contents(killed) == contents(complete)
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+def test_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
     record_pair(tmp_path / "one", limit=2)
     with pytest.raises(
         ConfigError, match=r"temperature: got 0\.5; expected 0\.0, as at the start of the run"
@@ -201,7 +199,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
         read_recording(tmp_path / "two")
 
 
-def test_a_damaged_recording_names_the_file(tmp_path: Path) -> None:
+def test_damaged_recording_is_refused_by_file_name(tmp_path: Path) -> None:
     record_pair(tmp_path, limit=4)
     shard = tmp_path / "shard-00001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-5])
@@ -229,7 +227,7 @@ def test_a_damaged_recording_names_the_file(tmp_path: Path) -> None:
         ({"model": str(demo.TARGET)}, "got no draft model; expected one to record"),
     ],
 )
-def test_recordings_that_cannot_be_made(
+def test_invalid_recording_options_are_refused(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ConfigError, CapacityError), match=message):
@@ -237,7 +235,7 @@ def test_recordings_that_cannot_be_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_every_and_skip_every_share_the_prompts_out(tmp_path: Path) -> None:
+def test_every_and_skip_every_divide_the_prompts(tmp_path: Path) -> None:
     every = record_pair(tmp_path / "every", limit=0, every=4, max_new_tokens=2)
     rest = record_pair(tmp_path / "rest", limit=0, skip_every=4, max_new_tokens=2)
     count = len(demo.PROMPTS.read_text().splitlines())
@@ -245,9 +243,7 @@ def test_every_and_skip_every_share_the_prompts_out(tmp_path: Path) -> None:
     assert not set(every.names) & set(rest.names)
 
 
-def test_prompts_that_are_cut_are_counted(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cut_prompts_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     lines = [
         json.dumps({"id": count, "category": "c", "turns": ["a word " * count]})
@@ -268,14 +264,14 @@ def test_prompts_that_are_cut_are_counted(
 
 
 def demo_context() -> int:
-    """The shorter of the embedded models' contexts, in tokens."""
+    """Return the shorter of the embedded models' contexts, in tokens."""
     configs = (
         json.loads((folder / "config.json").read_text()) for folder in (demo.TARGET, demo.DRAFT)
     )
     return int(min(config["max_position_embeddings"] for config in configs))
 
 
-def test_the_shards_hold_no_more_than_tensors(tmp_path: Path) -> None:
+def test_shards_contain_only_tensors(tmp_path: Path) -> None:
     record_pair(tmp_path)
     assert set(load_file(tmp_path / "shard-00000.safetensors")) == {
         "hidden",

@@ -1,4 +1,4 @@
-"""Training texts for the tests of drafts."""
+"""Fixture of training texts for the tests of draft models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that training on another device mixes no CPU tensors in."""
+"""Test that training on another device uses no CPU tensors."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ KEPT = np.arange(256)
 
 
 @pytest.fixture(scope="module")
-def stretches(pair: Pair) -> list[TextChunk]:
-    """Answers of the pair with the states they were chosen by."""
+def chunks(pair: Pair) -> list[TextChunk]:
+    """Return answers of the pair with the target's states."""
     both = list(zip(pair.prompts[:3], pair.answers[:3], strict=True))
     texts = [
         TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt)) for prompt, answer in both
@@ -46,53 +46,53 @@ def stretches(pair: Pair) -> list[TextChunk]:
     ]
 
 
-def losses_of(student: Student, stretches: Sequence[TextChunk]) -> list[float]:
-    """Return the losses of a few steps, and the agreement afterwards."""
+def losses_of(student: Student, chunks: Sequence[TextChunk]) -> list[float]:
+    """Return the losses of three steps, and the agreement afterwards."""
     (muon, _), losses = model_optimisers(student.model, 1e-2, 1e-2), []
     for number in range(3):
-        loss = student.loss(stretches, number)
+        loss = student.loss(chunks, number)
         loss.backward()  # type: ignore[no-untyped-call]
         muon.step()
         losses.append(loss.item())
-    return [*losses, student.acceptance(stretches, 3).agreement]
+    return [*losses, student.acceptance(chunks, 3).agreement]
 
 
-def test_a_draft_that_reads_states_learns_there(pair: Pair, stretches: list[TextChunk]) -> None:
-    here = losses_of(EagleStudent(pair.target, "pair", CONFIG, KEPT, stretches), stretches)
+def test_draft_that_reads_states_trains_on_device(pair: Pair, chunks: list[TextChunk]) -> None:
+    on_cpu = losses_of(EagleStudent(pair.target, "pair", CONFIG, KEPT, chunks), chunks)
     target = moved(copy.deepcopy(pair.target))
     with simulated_cuda():
-        student = EagleStudent(target, "pair", CONFIG, KEPT, stretches)
+        student = EagleStudent(target, "pair", CONFIG, KEPT, chunks)
         assert student.model.device == CUDA
-        there = losses_of(student, stretches)
-    assert there == pytest.approx(here, rel=1e-3)
+        on_device = losses_of(student, chunks)
+    assert on_device == pytest.approx(on_cpu, rel=1e-3)
 
 
-def test_a_draft_with_an_embedding_of_its_own_learns_there(
-    pair: Pair, stretches: list[TextChunk], monkeypatch: pytest.MonkeyPatch
+def test_independent_draft_trains_on_device(
+    pair: Pair, chunks: list[TextChunk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dataclasses.replace(CONFIG, kind="independent")
-    here = losses_of(IndependentStudent(pair.target, config, KEPT), stretches)
+    on_cpu = losses_of(IndependentStudent(pair.target, config, KEPT), chunks)
     target, first = moved(copy.deepcopy(pair.target)), first_model(pair.target, config)
-    # `.to` keeps ties where both devices are real.
+    # Simulated devices break ties, which `.to` keeps on real ones.
     monkeypatch.setattr(
         "paceline.training.draft.independent_student.first_model",
         lambda target, config: moved(first),
     )
     with simulated_cuda():
-        there = losses_of(IndependentStudent(target, config, KEPT), stretches)
-    assert there == pytest.approx(here, rel=1e-3)
+        on_device = losses_of(IndependentStudent(target, config, KEPT), chunks)
+    assert on_device == pytest.approx(on_cpu, rel=1e-3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_head_is_recorded_there(
-    pair: Pair, stretches: list[TextChunk], temperature: float, monkeypatch: pytest.MonkeyPatch
+def test_acceptance_head_is_recorded_on_device(
+    pair: Pair, chunks: list[TextChunk], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target's states are passed in; GPU tests cover how they are read."""
-    draft = EagleStudent(pair.target, "pair", CONFIG, KEPT, stretches).model
-    states = stretches[0].states
+    """Check with given target states; GPU tests cover how they are read."""
+    draft = EagleStudent(pair.target, "pair", CONFIG, KEPT, chunks).model
+    states = chunks[0].states
     monkeypatch.setattr(along, "read_states", lambda target, texts, layers: iter([states]))
 
-    def recorded(target: Any, drafting: Any) -> list[Tensor]:
+    def record_columns(target: Any, drafting: Any) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1)
 
         def label(draft_scores: Tensor, target_choice: Tensor) -> list[Tensor]:
@@ -107,15 +107,15 @@ def test_a_head_is_recorded_there(
             )
         ]
 
-    here = recorded(pair.target, draft)
+    on_cpu = record_columns(pair.target, draft)
     target = moved(copy.deepcopy(pair.target))
     with simulated_cuda():
         drafting = copy.deepcopy(draft)
         drafting.get_input_embeddings().table = drafting.get_output_embeddings().kept = None
         drafting = moved(drafting)
         attach(drafting, target)
-        there = recorded(target, drafting)
-        agreed = guesses_agree(drafting, stretches[0], 2)
-    torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-4)
+        on_device = record_columns(target, drafting)
+        agreed = guesses_agree(drafting, chunks[0], 2)
+    torch.testing.assert_close(on_device, on_cpu, rtol=1e-3, atol=1e-4)
     assert layers_read(draft) == (1,)
-    assert (agreed == guesses_agree(draft, stretches[0], 2)).mean() > 0.95
+    assert (agreed == guesses_agree(draft, chunks[0], 2)).mean() > 0.95

@@ -48,7 +48,7 @@ QUICK = DraftTraining(
 
 @pytest.fixture(scope="module")
 def answers_file(pair: Pair, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target's answers, with its distributions."""
+    """Return a file of the target's answers, with its top tokens."""
     path = tmp_path_factory.mktemp("recorded") / "answers.jsonl"
     llm = LLM(pair.target, tokenizer=tokenizer)
     questions = [
@@ -64,7 +64,7 @@ def answers(answers_file: Path, pair: Pair) -> list[TextChunk]:
     return recorded_chunks([answers_file], model_identity(pair.target)[0])
 
 
-def simulated(hits: list[bool], length: int) -> list[int]:
+def accepted_per_chain(hits: list[bool], length: int) -> list[int]:
     """Return the accepted tokens of each chain, drafted one after the other."""
     accepted, token = [], 1
     while token < len(hits):
@@ -75,11 +75,13 @@ def simulated(hits: list[bool], length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_chains_of_greedy_answers_are_those_of_decoding(length: int) -> None:
+def test_chains_of_greedy_answers_equal_decoding(length: int) -> None:
     random = np.random.default_rng(0)
     answers = [random.random(count) < 0.7 for count in (0, 1, 2, 9, 40)]
     chains = expected_chains([answer.astype(float) for answer in answers], length)
-    accepted = [count for answer in answers for count in simulated(answer.tolist(), length)]
+    accepted = [
+        count for answer in answers for count in accepted_per_chain(answer.tolist(), length)
+    ]
     assert chains.chains == len(accepted)
     assert chains.per_chain == pytest.approx(np.mean(accepted))
     assert chains.accepted == tuple(
@@ -87,7 +89,7 @@ def test_chains_of_greedy_answers_are_those_of_decoding(length: int) -> None:
     )
 
 
-def test_chains_of_sampled_answers_are_the_mean_over_all_outcomes() -> None:
+def test_chains_of_sampled_answers_average_all_outcomes() -> None:
     chances = [1.0, 0.3, 0.9, 0.5, 0.2]
     expected, chains = 0.0, 0.0
     for hits in itertools.product([False, True], repeat=len(chances)):
@@ -96,15 +98,15 @@ def test_chains_of_sampled_answers_are_the_mean_over_all_outcomes() -> None:
                 [chance if hit else 1 - chance for chance, hit in zip(chances, hits, strict=True)]
             )
         )
-        accepted = simulated(list(hits), 2)
+        accepted = accepted_per_chain(list(hits), 2)
         expected, chains = expected + share * sum(accepted), chains + share * len(accepted)
     result = expected_chains([chances], 2)
     assert result.chains == pytest.approx(chains)
     assert sum(result.accepted) == pytest.approx(expected)
 
 
-def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[TextChunk]) -> None:
-    """The evaluation without decoding agrees with decoding."""
+def test_expected_chains_equal_the_drafters(pair: Pair, answers: list[TextChunk]) -> None:
+    """Compare the evaluation without decoding with decoding."""
     outs = LLM(pair.target, "draft_model:max_draft_tokens=4", pair.draft).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
@@ -114,7 +116,7 @@ def test_chains_on_answers_are_what_the_drafter_gets(pair: Pair, answers: list[T
     )
 
 
-def test_the_loss_and_its_gradients_are_autograds() -> None:
+def test_loss_and_gradients_equal_autograd() -> None:
     torch.manual_seed(0)
     targets = torch.stack([torch.randperm(20)[:3] for _ in range(600)])
     probs = torch.rand(600, 3).softmax(-1)
@@ -145,7 +147,7 @@ def test_muon_steps_along_orthogonal_matrices(shape: tuple[int, ...]) -> None:
     assert float((weight - wanted).norm().detach()) < 0.6 * before
 
 
-def test_the_first_embedding_is_the_targets_in_fewer_dimensions(pair: Pair) -> None:
+def test_first_embedding_is_the_targets_projected(pair: Pair) -> None:
     rows = pair.target.get_input_embeddings().weight.detach()
     projected = principal(rows, 16)
     best = torch.linalg.svdvals(rows)[:16]
@@ -155,7 +157,7 @@ def test_the_first_embedding_is_the_targets_in_fewer_dimensions(pair: Pair) -> N
     assert model.config.vocab_size == pair.target.config.vocab_size
 
 
-def test_batches_hold_every_chunk_once_an_epoch_and_resume(
+def test_batches_contain_each_chunk_once_an_epoch(
     answers: list[TextChunk],
 ) -> None:
     batches = Batches(answers, 200, 3)
@@ -169,7 +171,7 @@ def test_batches_hold_every_chunk_once_an_epoch_and_resume(
     assert len(answers) in np.cumsum([len(batch) for batch in batches_used])
 
 
-def test_a_batch_holds_the_target_distribution(answers: list[TextChunk]) -> None:
+def test_batch_contains_the_target_distribution(answers: list[TextChunk]) -> None:
     vocabulary_index = np.full(256, -1)
     token_ids = np.unique(np.concatenate([answer.token_ids[answer.first :] for answer in answers]))
     vocabulary_index[token_ids] = np.arange(len(token_ids))
@@ -181,12 +183,12 @@ def test_a_batch_holds_the_target_distribution(answers: list[TextChunk]) -> None
             best = int(batch.probs[entry].argmax())
             assert (
                 token_ids[int(batch.targets[entry, best])] == chunk.token_ids[position]
-            )  # greedy: the target chose the likeliest
+            )  # greedy: the target chose the likeliest token
             entry += 1
     torch.testing.assert_close(batch.probs.sum(1), torch.ones(entry))
 
 
-def test_a_long_chunk_loses_its_beginning_first(answers: list[TextChunk]) -> None:
+def test_long_chunk_is_cut_at_its_start(answers: list[TextChunk]) -> None:
     longest = max(answers, key=len)
     cut = shortened(longest, len(longest) - 2)
     assert cut.token_ids.tolist() == longest.token_ids.tolist()[2:]
@@ -196,7 +198,7 @@ def test_a_long_chunk_loses_its_beginning_first(answers: list[TextChunk]) -> Non
     assert len(tiny.top.token_ids) == 7
 
 
-def test_the_reduced_vocabulary_is_the_smallest_that_covers(answers: list[TextChunk]) -> None:
+def test_reduced_vocabulary_is_the_smallest_that_covers(answers: list[TextChunk]) -> None:
     data = DraftData.split(answers, [], QUICK)
     token_ids = reduced_vocabulary(data, 256, 0.8)
     predicted = np.concatenate([answer.token_ids[answer.first :] for answer in data.answers])
@@ -211,7 +213,7 @@ def test_the_reduced_vocabulary_is_the_smallest_that_covers(answers: list[TextCh
 
 def trained(pair: Pair, answers: list[TextChunk], out: Path, config: DraftTraining) -> DraftFolder:
     folder = DraftFolder(out, {"hidden": config.hidden, "length": config.length}, {"target": "t"})
-    # seconds: every step takes as long, whatever else the machine does
+    # seconds: every step takes equally long, whatever the machine's load
     ticks = itertools.count(0.0, 0.05)
     DraftTrainer(
         pair.target, DraftData.split(answers, [], config), config, folder, lambda: next(ticks)
@@ -227,7 +229,7 @@ def counting(count: int) -> list[TextChunk]:
     ]
 
 
-def test_a_trained_draft_improves_and_is_lossless(pair: Pair, tmp_path: Path) -> None:
+def test_trained_draft_improves_and_is_lossless(pair: Pair, tmp_path: Path) -> None:
     config = DraftTraining(
         kind="independent",
         hidden=64,
@@ -252,9 +254,7 @@ def test_a_trained_draft_improves_and_is_lossless(pair: Pair, tmp_path: Path) ->
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
-def test_an_interrupted_training_resumes(
-    pair: Pair, answers: list[TextChunk], tmp_path: Path
-) -> None:
+def test_interrupted_training_resumes(pair: Pair, answers: list[TextChunk], tmp_path: Path) -> None:
     folder = DraftFolder(tmp_path, {"seed": 0}, {})
     data = DraftData.split(answers, [], QUICK)
 
@@ -330,7 +330,7 @@ def test_steps_are_reproducible(pair: Pair, answers: list[TextChunk], tmp_path: 
         assert torch.equal(first_weights, other_weights)
 
 
-def test_a_damaged_checkpoint_is_refused(
+def test_damaged_checkpoint_is_refused(
     pair: Pair, answers: list[TextChunk], tmp_path: Path
 ) -> None:
     trained(pair, answers, tmp_path, QUICK)
@@ -340,7 +340,7 @@ def test_a_damaged_checkpoint_is_refused(
         DraftFolder(tmp_path, {"hidden": QUICK.hidden, "length": QUICK.length}, {})
 
 
-def test_a_rate_that_diverges_is_refused(
+def test_diverging_learning_rate_is_refused(
     pair: Pair, answers: list[TextChunk], tmp_path: Path
 ) -> None:
     config = dataclasses.replace(QUICK, minutes=0.3, lr=1e30)
@@ -348,7 +348,7 @@ def test_a_rate_that_diverges_is_refused(
         trained(pair, answers, tmp_path, config)
 
 
-def test_an_evaluation_computes_the_gain_of_drafting(pair: Pair, answers: list[TextChunk]) -> None:
+def test_evaluation_computes_the_gain_of_drafting(pair: Pair, answers: list[TextChunk]) -> None:
     judgement = evaluate(draft_lm(CachedLM(pair.draft)), CachedLM(pair.target), answers, 4)
     assert set(judgement.chains) == {"even", "odd", "all"}
     assert judgement.chains["all"].places == sum(

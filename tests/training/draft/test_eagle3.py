@@ -43,7 +43,7 @@ def data_of(pair: Pair, answers: list[TextChunk]) -> DraftData:
 
 
 def trainer_of(pair: Pair, data: DraftData, out: Path) -> DraftTrainer:
-    # seconds: every step takes as long, whatever else the machine does
+    # seconds: every step takes equally long, whatever the machine's load
     ticks = itertools.count(0.0, 0.25)
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
     return DraftTrainer(pair.target, data, CONFIG, folder, lambda: next(ticks))
@@ -51,7 +51,7 @@ def trainer_of(pair: Pair, data: DraftData, out: Path) -> DraftTrainer:
 
 @pytest.fixture(scope="module")
 def pair(pair: Pair) -> Pair:
-    """The pair, whose target is surer of its choices; the choices stay the same."""
+    """Return the pair with a more confident target that makes the same greedy choices."""
     target = copy.deepcopy(pair.target)
     head = target.get_output_embeddings()
     head.weight = torch.nn.Parameter(8 * head.weight.detach())
@@ -65,7 +65,7 @@ def data(pair: Pair, answers: list[TextChunk]) -> DraftData:
 
 @pytest.fixture(scope="module")
 def losses(pair: Pair, data: DraftData, folder: Path) -> tuple[float, float]:
-    """The losses on held-out answers before and after training."""
+    """Train and return the losses on held-out answers before and after."""
     trainer = trainer_of(pair, data, folder)
     before = trainer._student.loss(data.held_out, 0).item()
     trainer.run()
@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def head(folder: Path, losses: tuple[float, float]) -> Path:
-    """The folder after training."""
+    """Return the folder after training."""
     return folder
 
 
@@ -88,7 +88,7 @@ def test_training_lowers_the_loss_on_held_out_answers(losses: tuple[float, float
     assert after < 0.9 * before
 
 
-def test_the_files_are_those_of_speculators(pair: Pair, data: DraftData, head: Path) -> None:
+def test_files_have_the_speculators_format(pair: Pair, data: DraftData, head: Path) -> None:
     config = json.loads((head / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3"
     assert config["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
@@ -106,7 +106,7 @@ def test_the_files_are_those_of_speculators(pair: Pair, data: DraftData, head: P
 
 
 def read_chain(head: Any, text_ids: list[int], states: Tensor, end: int) -> list[int]:
-    """Return the likeliest tokens after `end` tokens, along the text."""
+    """Return the head's top tokens along the text after `end` tokens."""
     text = head.open(len(text_ids) + CHAIN)
     text.restart(1)
     head.read([text], [text_ids[1:end]], [states[: end - 1]])
@@ -118,16 +118,16 @@ def read_chain(head: Any, text_ids: list[int], states: Tensor, end: int) -> list
     return guesses
 
 
-def test_the_head_that_is_read_back_accepts_as_many(
+def test_loaded_head_agrees_with_evaluation(
     pair: Pair, answers: list[TextChunk], head: Path
 ) -> None:
-    """The evaluation without decoding agrees with the head in use."""
+    """Compare the evaluation without decoding with the head in use."""
     reader = find_head(str(head))
     reader.attach(pair.target)
     chunk = answers[0]
     states = next(iter(read_states(CachedLM(pair.target), [chunk], reader.layers)))
     weights = load_file(head / "model.safetensors")
-    del weights["embed_tokens.weight"]  # the student shares the target's
+    del weights["embed_tokens.weight"]  # the student uses the target's embedding
     token_ids = weights.pop("t2d").nonzero()[:, 0].numpy()
     chunk = dataclasses.replace(chunk, states=states)
     student = Eagle3Student(pair.target, CONFIG, token_ids, [chunk])
@@ -145,8 +145,8 @@ def test_the_head_that_is_read_back_accepts_as_many(
 
 
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
-def test_logits_are_those_of_speculators(pair: Pair, answers: list[TextChunk], head: Path) -> None:
-    """Every chain position; runs if the library is installed."""
+def test_logits_equal_speculators(pair: Pair, answers: list[TextChunk], head: Path) -> None:
+    """Compare every chain position; skipped without the library."""
     library = pytest.importorskip("speculators")
     config = library.SpeculatorModelConfig.from_pretrained(head)
     config.transformer_layer_config._attn_implementation = "eager"
@@ -179,7 +179,7 @@ def test_logits_are_those_of_speculators(pair: Pair, answers: list[TextChunk], h
 
 @pytest.mark.parametrize("spec", ["state_head:head={}", "auto:state_head={}"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_answers_are_those_of_plain_decoding(pair: Pair, head: Path, spec: str, batch: int) -> None:
+def test_answers_equal_plain_decoding(pair: Pair, head: Path, spec: str, batch: int) -> None:
     llm = LLM(pair.target, drafter=spec.format(head) + ",budget=false", max_batch=batch)
     few = slice(0, 2 * batch)
     outs = llm.generate(pair.prompts[few], SamplingParams(max_new_tokens=COUNT))
@@ -187,9 +187,7 @@ def test_answers_are_those_of_plain_decoding(pair: Pair, head: Path, spec: str, 
     assert sum(out.stats.accepted_tokens for out in outs) > 0
 
 
-def test_a_wrong_vocabulary_map_costs_only_acceptance(
-    pair: Pair, head: Path, tmp_path: Path
-) -> None:
+def test_wrong_vocabulary_map_keeps_answers(pair: Pair, head: Path, tmp_path: Path) -> None:
     tensors = load_file(head / "model.safetensors")
     token_ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
     tensors["d2t"] = token_ids.flip(0) - torch.arange(len(token_ids))
@@ -204,7 +202,7 @@ def test_a_wrong_vocabulary_map_costs_only_acceptance(
     assert accepted[1] < 0.3 * accepted[0]
 
 
-def test_an_interrupted_training_resumes(pair: Pair, data: DraftData, tmp_path: Path) -> None:
+def test_interrupted_training_resumes(pair: Pair, data: DraftData, tmp_path: Path) -> None:
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
 
@@ -239,22 +237,22 @@ def test_only_trained_weights_change(pair: Pair, data: DraftData, tmp_path: Path
         ({"kind": "eagle4"}, "kind: got 'eagle4'; expected one of eagle, independent, eagle3"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_unfit_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(CONFIG, **changes)
 
 
-def test_a_target_whose_lm_head_has_a_bias_is_refused(pair: Pair, data: DraftData) -> None:
+def test_lm_head_with_a_bias_is_refused(pair: Pair, data: DraftData) -> None:
     target = make("six_words")
     target.lm_head.bias = torch.nn.Parameter(torch.zeros(target.config.vocab_size))
     with pytest.raises(UnsupportedModelError, match="an LM head with a bias"):
         Eagle3Student(target, CONFIG, np.arange(6), data.training)
 
 
-def test_a_head_is_no_draft_model(head: Path) -> None:
+def test_head_is_refused_as_draft_model(head: Path) -> None:
     with pytest.raises(ConfigError, match=f"a head, not a model. .* state_head:head={head}"):
         load_draft(head)
 
 
-def test_few_layers_are_read_in_a_small_target(pair: Pair) -> None:
+def test_small_target_has_fewer_layers_to_read(pair: Pair) -> None:
     assert eagle3_layers(pair.target) == (0, 1)

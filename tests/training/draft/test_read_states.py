@@ -1,4 +1,4 @@
-"""Test the target states that drafts read: kept, shared by sequences, trained on."""
+"""Test the target states that draft models read: storage, batches and training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_several_texts_are_read_at_once(pair: Pair, answers: list[TextChunk]) ->
     try:
         together = read_states(target, answers)
         parallel = [next(together)]
-        assert torch.get_num_threads() == 2  # here, whatever the readers have
+        assert torch.get_num_threads() == 2  # the readers' threads do not change this process's
         parallel += together
         interrupted = read_states(target, answers * 100)
         next(interrupted)
@@ -38,7 +38,7 @@ def test_several_texts_are_read_at_once(pair: Pair, answers: list[TextChunk]) ->
     )
 
 
-def test_sequences_that_keep_states_of_different_layers_share_a_step(
+def test_requests_with_states_of_different_layers_share_a_step(
     pair: Pair, answers: list[TextChunk]
 ) -> None:
     target = CachedLM(pair.target)
@@ -57,7 +57,7 @@ def test_sequences_that_keep_states_of_different_layers_share_a_step(
         )
 
 
-def test_guesses_are_trained_in_complete_chains_after_a_prompt() -> None:
+def test_training_chains_start_after_the_prompt() -> None:
     for offset in range(4):
         rows = Rows.for_training(20, 4, offset, first=7)
         assert rows.positions[:20].tolist() == list(range(20))
@@ -72,7 +72,7 @@ def test_guesses_are_trained_in_complete_chains_after_a_prompt() -> None:
             )
 
 
-def test_states_are_kept_as_they_come() -> None:
+def test_states_are_stored_by_position() -> None:
     log = HiddenStateLog()
     rows = torch.arange(24.0).view(12, 2)
     assert len(log.known(0, 9)[1]) == 0
@@ -80,13 +80,13 @@ def test_states_are_kept_as_they_come() -> None:
     log.write(5, rows[5:6])
     first, known = log.known(0, 9)
     assert (first, known.tolist()) == (4, rows[3:6].tolist())
-    log.write(0, rows[:8])  # read again, from the beginning
+    log.write(0, rows[:8])  # read again from the first token
     assert log.known(2, 7)[1].tolist() == rows[1:6].tolist()
-    log.write(6, rows[6:7] + 100)  # and once more, behind another draft
+    log.write(6, rows[6:7] + 100)  # and again, after another draft
     assert log.known(7, 9)[1].tolist() == (rows[6:7] + 100).tolist()
 
 
-def test_the_loss_of_states_and_its_gradient_are_autograds() -> None:
+def test_states_loss_and_gradient_equal_autograd() -> None:
     torch.manual_seed(0)
     hidden, states = torch.randn(300, 8, requires_grad=True), torch.randn(300, 8)
     weight, bias, shares = torch.randn(20, 8), torch.randn(20), torch.rand(300)
@@ -101,7 +101,7 @@ def test_the_loss_of_states_and_its_gradient_are_autograds() -> None:
     )
 
 
-def test_forgotten_states_take_no_memory() -> None:
+def test_forgotten_states_free_their_memory() -> None:
     log = HiddenStateLog()
     rows = torch.arange(400.0).view(200, 2)
     for position in range(0, 200, 5):

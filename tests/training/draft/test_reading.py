@@ -1,4 +1,4 @@
-"""Test drafts that read target states: training, evaluation and use."""
+"""Test draft models that read target states: training, evaluation and use."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def trained(
     pair: Pair, answers: list[TextChunk], out: Path, config: DraftTraining = CONFIG
 ) -> DraftTrainer:
     folder = DraftFolder(out, {"seed": 0}, {"target": "the pair's"})
-    # seconds: every step takes as long, whatever else the machine does
+    # seconds: every step takes equally long, whatever the machine's load
     ticks = itertools.count(0.0, 0.25)
     data = DraftData.split(answers, [], config).with_states(CachedLM(pair.target), config)
     trainer = DraftTrainer(pair.target, data, config, folder, lambda: next(ticks))
@@ -70,7 +70,7 @@ def trained(
 
 @pytest.fixture(scope="module")
 def folder(pair: Pair, answers: list[TextChunk], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a draft on the very answers of the tests."""
+    """Train a draft model on the answers that the tests generate."""
     path = tmp_path_factory.mktemp("draft")
     trained(pair, [*answers * 2], path)
     return path
@@ -89,7 +89,7 @@ def test_training_lowers_the_loss_and_continues(
     assert again.progress.steps == record.curve[-1].steps
 
 
-def test_a_draft_begins_as_another_one(
+def test_draft_starts_from_another_draft(
     pair: Pair, answers: list[TextChunk], folder: Path, tmp_path: Path
 ) -> None:
     config = dataclasses.replace(CONFIG, hidden=0, coverage=0.9, start=str(folder))
@@ -99,16 +99,17 @@ def test_a_draft_begins_as_another_one(
     trainer = DraftTrainer(
         pair.target, data, config, DraftFolder(tmp_path, {}, {"target": "the pair's"})
     )
-    begun = dict(load_draft(folder, "float32").named_parameters())
+    start_weights = dict(load_draft(folder, "float32").named_parameters())
     assert all(
-        torch.equal(weight, begun[name]) for name, weight in trainer.model.named_parameters()
+        torch.equal(weight, start_weights[name])
+        for name, weight in trainer.model.named_parameters()
     )
 
 
-def test_a_draft_that_reads_no_layer_in_the_middle(
+def test_draft_that_reads_no_middle_layer(
     pair: Pair, answers: list[TextChunk], folder: Path, tmp_path: Path
 ) -> None:
-    """Older configurations name no layer; they load as drafts without one."""
+    """Check also that older configurations, which name no layer, load without one."""
     path = tmp_path / "draft"
     trained(pair, answers, path, dataclasses.replace(CONFIG, reads_at=0))
     config = json.loads((path / "config.json").read_text())
@@ -134,14 +135,14 @@ def test_a_draft_that_reads_no_layer_in_the_middle(
         ({"kind": "independent"}, "start: got .* reads the target's states; exp"),
     ],
 )
-def test_a_start_of_another_shape_or_kind_is_refused(
+def test_start_of_another_shape_or_kind_is_refused(
     folder: Path, other: dict[str, Any], what: str
 ) -> None:
     with pytest.raises(ConfigError, match=what):
         shaped_as_start(dataclasses.replace(CONFIG, start=str(folder), **other))
 
 
-def test_a_start_for_another_size_of_states_is_refused(pair: Pair, folder: Path) -> None:
+def test_start_for_another_size_of_states_is_refused(pair: Pair, folder: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"start: got .*, whose .* is .*; expected .*, as drafts for this target have",
@@ -150,7 +151,7 @@ def test_a_start_for_another_size_of_states_is_refused(pair: Pair, folder: Path)
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_it_is_lossless_in_every_drafter(pair: Pair, folder: Path, spec: str) -> None:
+def test_answers_are_lossless_with_every_drafter(pair: Pair, folder: Path, spec: str) -> None:
     llm = LLM(pair.target, spec, folder)
     alone = [
         llm.generate([prompt], SamplingParams(max_new_tokens=COUNT))[0]
@@ -171,33 +172,30 @@ def test_it_is_lossless_in_every_drafter(pair: Pair, folder: Path, spec: str) ->
         "auto",
     ],
 )
-def test_a_seed_has_the_text_of_plain_decoding(pair: Pair, folder: Path, spec: str) -> None:
+def test_seeded_text_equals_plain_decoding(pair: Pair, folder: Path, spec: str) -> None:
     params = SamplingParams(max_new_tokens=COUNT, temperature=0.8, seed=3)
     plain = LLM(pair.target).generate(pair.prompts[:3], params)
     drafted = LLM(pair.target, spec, folder).generate(pair.prompts[:3], params)
     assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
 
 
-def test_prompts_in_chunks_and_prefixes_in_the_cache_are_read(pair: Pair, folder: Path) -> None:
+def test_chunked_prefill_and_cached_prefixes_are_read(pair: Pair, folder: Path) -> None:
     llm = LLM(pair.target, "draft_model:max_draft_tokens=4", folder, keep_prefixes=2)
     llm._engine.model.prefill_chunk = 5
-    for _ in range(
-        2
-    ):  # the second time the prompts are in the cache, and nothing is known of their states
+    for _ in range(2):  # the second time, prompts are cached and their states are unknown
         outs = llm.generate(pair.prompts, SamplingParams(max_new_tokens=COUNT))
         assert [out.token_ids for out in outs] == pair.answers
 
 
-def test_an_evaluation_agrees_with_decoding(
+def test_evaluation_agrees_with_decoding(
     pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
-    """The evaluation without decoding agrees with decoding."""
-    # in bfloat16 a near tie is decided by which rows are in a product
+    # in bfloat16, near ties depend on the batch
     draft = load_draft(folder, "float32")
     outs = LLM(pair.target, "draft_model:max_draft_tokens=4", draft).generate(
         pair.prompts, SamplingParams(max_new_tokens=COUNT)
     )
-    # the last token never is
+    # the last token is never drafted
     drafted = [dataclasses.replace(answer, token_ids=answer.token_ids[:-1]) for answer in answers]
     chains = evaluate(CachedLM(draft), CachedLM(pair.target), drafted, 4).chains["all"]
     assert chains.per_chain > 0.2
@@ -206,7 +204,7 @@ def test_an_evaluation_agrees_with_decoding(
     )
 
 
-def test_a_position_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) -> None:
+def test_chain_positions_see_what_a_draft_sees(pair: Pair, folder: Path) -> None:
     draft = load_draft(folder, "float32")
     attach(draft, pair.target)
     tokens, states = torch.arange(9), torch.randn(9, *states_shape(draft))
@@ -226,7 +224,7 @@ def test_a_position_of_a_chain_sees_what_a_draft_sees(pair: Pair, folder: Path) 
         torch.testing.assert_close(hidden[row].detach(), alone, rtol=1e-3, atol=1e-3)
 
 
-def test_without_states_a_draft_returns_other_logits(pair: Pair, folder: Path) -> None:
+def test_logits_depend_on_the_states(pair: Pair, folder: Path) -> None:
     draft = CachedLM(load_draft(folder, "float32"))
     attach(draft.model, pair.target)
     logits = []
@@ -246,20 +244,20 @@ def test_without_states_a_draft_returns_other_logits(pair: Pair, folder: Path) -
     assert not torch.allclose(logits[0], logits[1])
 
 
-def test_another_target_is_refused(pair: Pair, folder: Path) -> None:
+def test_other_targets_are_refused(pair: Pair, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"reads the hidden states of .*expected that target"):
         LLM(with_new_weights(pair.target), "draft_model", folder)
 
 
-def test_a_draft_serves_copies_of_its_target(pair: Pair, folder: Path) -> None:
-    """The noisy copy stands for a quantised or fine-tuned one."""
+def test_draft_works_with_copies_of_its_target(pair: Pair, folder: Path) -> None:
+    """Check a noisy copy, which stands for a quantised or fine-tuned target."""
     out = LLM(pair.draft, "draft_model", folder).generate([pair.prompts[0]], SamplingParams(COUNT))[
         0
     ]
     assert out.token_ids == reference(pair.draft, pair.prompts[0], COUNT)
 
 
-def test_a_target_without_plain_ends_is_refused(
+def test_target_without_plain_lm_head_is_refused(
     pair: Pair, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = load_draft(folder)
@@ -272,7 +270,7 @@ def test_a_target_without_plain_ends_is_refused(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "kept_tokens.json"])
-def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+def test_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
     for path in folder.iterdir():
         if path.name != STATE:
             (tmp_path / path.name).write_bytes(
@@ -285,7 +283,7 @@ def test_a_damaged_folder_is_refused(folder: Path, tmp_path: Path, name: str) ->
         load_draft(tmp_path)
 
 
-def test_a_folder_in_another_dtype(pair: Pair, folder: Path) -> None:
+def test_folder_loads_in_another_dtype(pair: Pair, folder: Path) -> None:
     draft: PreTrainedModel = load_draft(folder, torch.float32)
     assert draft.dtype == torch.float32
     attach(draft, pair.target)
@@ -293,10 +291,9 @@ def test_a_folder_in_another_dtype(pair: Pair, folder: Path) -> None:
     assert head.kept.dtype == torch.float32
 
 
-def test_a_head_learns_what_a_chain_does(
+def test_recorded_chains_equal_drafting_token_by_token(
     pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
-    """States and labels equal those of a chain drafted token by token."""
     draft, target = load_draft(folder, "float32"), CachedLM(pair.target)
     prompt, answer = pair.prompts[0], pair.answers[0]
     answered = AnsweredPrompts([prompt], [answer], SamplingParams())
@@ -324,8 +321,8 @@ def test_a_head_learns_what_a_chain_does(
     assert row == len(columns["labels"])
 
 
-def test_it_reads_its_target_enlarged(pair: Pair, folder: Path) -> None:
-    """The states are the same numbers, with zeros behind."""
+def test_enlarged_target_gives_the_same_drafts(pair: Pair, folder: Path) -> None:
+    """Check a target whose states are the same numbers followed by zeros."""
     prompts, params = pair.prompts[:3], SamplingParams(max_new_tokens=COUNT)
     outs = [
         LLM(target, "draft_model:max_draft_tokens=4", folder).generate(prompts, params)
@@ -337,10 +334,10 @@ def test_it_reads_its_target_enlarged(pair: Pair, folder: Path) -> None:
     ]
 
 
-def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(
+def test_ouroboros_keeps_the_targets_states(
     pair: Pair, answers: list[TextChunk], folder: Path
 ) -> None:
-    """Ouroboros also steps the draft; the request keeps the states of its target."""
+    """Check the request's states although Ouroboros also decodes with the draft model."""
     llm = LLM(pair.target, "ouroboros:gamma=4,budget=false", folder)
     request = Request(pair.prompts[0], Params(max_new_tokens=COUNT))
     (handle,) = llm._engine.submit([request])
@@ -353,8 +350,8 @@ def test_a_draft_that_steps_itself_leaves_its_targets_states_alone(
     )
 
 
-def test_a_draft_of_a_similar_model_warns(pair: Pair, folder: Path) -> None:
-    """It drafts all the same."""
+def test_draft_of_a_similar_model_warns(pair: Pair, folder: Path) -> None:
+    """Check also that it still drafts."""
     similar = copy.deepcopy(pair.target)
     weight = similar.get_input_embeddings().weight.data
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))

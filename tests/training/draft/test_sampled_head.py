@@ -28,22 +28,22 @@ def rows_of(weight: torch.Tensor, head: SimpleNamespace) -> list[int]:
     return [int((head.kept == row).all(1).nonzero()) for row in weight]
 
 
-def test_frequent_tokens_and_those_of_the_texts_are_always_included(head: SimpleNamespace) -> None:
+def test_frequent_and_text_tokens_are_always_included(head: SimpleNamespace) -> None:
     sampled = SampledHead(head.kept, head.added, head.token_ids, COUNTS, torch.float32)
     text_ids = torch.tensor([[297, 150, 1, 2]])  # the last two are not in the head
     for seed in range(5):
         weight, bias = sampled.sample(text_ids, np.random.default_rng(seed))
         rows = rows_of(weight, head)
         offset = bias if head.added is None else bias - head.added[rows]
-        surely = [*range(18), 50, 99]
-        assert set(surely) <= set(rows)
+        certain = [*range(18), 50, 99]
+        assert set(certain) <= set(rows)
         assert len(rows) < 60
-        assert all(float(offset[rows.index(row)]) == 0 for row in surely)
-        rare = [index for index, row in enumerate(rows) if row >= 20 and row not in surely]
+        assert all(float(offset[rows.index(row)]) == 0 for row in certain)
+        rare = [index for index, row in enumerate(rows) if row >= 20 and row not in certain]
         torch.testing.assert_close(offset[rare], torch.full((len(rare),), float(np.log(8))))
 
 
-def test_the_sum_over_samples_is_unbiased(head: SimpleNamespace) -> None:
+def test_sum_over_samples_is_unbiased(head: SimpleNamespace) -> None:
     sampled, random = (
         SampledHead(head.kept, head.added, head.token_ids, COUNTS, torch.float32),
         np.random.default_rng(0),
@@ -59,14 +59,12 @@ def test_the_sum_over_samples_is_unbiased(head: SimpleNamespace) -> None:
     assert float(mean / total) == pytest.approx(1, abs=0.02)
     assert (
         float(torch.stack([part.exp().sum() for part in parts]).std() / total) > 0.02
-    )  # it is a part that is drawn
+    )  # only some of the rows are drawn
 
 
-def test_a_missing_offset_is_noticed(
-    head: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_offset_is_noticed(head: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "paceline.training.draft.sampled_head.math", SimpleNamespace(log=lambda _: 0.0)
     )
     with pytest.raises(AssertionError):
-        test_the_sum_over_samples_is_unbiased(head)
+        test_sum_over_samples_is_unbiased(head)

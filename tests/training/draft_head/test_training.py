@@ -1,4 +1,4 @@
-"""Test training, storage and use of hidden-state draft heads."""
+"""Test training, storage and use of draft heads that read hidden states."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def answers_of(pair: Pair) -> list[TextChunk]:
 
 
 def data_of(model: CachedLM, states: States) -> DraftHeadData:
-    """Return training data that is its own validation data."""
+    """Return training data that is also its validation data."""
     return DraftHeadData(model, states, states, Card("pair", "", model.vocab_size))
 
 
@@ -65,18 +65,18 @@ def file(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]], tmp_path: P
     return path
 
 
-def test_it_learns(trained: tuple[Weights, list[DraftHeadReport]]) -> None:
-    """The first guess is right more often than that of the linear map, at both levels."""
-    judged = trained[1]
-    assert len(judged) == 1 + SETTINGS.epochs
-    assert judged[-1].first[0] > judged[0].first[0]
-    assert judged[-1].first[1] > judged[0].first[1]
+def test_trained_head_beats_the_linear_map(trained: tuple[Weights, list[DraftHeadReport]]) -> None:
+    """Compare the accuracy of the first guess at both levels."""
+    reports = trained[1]
+    assert len(reports) == 1 + SETTINGS.epochs
+    assert reports[-1].first[0] > reports[0].first[0]
+    assert reports[-1].first[1] > reports[0].first[1]
     assert all(
-        first <= eight for first, eight in zip(judged[-1].first, judged[-1].among, strict=True)
+        first <= eight for first, eight in zip(reports[-1].first, reports[-1].among, strict=True)
     )
 
 
-def test_positions_are_followed_by_two_tokens_of_their_chunk(pair: Pair) -> None:
+def test_positions_have_two_more_tokens_in_their_chunk(pair: Pair) -> None:
     states = states_of(
         CachedLM(pair.target), [TextChunk(torch.arange(1, 7, dtype=torch.int32).numpy(), 3)] * 2
     )
@@ -85,7 +85,7 @@ def test_positions_are_followed_by_two_tokens_of_their_chunk(pair: Pair) -> None
     assert len(states.states) == len(states.token_ids) == 12
 
 
-def test_a_seed_determines_the_weights(pair: Pair) -> None:
+def test_seed_determines_the_weights(pair: Pair) -> None:
     model = CachedLM(pair.target)
     answers = states_of(model, answers_of(pair)[:4])
     weights = []
@@ -97,10 +97,8 @@ def test_a_seed_determines_the_weights(pair: Pair) -> None:
     assert torch.equal(weights[0].outer, weights[1].outer)
 
 
-def test_a_tree_of_several_levels(
-    pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]
-) -> None:
-    """Each level predicts from the states of the level before, fewer in a batch."""
+def test_tree_of_several_levels(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]) -> None:
+    """Check that each level uses the states of the level before, with fewer in a batch."""
     model = CachedLM(pair.target)
     draft_head = DraftHead(model, trained[0])
     states = torch.randn(
@@ -123,7 +121,7 @@ def test_a_tree_of_several_levels(
     assert [len(draft) for draft in draft_head.predict(states, [5] * 9)] == [16] * 9
 
 
-def test_a_file_is_what_was_saved(
+def test_saved_head_is_loaded(
     pair: Pair, file: Path, trained: tuple[Weights, list[DraftHeadReport]]
 ) -> None:
     weights, card = read(file)
@@ -135,7 +133,7 @@ def test_a_file_is_what_was_saved(
 
 
 @pytest.mark.parametrize("damage", ["cut", "one bit", "no kind", "another version", "a text"])
-def test_damage_is_noticed(damage: str, file: Path) -> None:
+def test_damaged_files_are_refused(damage: str, file: Path) -> None:
     content = bytearray(file.read_bytes())
     if damage == "cut":
         content = content[:-40]
@@ -154,17 +152,17 @@ def test_damage_is_noticed(damage: str, file: Path) -> None:
         read(file)
 
 
-def test_it_belongs_to_one_model(pair: Pair, file: Path, tmp_path: Path) -> None:
+def test_head_of_another_model_is_refused(pair: Pair, file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="its embedding is too different"):
         find_draft_head(CachedLM(with_new_weights(pair.target)), file)
     with pytest.raises(ConfigError, match="cannot be read"):
         LLM(pair.target, f"auto:draft_head={tmp_path / 'none'}")
 
 
-def test_an_enlarged_model_has_that_of_its_original(
+def test_enlarged_model_uses_the_same_head(
     pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]
 ) -> None:
-    """Dimensions that are always zero change no guess."""
+    """Check that dimensions that are always zero change no guess."""
     weights, old = trained[0], pair.target.config.hidden_size
     wide = weights.widened(old + 16, old + 8)
     assert wide.first.shape == (old + 16 + SETTINGS.neurons, 2 * old + 24)
@@ -181,7 +179,7 @@ def test_an_enlarged_model_has_that_of_its_original(
     assert wide.outer.shape == (old + 16, SETTINGS.neurons)
 
 
-def test_answers_are_the_same_with_it_and_sooner(pair: Pair, file: Path) -> None:
+def test_head_saves_forwards_and_keeps_answers(pair: Pair, file: Path) -> None:
     params = SamplingParams(max_new_tokens=COUNT)
     forwards = []
     for draft_head in ("false", str(file)):
@@ -196,7 +194,7 @@ def test_answers_are_the_same_with_it_and_sooner(pair: Pair, file: Path) -> None
     assert forwards[1] < forwards[0]
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded, out = tmp_path / "answers.jsonl", tmp_path / "draft_head.safetensors"
     call(
         "record",
@@ -239,7 +237,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "epochs: got 0" in capsys.readouterr().err
 
 
-def test_too_little_is_refused(pair: Pair) -> None:
+def test_too_little_data_is_refused(pair: Pair) -> None:
     model = CachedLM(make("llama"))
     few = states_of(model, [TextChunk(torch.arange(1, 7, dtype=torch.int32).numpy(), 2)])
     with pytest.raises(ConfigError, match="expected at least 32"):
