@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -220,15 +221,7 @@ class GgufTarget(TargetBase):
             self._cells.add_padding(rows)  # several threads divide the text of a single row
         return torch.from_numpy(self._cells.decode(rows).copy())
 
-    def forward_with_states(
-        self,
-        requests: Sequence[Request],
-        trees: Sequence[DraftTree],
-        layers: tuple[int, ...] = (),
-        pending: bool = False,
-        prefill_chunk: int | None = None,
-        reduced_logits: bool = False,
-    ) -> NodeLogits:
+    def forward_with_states(self, *arguments: Any, **options: Any) -> NodeLogits:
         """Reject requests for hidden states, which llama.cpp does not return.
 
         Raises:
