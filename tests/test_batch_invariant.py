@@ -122,9 +122,9 @@ def batched_logits(
                 for node, path in enumerate(paths)
             ]
         # Accept nodes other than the first ones, so that they move in the cache.
-        kept = [[2, 4] if len(tree) else [] for tree in trees]
-        lm.commit(kept)
-        for request, tree, path in zip(requests, trees, kept, strict=True):
+        accepted = [[2, 4] if len(tree) else [] for tree in trees]
+        lm.commit(accepted)
+        for request, tree, path in zip(requests, trees, accepted, strict=True):
             request.append([*(tree.token_ids[node] for node in path), 5])
     return seen
 

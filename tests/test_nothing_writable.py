@@ -150,10 +150,10 @@ def test_results_stay_in_memory(unwritable: Path, caplog: pytest.LogCaptureFixtu
     for facts, value in (("a", 1), ("a", 1), ("b", 2), ("a", 1)):
         key = result_cache.ResultKey("test-v1", facts, "test", "found.json")
         assert result_cache.load_or_compute(
-            key, measure, lambda kept: ProbeResult(**kept)
+            key, measure, lambda stored: ProbeResult(**stored)
         ) == ProbeResult(value)
     result_cache.replace(key, ProbeResult(9))
-    assert result_cache.load(key, lambda kept: ProbeResult(**kept)) == ProbeResult(9)
+    assert result_cache.load(key, lambda stored: ProbeResult(**stored)) == ProbeResult(9)
     assert len(caplog.records) == 1
     assert "PACELINE_CACHE" in caplog.text
 
@@ -195,7 +195,7 @@ def test_a_user_without_a_home_folder(
         cache.root()
     key = result_cache.ResultKey("test-v1", "a", "test", "found.json")
     assert result_cache.load_or_compute(
-        key, lambda: ProbeResult(3), lambda kept: ProbeResult(**kept)
+        key, lambda: ProbeResult(3), lambda stored: ProbeResult(**stored)
     ) == ProbeResult(3)
     assert "user has no home" in caplog.text
 

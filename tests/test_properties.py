@@ -177,9 +177,11 @@ def _adjusted(
     scores, answer = logits.clone(), seen[prompt_length:]
     for token, bias in (params.logit_bias or {}).items():
         scores[token] += bias
-    kept = scores[seen]
+    previous = scores[seen]
     scores[seen] = torch.where(
-        kept < 0, kept * params.repetition_penalty, kept / params.repetition_penalty
+        previous < 0,
+        previous * params.repetition_penalty,
+        previous / params.repetition_penalty,
     )
     for token in set(answer):
         scores[token] -= params.frequency_penalty * answer.count(token) + params.presence_penalty

@@ -267,15 +267,15 @@ def test_sampled_outputs_are_compared_with_plain_decoding(bench: Bench) -> None:
 
 
 def test_a_different_answer_is_located(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = LLM.generate
+    generate = LLM.generate
 
-    def lying(self: LLM, *arguments: Any) -> Any:
-        answers = honest(self, *arguments)
+    def changed_output(self: LLM, *arguments: Any) -> Any:
+        answers = generate(self, *arguments)
         changed = list(answers[0].token_ids)
         changed[1] = (changed[1] + 1) % 250
         return [dataclasses.replace(answers[0], token_ids=changed)]
 
-    monkeypatch.setattr(LLM, "generate", lying)
+    monkeypatch.setattr(LLM, "generate", changed_output)
     result = bench(drafters=("none",), limit=1)
     (divergence,) = result.divergences
     assert (divergence.method, divergence.prompt, divergence.position) == ("none", "prompts-0", 1)

@@ -56,11 +56,11 @@ def test_requests_share_a_batch_and_closing_frees_them(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
-    honest = CachedLM.forward_nodes
+    forward = CachedLM.forward_nodes
 
     def watched(self: CachedLM, requests: Any, *args: Any) -> Any:
         together.append(len(requests))
-        return honest(self, requests, *args)
+        return forward(self, requests, *args)
 
     monkeypatch.setattr(CachedLM, "forward_nodes", watched)
     outputs = answered(llm, PROMPTS, PARAMS)

@@ -28,11 +28,11 @@ def llm() -> LLM:
 
 
 @pytest.fixture(scope="session")
-def yard(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path:
+def valid_files(tmp_path_factory: pytest.TempPathFactory, llm: LLM, pair: Pair) -> Path:
     """Return a folder with all valid files, by the names that the tables use."""
     from paceline import demo
 
-    made = tmp_path_factory.mktemp("yard")
+    made = tmp_path_factory.mktemp("valid_files")
     shutil.copytree(demo.STORE, made / "store")
     shutil.copytree(demo.HEAD, made / "head")
     shutil.copytree(demo.target_of("demo"), made / "target")

@@ -69,15 +69,15 @@ def run(
         stderr: The same for standard error.
         interrupt: Signal to send as soon as there is output.
     """
-    kept = folder.parent / f"{folder.name}.streams"
-    kept.mkdir(exist_ok=True)
+    streams = folder.parent / f"{folder.name}.streams"
+    streams.mkdir(exist_ok=True)
     for name in ("out", "err"):
-        (kept / name).write_bytes(b"")
-    (kept / "in").write_bytes(stdin if isinstance(stdin, bytes) else b"")
-    process = start_process(_run, (list(words), kept, folder, stdin == CLOSED, stdout, stderr))
+        (streams / name).write_bytes(b"")
+    (streams / "in").write_bytes(stdin if isinstance(stdin, bytes) else b"")
+    process = start_process(_run, (list(words), streams, folder, stdin == CLOSED, stdout, stderr))
     end = time.monotonic() + LIMIT
     while interrupt and process.is_alive() and time.monotonic() < end:
-        if (kept / "out").stat().st_size:
+        if (streams / "out").stat().st_size:
             os.kill(process.pid or 0, interrupt)
             break
         time.sleep(0.01)
@@ -86,8 +86,8 @@ def run(
     process.join()
     return CommandResult(
         process.exitcode or 0,
-        (kept / "out").read_bytes(),
-        (kept / "err").read_text("utf-8", "replace"),
+        (streams / "out").read_bytes(),
+        (streams / "err").read_text("utf-8", "replace"),
     )
 
 
@@ -102,11 +102,11 @@ def listing(*folders: Path) -> dict[str, tuple[int, int]]:
 
 
 def _run(
-    words: list[str], kept: Path, folder: Path, no_input: bool, stdout: str, stderr: str
+    words: list[str], streams: Path, folder: Path, no_input: bool, stdout: str, stderr: str
 ) -> None:
     kinds = {0: CLOSED if no_input else "", 1: stdout, 2: stderr}
     opened = {
-        number: _opened(kept / name, number, kinds[number])
+        number: _opened(streams / name, number, kinds[number])
         for number, name in enumerate(("in", "out", "err"))
     }
     for number, handle in opened.items():

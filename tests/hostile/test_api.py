@@ -47,7 +47,7 @@ class CaseContext:
     llm: LLM
     pair: Pair
     tokenizer: Any
-    yard: Path
+    valid_files: Path
     folder: Path
 
     @property
@@ -83,8 +83,8 @@ class CaseContext:
 
 
 @pytest.fixture
-def here(pair: Pair, tokenizer: Any, yard: Path, tmp_path: Path) -> CaseContext:
-    return CaseContext(pair.engine("prompt_lookup"), pair, tokenizer, yard, tmp_path)
+def here(pair: Pair, tokenizer: Any, valid_files: Path, tmp_path: Path) -> CaseContext:
+    return CaseContext(pair.engine("prompt_lookup"), pair, tokenizer, valid_files, tmp_path)
 
 
 P = SamplingParams
@@ -213,17 +213,17 @@ REFUSED: dict[str, Case] = {
     "build no document": lambda h: datastore.build(h.folder / "s", [], 256),
     "build a vocabulary of 0": lambda h: datastore.build(h.folder / "s", [[1]], 0),
     "build a vocabulary of text": lambda h: datastore.build(h.folder / "s", [[1]], "256"),
-    "build into a file": lambda h: datastore.build(h.yard / "documents.txt", [[1]], 256),
+    "build into a file": lambda h: datastore.build(h.valid_files / "documents.txt", [[1]], 256),
     "build no workers": lambda h: datastore.build(h.folder / "s", [[1]], 256, workers=-1),
     "add to nothing": lambda h: datastore.add(h.folder / "missing", [[1]]),
     "open nothing": lambda h: datastore.open(h.folder / "missing"),
-    "open a file": lambda h: datastore.open(h.yard / "documents.txt"),
+    "open a file": lambda h: datastore.open(h.valid_files / "documents.txt"),
     "open None": lambda h: datastore.open(None),
     "info of nothing": lambda h: datastore.info(h.folder / "missing"),
     "verify of nothing": lambda h: datastore.verify(h.folder / "missing"),
-    "append ids too large": lambda h: datastore.open(h.yard / "store").append([9999]),
+    "append ids too large": lambda h: datastore.open(h.valid_files / "store").append([9999]),
     "a head of nothing": lambda h: AcceptanceHead.load(h.folder, h.pair.draft),
-    "a head of another draft": lambda h: AcceptanceHead.load(h.yard / "head", h.pair.draft),
+    "a head of another draft": lambda h: AcceptanceHead.load(h.valid_files / "head", h.pair.draft),
     "a recording of nothing": lambda h: read_recording(h.folder),
     "train options": lambda h: TrainConfig(depth=-1),
     "train a rate of nothing": lambda h: TrainConfig(lr=-1.0),
@@ -243,7 +243,7 @@ REFUSED: dict[str, Case] = {
     "replay fractions of nodes": lambda h: replay(create("prompt_lookup"), [([1], [2])], 1.5),
     "traces of nothing": lambda h: read_traces(h.folder / "missing"),
     "traces of a folder": lambda h: read_traces(h.folder),
-    "traces of prompts": lambda h: read_traces(h.yard / "prompts.jsonl"),
+    "traces of prompts": lambda h: read_traces(h.valid_files / "prompts.jsonl"),
     "answers to nothing": lambda h: record_answers(h.folder / "a", h.llm, [], FOUR),
     "answers in batches of 0": lambda h: record_answers(
         h.folder / "a", h.llm, [RecordingPrompt("a", "b", [1])], FOUR, RecordOptions(batch=0)

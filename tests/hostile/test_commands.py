@@ -277,15 +277,15 @@ def _cases(table: str) -> list[tuple[str, str]]:
     return [(words.strip(), expected.strip()) for words, _, expected in rows]
 
 
-def _words(text: str, yard: Path) -> list[str]:
-    return [word.replace("@", f"{yard}/", 1) for word in shlex.split(text)]
+def _words(text: str, valid_files: Path) -> list[str]:
+    return [word.replace("@", f"{valid_files}/", 1) for word in shlex.split(text)]
 
 
 @pytest.mark.parametrize(("words", "expected"), _cases(REFUSED))
 def test_bad_command_lines_are_refused(
-    words: str, expected: str, yard: Path, tmp_path: Path
+    words: str, expected: str, valid_files: Path, tmp_path: Path
 ) -> None:
-    before = listing(yard)
-    ended = run(_words(words, yard), tmp_path)
+    before = listing(valid_files)
+    ended = run(_words(words, valid_files), tmp_path)
     ended.check_refused(expected)
-    assert (listing(yard), listing(tmp_path)) == (before, {})
+    assert (listing(valid_files), listing(tmp_path)) == (before, {})

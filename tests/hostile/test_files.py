@@ -138,10 +138,10 @@ def _cases() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "damage"), _cases())
 def test_damaged_files_are_refused_or_read_correctly(
-    name: str, damage: str, yard: Path, llm: LLM, tmp_path: Path
+    name: str, damage: str, valid_files: Path, llm: LLM, tmp_path: Path
 ) -> None:
     source, read, _ = READERS[name]
-    for part in yard.glob(f"{source}*"):
+    for part in valid_files.glob(f"{source}*"):
         (shutil.copytree if part.is_dir() else shutil.copy)(part, tmp_path / part.name)
     (path, *_) = sorted(found for found in tmp_path.glob(name) if found.suffix != ".lock")
     sound = _read_undamaged(name, read, tmp_path / source, llm)

@@ -137,9 +137,9 @@ OUTPUTS = [
 
 @pytest.mark.parametrize("kind", [CLOSED, ABANDONED, FULL])
 @pytest.mark.parametrize("words", OUTPUTS)
-def test_unusable_standard_output(words: str, kind: str, tmp_path: Path, yard: Path) -> None:
+def test_unusable_standard_output(words: str, kind: str, tmp_path: Path, valid_files: Path) -> None:
     ended = run(
-        [word.replace("@", f"{yard}/") for word in shlex.split(words)], tmp_path, stdout=kind
+        [word.replace("@", f"{valid_files}/") for word in shlex.split(words)], tmp_path, stdout=kind
     )
     ended.check_clean()
     assert ended.status == {CLOSED: 0, ABANDONED: 141, FULL: 2}[kind], ended
@@ -183,7 +183,7 @@ def test_ctrl_c_during_generation(words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("after", [0.3, 1.5])
 def test_an_interrupted_recording_can_be_resumed(
-    number: int, after: float, tmp_path: Path, yard: Path
+    number: int, after: float, tmp_path: Path, valid_files: Path
 ) -> None:
     out = tmp_path / "a.jsonl"
     words = [
@@ -209,7 +209,7 @@ def test_an_interrupted_recording_can_be_resumed(
     assert process.exitcode in (0, 130, -number)
     ended = run(words, tmp_path)
     assert ended.status == 0, ended
-    assert read_traces(out) == read_traces(yard / "answers.jsonl")[:3]
+    assert read_traces(out) == read_traces(valid_files / "answers.jsonl")[:3]
 
 
 def test_output_to_an_abandoned_pipe_ends_with_141(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_an_open_store_may_be_deleted(pair: Pair, tmp_path: Path) -> None:
     assert llm.generate([pair.prompts[0]], SamplingParams(COUNT))[0].token_ids == pair.answers[0]
 
 
-def test_two_recordings_of_one_file_do_not_mix(tmp_path: Path, yard: Path) -> None:
+def test_two_recordings_of_one_file_do_not_mix(tmp_path: Path, valid_files: Path) -> None:
     words = [
         "record",
         "--out",

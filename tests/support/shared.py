@@ -260,12 +260,12 @@ def is_fair_sample(counts: Mapping[Any, int], chances: Mapping[Any, float]) -> b
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     """Make the `call`-th call of `LLM.generate` raise KeyboardInterrupt."""
-    honest, calls = LLM.generate, itertools.count(1)
+    generate, calls = LLM.generate, itertools.count(1)
 
     def interrupted(self: LLM, *arguments: Any) -> Any:
         if next(calls) == call:
             raise KeyboardInterrupt
-        return honest(self, *arguments)
+        return generate(self, *arguments)
 
     monkeypatch.setattr(LLM, "generate", interrupted)
 

@@ -38,13 +38,15 @@ def layer_settings(target: Any, model_type: str = "llama", **changes: Any) -> di
     }
 
 
-def eagle3_config(target: Any, kept: int, layers: list[int], **changes: Any) -> dict[str, Any]:
+def eagle3_config(
+    target: Any, draft_vocab_size: int, layers: list[int], **changes: Any
+) -> dict[str, Any]:
     """Return `config.json` of an EAGLE-3 head as speculators writes it."""
     shaped = {name: changes.pop(name) for name in ("model_type",) if name in changes}
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
-        "draft_vocab_size": kept,
+        "draft_vocab_size": draft_vocab_size,
         "norm_before_residual": True,
         "eagle_aux_hidden_state_layer_ids": layers,
         "transformer_layer_config": layer_settings(target, **shaped),
@@ -121,15 +123,15 @@ def random_eagle3(target: Any) -> str:
 @functools.cache
 def trained_eagle3(target: Any, texts: tuple[tuple[int, ...], ...]) -> str:
     """Train a head that predicts most tokens of these texts; return its folder."""
-    kept = sorted({token for text in texts for token in text})
+    draft_ids = sorted({token for text in texts for token in text})
     layers = list(range(target.config.num_hidden_layers))
-    config = eagle3_config(target, len(kept), layers)
+    config = eagle3_config(target, len(draft_ids), layers)
     module = module_for(target, config).to(target.device)
     rows = torch.tensor([text[: min(map(len, texts))] for text in texts], device=target.device)
     with torch.no_grad():
         states = target(rows, output_hidden_states=True).hidden_states
     read = torch.stack([states[layer] for layer in layers], dim=2)[:, :-2]
-    labels = torch.tensor([[kept.index(token) for token in row] for row in rows.tolist()])
+    labels = torch.tensor([[draft_ids.index(token) for token in row] for row in rows.tolist()])
     labels = labels[:, 2:].to(target.device)
     width = read.shape[1]
     positions = torch.arange(width, device=target.device)[None].expand(len(rows), -1)
@@ -148,5 +150,5 @@ def trained_eagle3(target: Any, texts: tuple[tuple[int, ...], ...]) -> str:
         optimiser.step()
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
-    maps = vocabulary_maps(target.config.vocab_size, kept)
+    maps = vocabulary_maps(target.config.vocab_size, draft_ids)
     return write_head(folder, config, {**weights_of(module), **maps})

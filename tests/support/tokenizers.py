@@ -89,16 +89,16 @@ def llama_tokenizer(unigram: bool = False, strip: bool = True, **options: Any) -
     Text without a token is encoded as bytes, and the decoder strips a leading space.
     """
     vocabulary = {word: token for token, word in enumerate(SPECIAL + BYTES + WORDS)}
-    kept: Any = models.BPE(
+    backend_model: Any = models.BPE(
         vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True
     )
     if unigram:
-        kept = models.Unigram(
+        backend_model = models.Unigram(
             [(word, -20.0 if word in BYTES else -1.0) for word in vocabulary],
             unk_id=0,
             byte_fallback=True,
         )
-    backend = Tokenizer(kept)
+    backend = Tokenizer(backend_model)
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
@@ -166,8 +166,8 @@ LOCAL: dict[str, Any] = {
     "spaced": spaced_tokenizer(),
 }
 FOREIGN: dict[str, Any] = {
-    f"foreign {name}": ForeignTokenizer(kept)
-    for name, kept in (LOCAL | FALLBACK).items()
+    f"foreign {name}": ForeignTokenizer(tokenizer)
+    for name, tokenizer in (LOCAL | FALLBACK).items()
     if "clean" not in name
 }
 
