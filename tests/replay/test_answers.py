@@ -1,4 +1,4 @@
-"""Test files of recorded answers that are interrupted, damaged or of other settings."""
+"""Test files of recorded answers: interrupted, damaged or with other settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the top tokens of recorded answers: files, resumed runs, damage and replays."""
+"""Test recorded top tokens: files, resumed runs, damage and replays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test training and evaluating acceptance heads, and measuring the cost of thresholds."""
+"""Test acceptance heads: training, evaluation and the cost of thresholds."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_seed_determines_the_weights(pair: Pair) -> None:
 
 
 def test_tree_of_several_levels(pair: Pair, trained: tuple[Weights, list[DraftHeadReport]]) -> None:
-    """Check that each level uses the states of the level before, with fewer in a batch."""
+    """Check that each level uses the states of the level before, fewer in a batch."""
     model = CachedLM(pair.target)
     draft_head = DraftHead(model, trained[0])
     states = torch.randn(
