@@ -59,7 +59,7 @@ class LayerPass:
 
 
 class DecoderLayers(Protocol):
-    """Computes the decoder layers of one model, one compiled call per layer."""
+    """Computes the decoder layers of one model, separately or all in one call."""
 
     def takes_rows(self, count: int) -> bool:
         """Return whether a forward pass over `count` rows should use these calls."""
@@ -77,3 +77,6 @@ class DecoderLayers(Protocol):
             index: Index of the layer.
             states: Hidden states, contiguous [1, columns, hidden].
         """
+
+    def run_all(self, states: Tensor) -> Tensor:
+        """Run all layers; return the output of the last one, given the input of the first."""

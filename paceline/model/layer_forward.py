@@ -24,6 +24,7 @@ from paceline.backend.products import Products
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slot_layer import SlotLayer, WriteWindow
 from paceline.model.forward_state import ForwardState
+from paceline.model.layer_stack import stack_layers
 
 # Layers with exactly the steps of `DecoderLayer`.
 _KINDS = frozenset(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"))
@@ -56,6 +57,7 @@ def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) 
     calls = LayerCalls(twins, runner, products, state)
     for index, twin in enumerate(twins):
         vars(twin)["forward"] = LayerForward(twin, index, calls)
+    stack_layers(module, twins, calls)
 
 
 def is_known_layer(module: nn.Module) -> bool:
@@ -98,6 +100,7 @@ class LayerCalls:
     Attributes:
         runner: Runner of the layers.
         is_usable: False after a result has differed from the modules' result.
+        num_checked: Number of layers whose result has been compared with that of the modules.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class LayerCalls:
         self.runner, self._state = runner, state
         self._min_rows, self._max_rows = products.min_rows, products.max_rows
         self.is_usable = True
+        self.num_checked = 0
         self._num_layers = len(twins)
         inside = [twin.get_submodule(name) for twin in twins for name in _INSIDE]
         self._hooks = [
@@ -145,6 +149,10 @@ class LayerCalls:
             self._window = getattr(cache, "window", None)
             self._serves = isinstance(cache, SlotCache) and self._begin(states, cache)
         return self._serves and self.is_usable and not torch.is_grad_enabled()
+
+    def serves_all(self, states: Tensor, named: dict[str, Any]) -> bool:
+        """Return whether the runner computes all layers in one call; see `serves`."""
+        return self.num_checked == self._num_layers and self.serves(states, named)
 
     def _begin(self, states: Tensor, cache: SlotCache) -> bool:
         """Begin a pass if the runner supports it; return whether it does."""
@@ -219,6 +227,7 @@ class LayerForward:
         expected = self._forward(hidden_states, *args, **kwargs)
         result = self.calls.runner.run(self._index, hidden_states.contiguous())
         self.is_checked = True
+        self.calls.num_checked += 1
         if type(expected) not in PLAIN or not torch.equal(expected, result):
             self.calls.is_usable = False
         return expected

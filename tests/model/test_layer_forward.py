@@ -17,6 +17,7 @@ from paceline.core.tree import DraftTree
 from paceline.cpu.backend import CPU
 from paceline.model.cached_lm import CachedLM
 from paceline.model.layer_forward import LayerForward
+from paceline.model.layer_stack import LayerStack
 from tests.support.attention import random_parents
 from tests.support.models import make
 
@@ -114,6 +115,30 @@ def test_hooks_and_replaced_weights_take_effect() -> None:
     modules.model.model.layers[0].mlp.up_proj.weight.data *= 2
     for first, second in zip(logits(lm), logits(modules), strict=True):
         assert torch.equal(first, second)
+
+
+def test_a_hook_of_a_layer_sees_its_output() -> None:
+    lm, seen = target("llama"), []
+    layers = lm.model.model.layers
+    logits(lm)
+    hook = layers[1].register_forward_hook(lambda _, __, out: seen.append(out.clone()))
+    expected = logits(lm)
+    hook.remove()
+    assert len(seen) == len(expected)
+    for first, second in zip(logits(lm), expected, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_all_layers_run_in_one_call_unless_their_masks_differ() -> None:
+    stack = target("llama")._runner.view.module.model.layers
+    assert type(stack) is LayerStack
+    assert len(stack[:]) == 1
+    assert [*stack[:1], *stack[1:]] == [*stack] == [stack[0], *list(stack)[1:]]
+
+    def change(model: Any) -> None:
+        model.config.layer_types = ["full_attention", "sliding_attention"]
+
+    assert type(target("qwen2", change)._runner.view.module.model.layers) is nn.ModuleList
 
 
 def test_float32_runs_the_modules() -> None:

@@ -33,6 +33,7 @@ _STEP = WIDTH * HALF_BYTES  # bytes of a vector of bfloat16 numbers
 _JOB_BYTES = 16  # of a job's entry in `LayerCall.jobs`: addresses of the function and its record
 _QUERY, _OUTPUT, _GATE, _DOWN, _ATTEND = 0, 3, 4, 6, 7  # jobs by number
 NUM_PRODUCTS = _ATTEND
+NUM_JOBS = NUM_PRODUCTS + 1  # of a layer
 
 
 class LayerCall:
@@ -68,6 +69,7 @@ class LayerCall:
 
 
 LAYER_CALL = record_dtype(LayerCall)
+_LAYER_BYTES = LAYER_CALL.itemsize
 _TAKEN_BY_PRODUCTS = PRODUCT_CALL.fields["taken"][1]
 _TAKEN_BY_ATTENTION = CALL.fields["taken"][1]
 
@@ -102,6 +104,27 @@ def run_layer(address: int, states: int, out: int, mailbox: int, number: int) ->
     _activate(layer)
     _share(layer.jobs, _DOWN, _TAKEN_BY_PRODUCTS, mailbox, number + _DOWN)
     _add(layer.middle, layer.projected, out, width)
+
+
+@compiled
+def run_layers(
+    address: int, num_layers: int, states: int, out: int, mailbox: int, number: int
+) -> None:
+    """Compute consecutive decoder layers.
+
+    Args:
+        address: Address of the first `LayerCall`; the others follow it.
+        num_layers: Number of layers.
+        states: Address of the hidden states, bfloat16 [count, hidden].
+        out: Address of the result, of the same shape.
+        mailbox: Mailbox of the thread team that shares the work; 0 means no team.
+        number: Number of the last job that the team was given.
+    """
+    for _ in range(num_layers):
+        run_layer(address, states, out, mailbox, number)
+        address += _LAYER_BYTES
+        states = out
+        number += NUM_JOBS
 
 
 @inlined

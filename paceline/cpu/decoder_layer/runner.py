@@ -16,7 +16,7 @@ from paceline.cpu.attention.call import CALL
 from paceline.cpu.attention.invariant import queries_per_tile
 from paceline.cpu.attention.kernel import attend
 from paceline.cpu.attention.tiled import attend_tiled, suits
-from paceline.cpu.decoder_layer.call import LAYER_CALL, NUM_PRODUCTS, run_layer
+from paceline.cpu.decoder_layer.call import LAYER_CALL, NUM_JOBS, NUM_PRODUCTS, run_layers
 from paceline.cpu.linear.call import PACKING, PRODUCT_CALL
 from paceline.cpu.linear.dispatch import kernel_of
 from paceline.cpu.memory import BFLOAT16, HALF_BYTES
@@ -81,7 +81,7 @@ class CpuDecoderLayers:
         self._calls = np.zeros(count, dtype=LAYER_CALL)
         self._products = np.zeros((count, NUM_PRODUCTS), dtype=PRODUCT_CALL)
         self._attention = np.zeros(count, dtype=CALL)
-        self._jobs = np.zeros((count, NUM_PRODUCTS + 1, 2), dtype=np.int64)
+        self._jobs = np.zeros((count, NUM_JOBS, 2), dtype=np.int64)
         self._activation: Tensor | None = None  # table of the previous layer
         self._held: list[Any] = []  # tensors whose addresses are stored
         self._biases: list[tuple[Tensor, Tensor]] = []  # with their copies in float32
@@ -226,10 +226,18 @@ class CpuDecoderLayers:
 
     def run(self, index: int, states: Tensor) -> Tensor:
         """Return the output of a layer, after writing its keys and values to the cache."""
+        return self._run(index, 1, states)
+
+    def run_all(self, states: Tensor) -> Tensor:
+        """Return the output of the last layer; see `DecoderLayers.run_all`."""
+        return self._run(0, len(self._addresses), states)
+
+    def _run(self, first: int, count: int, states: Tensor) -> Tensor:
         out, team, mailbox, number = torch.empty_like(states), TEAM.of_this_thread(), 0, 0
         if team is not None:
-            mailbox, number = team.mailbox, team.take_numbers(NUM_PRODUCTS + 1)
-        run_layer(self._addresses[index], states.data_ptr(), out.data_ptr(), mailbox, number)
+            mailbox, number = team.mailbox, team.take_numbers(count * NUM_JOBS)
+        address = self._addresses[first]
+        run_layers(address, count, states.data_ptr(), out.data_ptr(), mailbox, number)
         return out
 
 

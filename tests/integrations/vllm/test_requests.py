@@ -124,7 +124,9 @@ class RecordingDrafter(Drafter):
 
 
 def recording_proposer(**options: Any) -> tuple[Proposer, RecordingDrafter]:
-    proposer = Proposer(vllm_config({"drafter": f"{__name__}:RecordingDrafter", "length": "full"}, **options))
+    proposer = Proposer(
+        vllm_config({"drafter": f"{__name__}:RecordingDrafter", "length": "full"}, **options)
+    )
     RecordingDrafter.made[-1].texts.clear()
     return proposer, RecordingDrafter.made[-1]
 

@@ -1,0 +1,73 @@
+"""Run all decoder layers of a view in one compiled call.
+
+transformers' models loop over a list of layers. In a view, the list yields one function that runs
+all layers, which saves the time of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from paceline.backend.decoder_layer import DecoderLayers
+
+
+class _Calls(Protocol):
+    """The calls of `layer_forward` that a stack needs."""
+
+    runner: DecoderLayers
+
+    def serves_all(self, states: Tensor, named: dict[str, Any]) -> bool:
+        """Return whether the runner computes all layers in one call."""
+
+
+def stack_layers(module: nn.Module, twins: Sequence[nn.Module], calls: _Calls) -> None:
+    """Replace a view's list of decoder layers by a `LayerStack`.
+
+    The list stays if its layers have attention of several kinds, and therefore different masks.
+
+    Args:
+        module: The view's copy of the model.
+        twins: The view's copies of all layers.
+        calls: Runner of the layers.
+    """
+    for parent in list(module.modules()):
+        kinds = set(getattr(getattr(parent, "config", None), "layer_types", None) or ())
+        for name, child in parent._modules.items():
+            if type(child) is nn.ModuleList and list(child) == list(twins) and len(kinds) <= 1:
+                parent._modules[name] = LayerStack(twins, calls)
+
+
+class LayerStack(nn.ModuleList):
+    """The decoder layers of a view.
+
+    A slice of all layers has a single element: a function that runs all of them.
+
+    Args:
+        twins: The view's copies of all layers.
+        calls: Runner of the layers.
+    """
+
+    def __init__(self, twins: Sequence[nn.Module], calls: _Calls) -> None:
+        super().__init__(twins)
+        self._calls = calls
+        self._hooks = [
+            hooks for twin in twins for hooks in (twin._forward_hooks, twin._forward_pre_hooks)
+        ]
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a layer, or the layers of a slice."""
+        if not isinstance(index, slice):
+            return super().__getitem__(index)
+        layers: Sequence[Callable[..., Tensor]] = list(self)[index]
+        return [self._run] if len(layers) == len(self) else layers
+
+    def _run(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the output of the last layer."""
+        if not args and not any(self._hooks) and self._calls.serves_all(hidden_states, kwargs):
+            return self._calls.runner.run_all(hidden_states.contiguous())
+        for layer in self:
+            hidden_states = layer(hidden_states, *args, **kwargs)
+        return hidden_states
