@@ -202,7 +202,7 @@ def test_attention_by_position_refuses_tensor_subclasses() -> None:
         (states.as_subclass(PlainSubclass), states, states),
         (states, states, states.as_subclass(PlainSubclass)),
     ):
-        with pytest.raises(UnsupportedModelError, match=r"got tensors of the classes .*Other"):
+        with pytest.raises(UnsupportedModelError, match=r"got tensors of the classes .*PlainSubclass"):
             registered._attend(module, given[0], given[1], given[2], None)
     with pytest.raises(UnsupportedModelError, match=r"expected one dtype"):
         registered._attend(module, states, states, states.double(), None)
@@ -289,7 +289,7 @@ def test_failed_probe_is_reported_and_not_cached(
     with monkeypatch.context() as patch:
         patch.setattr(probing, step, fail)
         found = resolve_batch_invariance(model, "auto")
-        assert found.reason == "it was tried on cpu and failed: out of luck (Sudden)"
+        assert found.reason == "it was tried on cpu and failed: out of luck (ProbeFailure)"
         assert LLM(model, "none").generate([[3, 4]], PARAMS)[0].token_ids
         with pytest.raises(
             ConfigError, match="got True; it was tried on cpu and failed: out of luck"
