@@ -239,7 +239,8 @@ def _verify_drafts(
     if layers is not None:
         record_states(requests, all_logits, layers, accepted)
     model.commit(accepted)
-    _rewind(model, retries)
+    for request, cached in retries.items():
+        model.undo(request, cached)
     _append(model, [outcome for result in results for outcome in result.outcomes])
     return results, bool(retries)
 
@@ -249,17 +250,6 @@ def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -
     for request in retries:
         request.without_draft = True
     return [each.without(retries) for each in drafts]
-
-
-def _rewind(model: Target, retries: Mapping[Request, int]) -> None:
-    """Drop this step's tokens from the cache of the requests that must run again.
-
-    Args:
-        model: Target model.
-        retries: Requests to run again, each with its number of cached tokens before the step.
-    """
-    for request, cached in retries.items():
-        model.undo(request, cached)
 
 
 def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
