@@ -176,7 +176,7 @@ _OWN = (
         "ouroboros",
         ".drafter:Ouroboros",
         ".options:OuroborosOptions",
-        "a small model drafts phrase by phrase; the target updates the phrases",
+        "a small model drafts phrases from a pool; the target's predictions update the pool",
         "draft_model",
     ),
     _own(
