@@ -154,7 +154,7 @@ def calibrate(
     limit: int = 0,
     models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
 ) -> None:
-    """Measure the cost of each threshold and store it in the head's card.
+    """Measure the cost of each threshold; store it in the head's card.
 
     The command decodes prompts to measure the cost. A drafter with threshold=auto uses the stored
     costs.
