@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.backend.attention_metadata import RUN, KeyRun, VisibleRanges
 from paceline.core.tree import IntArray
-from paceline.util.compiled import Records, compiled
+from paceline.util.compiled import Records, compiled, kernel
 
 
 class Reach(NamedTuple):
@@ -80,7 +80,8 @@ def _runs(
     """Return all runs of visible keys, and the index of each query's first run."""
     starts, cached, pending, parents, depths, ranks, nodes = packed
     rows = len(cached)
-    begin = np.zeros(starts[rows] + 1, dtype=np.int64)
+    begin = np.empty(starts[rows] + 1, dtype=np.int64)
+    begin[0] = 0
     max_runs = 0  # at most one run of text per query, and one run per node on its path
     for row in range(rows):
         max_runs += pending[row]
@@ -114,14 +115,14 @@ def _runs(
     return runs[:count], begin
 
 
-@compiled
+@kernel
 def _first_seen(position: int, window: int, chunk: int) -> int:
     if window:
         return max(0, position - window + 1)
     return position // chunk * chunk if chunk else 0
 
 
-@compiled
+@kernel
 def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -> int:
     """Append a run of keys to a query's runs; return the new number of runs."""
     runs[count].start = start
@@ -132,7 +133,7 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
     return count + 1
 
 
-@compiled
+@kernel
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
     """Merge single keys, in descending order, into runs; return the number of runs.
 

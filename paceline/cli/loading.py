@@ -46,7 +46,7 @@ def build_llm(
     if _TARGET_LOADING not in sys.modules:
         with collection_paused():
             import_module(_TARGET_LOADING)  # `LLM` would import this later
-        gc.freeze()  # the imported modules last until the process ends
+            gc.freeze()  # the imported modules last until the process ends
     from paceline.llm import LLM
 
     use_threads(models.threads)

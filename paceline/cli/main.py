@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import re
@@ -21,6 +22,8 @@ from paceline.cli.parallel import prints_for_all
 from paceline.cli.parse_errors import parse_error_text
 from paceline.cli.show import INTERRUPTED, print_error
 from paceline.errors import PacelineError
+from paceline.util.frame_memory import call_with_frame_memory
+from paceline.util.util_settings import YOUNG_OBJECTS
 
 # paceline prints its own notes
 _QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -141,8 +144,9 @@ def main() -> None:
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    gc.set_threshold(YOUNG_OBJECTS)
     _prepare_streams()
-    status = _status(sys.argv[1:])
+    status = call_with_frame_memory(lambda: _status(sys.argv[1:]))
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

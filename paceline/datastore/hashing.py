@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.util.compiled import compiled, load_uint64
+from paceline.util.compiled import compiled, kernel, load_uint64
 
 PAGE = 4096  # bytes
 
@@ -23,17 +23,17 @@ _P3 = np.uint64(1609587929392839161)
 _P4 = np.uint64(9650029242287828579)
 
 
-@compiled
+@kernel
 def _rotate(value: Any, bits: int) -> Any:
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
-@compiled
+@kernel
 def _round(accumulator: Any, word: Any) -> Any:
     return _rotate(accumulator + word * _P2, 31) * _P1
 
 
-@compiled
+@kernel
 def _merge(digest: Any, accumulator: Any) -> Any:
     return (digest ^ _round(np.uint64(0), accumulator)) * _P1 + _P4
 

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 import transformers
 from transformers import (
+    TOKENIZER_MAPPING,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GgufConfig,
+    PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 
 from paceline.errors import ConfigError
@@ -74,7 +76,7 @@ def _convert(path: Path, folder: Path) -> dict[str, Any]:
     try:
         with quiet():
             model = _model(path, metadata)
-            tokenizer = read_tokenizer(path, metadata)
+            tokenizer = read_tokenizer(path, metadata, model.config)
     except Exception as error:  # the readers raise many types for a file they cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
         raise refused(
@@ -158,11 +160,21 @@ def set_end_ids(model: PreTrainedModel, metadata: dict[str, Any]) -> None:
     model.generation_config._from_model_config = False
 
 
-def read_tokenizer(path: Path, metadata: dict[str, Any]) -> Any:
-    """Return the tokenizer with its chat template, or None if the file has none."""
+def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfig) -> Any:
+    """Return the tokenizer with its chat template, or None if the file has none.
+
+    Args:
+        path: GGUF file.
+        metadata: Metadata in its header.
+        config: Configuration of its model.
+    """
     if "tokenizer.ggml.tokens" not in metadata:
         return None
-    tokenizer = AutoTokenizer.from_pretrained(
+    # `AutoTokenizer` reads the header again to find the class, which takes seconds.
+    tokenizer_class = TOKENIZER_MAPPING.get(type(config), PreTrainedTokenizerFast)
+    if not issubclass(tokenizer_class, PreTrainedTokenizerFast):
+        tokenizer_class = PreTrainedTokenizerFast
+    tokenizer = tokenizer_class.from_pretrained(
         str(path.parent), gguf_file=path.name, local_files_only=True
     )
     template = metadata.get("tokenizer.chat_template")

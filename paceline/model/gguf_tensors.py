@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from paceline.model.gguf import refused
+from paceline.model.gguf_directory import list_tensors
 from paceline.model.settings import MAX_HEADER_BYTES
 
 HEAD = "output.weight"  # a file without it ties the LM head to the embedding
@@ -173,23 +174,24 @@ def read(files: Sequence[Path]) -> TensorTable:
     """Read the tensors listed in the headers of a model's files.
 
     Raises:
-        ConfigError: A header is too long, or two tensors overlap.
+        ConfigError: A header is too long, a file is truncated, or two tensors overlap.
+        ValueError: The format of a tensor is unknown, or two tensors have the same name.
     """
-    from gguf import GGUFReader  # an optional package
-
     tensors: dict[str, TensorEntry] = {}
     for index, path in enumerate(files):
-        reader = GGUFReader(path)
-        if reader.data_offset > MAX_HEADER_BYTES:
-            raise refused(path, f"a header of {reader.data_offset} bytes")
-        end = reader.data_offset
-        for tensor in sorted(reader.tensors, key=lambda tensor: int(tensor.data_offset)):
-            if int(tensor.data_offset) < end:
+        listed, end = list_tensors(path)
+        if end > MAX_HEADER_BYTES:
+            raise refused(path, f"a header of {end} bytes")
+        for tensor in sorted(listed, key=lambda tensor: tensor.offset):
+            if tensor.offset < end:
                 raise refused(path, f"a tensor {tensor.name} that overlaps the one before it")
-            end = int(tensor.data_offset) + int(tensor.n_bytes)
-            shape = [int(size) for size in reversed(tensor.shape)]
-            entry = TensorEntry(index, int(tensor.data_offset), int(tensor.tensor_type), shape)
+            if tensor.name in tensors:
+                raise ValueError(f"two tensors named {tensor.name}")
+            end = tensor.offset + tensor.num_bytes
+            entry = TensorEntry(index, tensor.offset, tensor.type_id, tensor.shape)
             tensors[tensor.name] = entry
+        if end > path.stat().st_size:
+            raise refused(path, f"{path.stat().st_size} of its {end} bytes: the file is truncated")
     return TensorTable(tensors)
 
 

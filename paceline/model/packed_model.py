@@ -162,10 +162,12 @@ def _packed(blocks: Tensor, block_format: BlockFormat, inner: int, order: Tensor
 
 
 def _unpacked(blocks: Tensor, block_format: BlockFormat) -> Any:
+    plain = {"F32": np.float32, "F16": np.float16}.get(block_format.name)
+    if plain is not None:
+        return blocks.numpy().view(plain).astype(np.float32)
     from gguf import GGMLQuantizationType, quants  # an optional package
 
-    plain = {"F32": np.float32, "F16": np.float16}.get(block_format.name, np.uint8)
-    return quants.dequantize(blocks.numpy().view(plain), GGMLQuantizationType[block_format.name])
+    return quants.dequantize(blocks.numpy(), GGMLQuantizationType[block_format.name])
 
 
 def _assign(model: PreTrainedModel, name: str, weight: Tensor) -> None:

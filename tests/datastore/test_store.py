@@ -22,7 +22,14 @@ from paceline.datastore.store_settings import SORTED_TOKENS
 from paceline.datastore.suffixes import suffix_array
 from paceline.errors import ConfigError, DatastoreError
 from paceline.util.machine import usable_cores
+from tests.support.kernels import from_python
 from tests.support.stores import Documents, expected, looked_up, random_documents, store
+
+_range_of = from_python(range_of)
+_narrow = from_python(narrow)
+_within = from_python(within)
+_suffix_at = from_python(suffix_at)
+_read = from_python(read)
 
 VOCABULARIES = [1, 2, 300, 65535, 65536, 2**20, 2**23, 2**32 - 1, 2**32]
 
@@ -105,11 +112,11 @@ def test_narrowed_range_equals_a_longer_search(tmp_path: Path) -> None:
     snapshot = datastore.open(store(tmp_path / "s", documents)).snapshot
     for token in range(6):
         ids = np.array([2, 1, token])
-        low, high = range_of(snapshot.table, 0, ids, 0, 2)
-        assert narrow(snapshot.table, 0, low, high, 2, Query(ids, 2, 3)) == range_of(
+        low, high = _range_of(snapshot.table, 0, ids, 0, 2)
+        assert _narrow(snapshot.table, 0, low, high, 2, Query(ids, 2, 3)) == _range_of(
             snapshot.table, 0, ids, 0, 3
         )
-    assert narrow(snapshot.table, 0, 0, 5, SORTED_TOKENS, Query(ids, 0, 1)) == (0, 0)
+    assert _narrow(snapshot.table, 0, 0, 5, SORTED_TOKENS, Query(ids, 0, 1)) == (0, 0)
 
 
 @pytest.mark.parametrize("vocab_size", [6, 400, 2**20])
@@ -124,8 +131,8 @@ def test_pivots_equal_bisection(tmp_path: Path, vocab_size: int) -> None:
         begin = rng.randrange(len(document) - size)
         ids = np.array(document[begin : begin + size])
         ids[rng.randrange(size)] = rng.choice([ids[-1], rng.randrange(vocab_size)])
-        plain = within(table[0], 0, int(table["suffix_count"][0]), 0, Query(ids, 0, size))
-        assert range_of(table, 0, ids, 0, size) == plain
+        plain = _within(table[0], 0, int(table["suffix_count"][0]), 0, Query(ids, 0, size))
+        assert _range_of(table, 0, ids, 0, size) == plain
 
 
 def test_positions_out_of_range_are_not_read(tmp_path: Path) -> None:
@@ -133,9 +140,9 @@ def test_positions_out_of_range_are_not_read(tmp_path: Path) -> None:
     snapshot = datastore.open(store(tmp_path / "s")).snapshot
     table = snapshot.table.copy()
     table["text_size"] = 1
-    assert range_of(table, 0, np.array([3]), 0, 1) == (DAMAGED, 0)
-    assert suffix_at(table, 0, -1) == suffix_at(table, 0, 10**9) == DAMAGED
-    assert read(table, 0, 5, np.zeros(4, dtype=np.int64)) == 0
+    assert _range_of(table, 0, np.array([3]), 0, 1) == (DAMAGED, 0)
+    assert _suffix_at(table, 0, -1) == _suffix_at(table, 0, 10**9) == DAMAGED
+    assert _read(table, 0, 5, np.zeros(4, dtype=np.int64)) == 0
 
 
 @pytest.mark.parametrize("most", [1, 2, 40, 5_000_000, 2**32 - 2])

@@ -34,6 +34,10 @@ from paceline.drafters.shared.step_learning import learn_step, record_of
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.drafters.shared.tree_candidate import CANDIDATE
 from paceline.errors import ConfigError
+from tests.support.kernels import from_python
+
+_look_up, _pair_cell = from_python(look_up), from_python(pair_cell)
+_weighed_cell = from_python(weighed_cell)
 
 # the newest tokens -> the target's distribution after them
 Distributions = dict[tuple[int, ...], list[tuple[int, float]]]
@@ -78,7 +82,7 @@ def entry_of(table: Any, *newest: int, keys: int = LONGEST_KEY) -> tuple[list[in
     """Return the tokens of the longest known key's entry, and that key's length."""
     tail = np.zeros(LONGEST_KEY, dtype=np.int64)
     tail[LONGEST_KEY - len(newest) :] = newest
-    place, size = look_up(table, tail, min(keys, len(newest)))
+    place, size = _look_up(table, tail, min(keys, len(newest)))
     if place == ABSENT:
         return [], 0
     entry = table.entries[place]
@@ -198,7 +202,7 @@ def test_draft_head_and_draft_model_count_separately(has_model: bool, cells: int
     made.observe([Outcome(request, EMPTY_TREE, [], [9], [9], top_tokens([[(9, 0.9)]]))])
     (changed,) = np.nonzero(made.calibration.trials != counted)
     assert len(changed) == cells  # one cell more for 7 than for 9, which no other source has
-    first = weighed_cell(DRAFT_HEAD.calibration_table, False, 0.0, -1.0)
+    first = _weighed_cell(DRAFT_HEAD.calibration_table, False, 0.0, -1.0)
     assert first < changed[-2] < changed[-1] < CELLS
 
 
@@ -237,13 +241,13 @@ def test_calibration_counts_fed_and_unfed_nodes() -> None:
         (0.3, False),
         (0.6, True),
     ):  # of two guesses at 0.6 one was right, which is above their prior
-        cell = pair_cell(False, 1, probability, -1.0)
+        cell = _pair_cell(False, 1, probability, -1.0)
         assert (after[cell] > before[cell]) == better
     assert (after != before).sum() == 2
 
 
 def test_sampled_requests_are_calibrated_separately() -> None:
-    assert pair_cell(False, 1, 0.5, -1.0) != pair_cell(True, 1, 0.5, -1.0)
+    assert _pair_cell(False, 1, 0.5, -1.0) != _pair_cell(True, 1, 0.5, -1.0)
     made = recycler_with({(2,): [(7, 0.8), (9, 0.2)]})
     hot, cold = (
         draft_tree(
@@ -258,7 +262,7 @@ def test_sampled_requests_are_calibrated_separately() -> None:
 
 def test_prior_is_zero_where_no_source_proposes() -> None:
     calibration = new_source_calibration()
-    assert calibration.hits[pair_cell(False, 0, 0.0, -1.0)] == 0
+    assert calibration.hits[_pair_cell(False, 0, 0.0, -1.0)] == 0
     assert (calibration.hits <= calibration.trials).all()
 
 

@@ -20,6 +20,7 @@ from paceline.core.node_rule import node_limit
 from paceline.core.request import Request
 from paceline.core.tree import node_depths
 from paceline.core.vocabulary_check import check_vocabulary
+from paceline.datastore.rows import Query
 from paceline.datastore.search import suffix_at
 from paceline.drafters import create
 from paceline.drafters.sssd.calibration import WEIGHTS_FILE, load_weights
@@ -27,15 +28,21 @@ from paceline.drafters.sssd.drafter import Sssd
 from paceline.drafters.sssd.features import FEATURES
 from paceline.drafters.sssd.options import SssdOptions
 from paceline.drafters.sssd.paper import branch_length
-from paceline.drafters.sssd.pool import new_pool, query_of
+from paceline.drafters.sssd.pool import new_pool
 from paceline.drafters.sssd.request_index import RequestIndex
 from paceline.drafters.sssd.settings import HIDDEN, LONGEST
 from paceline.drafters.sssd.store_matches import SuffixMatches, look_up, sample
 from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
 from paceline.verification.tree_rules import check_trees
+from tests.support.kernels import from_python
 from tests.support.sssd_inputs import candidates, offered_tokens
 from tests.support.stores import continuations, random_documents, store
+
+_look_up = from_python(look_up)
+_suffix_at = from_python(suffix_at)
+_sample = from_python(sample)
+_branch_length = from_python(branch_length)
 
 VOCAB = 6
 ALL_LINKS = 10**4
@@ -182,18 +189,17 @@ def test_pointers_are_sampled_at_regular_intervals(tmp_path: Path) -> None:
     pointers: Any = pool.pointers
     for token in range(VOCAB):
         pool.tail[LONGEST - 1], ranges = token, pool.ranges[0]
-        total, _ = look_up(snapshot.table, pool.tail, LONGEST - 1, LONGEST, ranges)
+        total, _ = _look_up(snapshot.table, pool.tail, LONGEST - 1, LONGEST, ranges)
         every = [
-            (suffix_at(snapshot.table, s, rank) + 1, s)
+            (_suffix_at(snapshot.table, s, rank) + 1, s)
             for s in range(len(ranges))
             for rank in range(*ranges[s].item())
         ]
         assert total == len(every) == sum(document.count(token) for document in documents)
         matches = SuffixMatches(1, ranges, total)
         for most in (1, 7, 50):
-            count, _ = sample(
-                snapshot.table, pool, 0, query_of(pool, 1, 0), matches, LONGEST + 1, most
-            )
+            query = Query(pool.tail, LONGEST - 1, LONGEST)
+            count, _ = _sample(snapshot.table, pool, 0, query, matches, LONGEST + 1, most)
             assert pointers[["position", "shard"]][:count].tolist() == [
                 every[i * total // most] for i in range(most)
             ]
@@ -235,7 +241,7 @@ def test_paper_fusion_by_hand() -> None:
     assert tree.confidence[0] == pytest.approx(0.6 * 2 / 3, abs=1e-6)
     first_below = tree.parents.index(0)
     assert tree.confidence[first_below] == pytest.approx(0.5 * (0.6 + 0.1 * 2), abs=1e-6)
-    assert [branch_length(nodes) for nodes in (1, 4, 5, 8, 9, 32, 33, 48, 49)] == [
+    assert [_branch_length(nodes) for nodes in (1, 4, 5, 8, 9, 32, 33, 48, 49)] == [
         1,
         3,
         4,

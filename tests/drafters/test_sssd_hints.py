@@ -14,8 +14,11 @@ from paceline.drafters.sssd.pointers import POINTER, REQUEST
 from paceline.drafters.sssd.pool import Pool, new_pool
 from paceline.drafters.sssd.settings import LONGEST
 from paceline.drafters.sssd.weak_matches import follow_copy
+from tests.support.kernels import from_python
 from tests.support.sssd_inputs import offered_tokens
 from tests.support.stores import store
+
+_follow_copy = from_python(follow_copy)
 
 
 def network_inputs(
@@ -82,4 +85,4 @@ def pool_of(pointers: list[tuple[int, int]]) -> Pool:
 def test_copied_text_is_followed(
     pointers: list[tuple[int, int]], place: int, expected: int
 ) -> None:
-    assert follow_copy(pool_of(pointers), 0, len(pointers), place) == expected
+    assert _follow_copy(pool_of(pointers), 0, len(pointers), place) == expected

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from paceline.backend.attention_metadata import RUN, KeyRun
 from paceline.core.tree import IntArray
 from paceline.cpu.settings import SUMS_PER_ROW
-from paceline.util.compiled import Records, as_pointer, compiled, inlined, record_dtype, take_number
+from paceline.util.compiled import (
+    Records,
+    as_pointer,
+    inlined,
+    record_dtype,
+    subroutine,
+    take_number,
+)
 
 FloatArray = NDArray[np.float32]
 BLOCK = SUMS_PER_ROW  # keys that are read together
@@ -129,13 +136,13 @@ class Tile(NamedTuple):
     weight_addresses: IntArray
 
 
-@compiled
+@subroutine
 def read_call(address: int) -> Any:
     """Return the `AttentionCall` at an address."""
     return numba.carray(as_pointer(address), 1, CALL)[0]
 
 
-@compiled
+@subroutine
 def visible_keys(call: AttentionCall) -> VisibleKeys:
     """Return the arrays of a call's visible keys, without copying them."""
     starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)

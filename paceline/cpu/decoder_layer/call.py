@@ -27,6 +27,7 @@ from paceline.util.compiled import (
     load_uint16,
     record_dtype,
     store_uint16,
+    subroutine,
 )
 
 _STEP = WIDTH * HALF_BYTES  # bytes of a vector of bfloat16 numbers
@@ -74,7 +75,7 @@ _TAKEN_BY_PRODUCTS = PRODUCT_CALL.fields["taken"][1]
 _TAKEN_BY_ATTENTION = CALL.fields["taken"][1]
 
 
-@compiled
+@subroutine
 def run_layer(address: int, states: int, out: int, mailbox: int, number: int) -> None:
     """Compute one decoder layer.
 

@@ -16,7 +16,7 @@ from paceline.cpu import simd_f32x8
 from paceline.cpu.memory import BFLOAT16, FLOAT_BYTES, HALF_BYTES
 from paceline.cpu.settings import MULTIPLY_ADDS_PER_PRODUCT_HELPER, SUMS_PER_ROW
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype, take_number
+from paceline.util.compiled import as_pointer, inlined, record_dtype, subroutine, take_number
 
 TASK = SUMS_PER_ROW  # outputs
 SUMS_STRIDE = TASK * FLOAT_BYTES  # bytes from the sums of one row of a task to the next
@@ -76,7 +76,7 @@ def run_product(
     job.run((*addresses, *kinds, *sizes, 0, *packing), helpers, outer <= TASK)
 
 
-@compiled
+@subroutine
 def read_call(address: int) -> Any:
     """Return the `ProductCall` at an address."""
     return numba.carray(as_pointer(address), 1, PRODUCT_CALL)[0]

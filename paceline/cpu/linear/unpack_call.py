@@ -9,7 +9,7 @@ import numba
 from paceline.cpu.linear.call import ProductCall
 from paceline.cpu.memory import HALF_BYTES
 from paceline.cpu.thread_team import call as call_function
-from paceline.util.compiled import as_pointer, compiled, inlined, load_int64, record_dtype
+from paceline.util.compiled import as_pointer, inlined, load_int64, record_dtype, subroutine
 
 PART = 32  # numbers of a part, the unit in which blocks are unpacked
 PART_BYTES = PART * HALF_BYTES
@@ -34,7 +34,7 @@ class UnpackCall:
 UNPACK_CALL = record_dtype(UnpackCall)
 
 
-@compiled
+@subroutine
 def read_unpack_call(address: int) -> Any:
     """Return the `UnpackCall` at an address."""
     return numba.carray(as_pointer(address), 1, UNPACK_CALL)[0]

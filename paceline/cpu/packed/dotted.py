@@ -29,7 +29,7 @@ from paceline.cpu.row_blocks import even_share
 from paceline.cpu.settings import MAX_FEW_ROWS, UNPACKED_GROUP
 from paceline.cpu.thread_team import TeamJob
 from paceline.cpu.thread_team import call as call_function
-from paceline.util.compiled import compiled, inlined
+from paceline.util.compiled import inlined, subroutine
 
 _MAX_ROWS = 6  # that are multiplied together
 _STRIDE = UNPACKED_GROUP * CHUNK  # bytes from the sums of one row to the next
@@ -66,7 +66,7 @@ def _multiply(call_address: int) -> int:
 multiply_packed = TeamJob(_multiply, PRODUCT_CALL)
 
 
-@compiled
+@subroutine
 def _multiply_few(call_address: int) -> int:
     """Run tasks of a product with a few rows; return their number."""
     call = read_call(call_address)

@@ -34,7 +34,7 @@ from paceline.cpu.packed.quad_lines import QUAD, emit_lines
 from paceline.cpu.settings import MAX_FEW_ROWS, PACKED_OUTPUTS_AHEAD
 from paceline.cpu.simd_f32x8 import prefetch
 from paceline.cpu.thread_team import TeamJob
-from paceline.util.compiled import as_pointer, compiled, inlined, record_dtype
+from paceline.util.compiled import as_pointer, inlined, record_dtype, subroutine
 
 QUADS = 2  # quads that are multiplied together
 OUTPUTS = QUADS * QUAD
@@ -61,7 +61,7 @@ class FewRowsCall:
 FEW_ROWS_CALL = record_dtype(FewRowsCall)
 
 
-@compiled
+@subroutine
 def read_few_rows_call(address: int) -> Any:
     """Return the `FewRowsCall` at an address."""
     return numba.carray(as_pointer(address), 1, FEW_ROWS_CALL)[0]

@@ -75,7 +75,9 @@ def grow_trees(
     """
     room = 0
     for row in range(len(ends)):
-        drafted = sources.bounds[:, 1, row].sum() - sources.bounds[:, 0, row].sum()
+        drafted = 0
+        for source in range(len(sources.bounds)):
+            drafted += sources.bounds[source, 1, row] - sources.bounds[source, 0, row]
         room = max(room, _FRONTIER + _FRONTIER_PER_NODE * queries.limits[row, 1] + drafted)
     work = _MergeWorkspace(
         np.empty(1, dtype=CANDIDATE),

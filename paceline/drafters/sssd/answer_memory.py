@@ -42,8 +42,6 @@ class AnswerMemory:
         self._old_shard: tuple[Shard, ...] = ()
         self._sorted = 0  # tokens in the second shard
         self.shards: tuple[Shard, ...] = ()
-        # Sort once, so that the code is compiled before a request waits for it.
-        _shard([np.zeros(2, dtype=np.uint32)])
 
     def follow(self, outputs: Mapping[int, Sequence[int]]) -> None:
         """Add tokens of unfinished answers, and sort the shards if necessary.

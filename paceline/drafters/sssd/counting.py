@@ -34,7 +34,7 @@ from paceline.drafters.sssd.settings import (
     MAX_DISTANCE,
     MAX_TOKENS,
 )
-from paceline.util.compiled import Records, compiled, kernel, record_dtype
+from paceline.util.compiled import Records, kernel, record_dtype, subroutine
 
 COUNTED_TEXTS = ("prompt", "output", "store")  # sources, as in calibration files
 PROMPT, OUTPUT, STORE = range(3)  # indices of the sources
@@ -115,7 +115,7 @@ class SuccessorCounts(NamedTuple):
     slots: NDArray[np.int16]
 
 
-@compiled
+@subroutine
 def new_counts() -> SuccessorCounts:
     """Return scratch arrays for processing one node at a time."""
     tokens, node = np.empty(MAX_TOKENS, dtype=POINTER_COUNTS), np.empty(1, dtype=NODE_COUNTS)

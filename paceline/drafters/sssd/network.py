@@ -23,7 +23,7 @@ from paceline.drafters.sssd.features import (
     describe_token,
 )
 from paceline.drafters.sssd.settings import HIDDEN, LONGEST
-from paceline.util.compiled import Records, compiled, kernel
+from paceline.util.compiled import Records, kernel, subroutine
 
 
 class Network(NamedTuple):
@@ -46,7 +46,7 @@ class Network(NamedTuple):
     alike: NDArray[np.float64]
 
 
-@compiled
+@subroutine
 def new_network() -> Network:
     """Return scratch arrays for processing one node at a time."""
     columns = np.empty(len(FEATURES), dtype=np.float32)

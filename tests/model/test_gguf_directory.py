@@ -1,0 +1,55 @@
+"""Test the reader of tensor lists in GGUF headers."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.model.gguf_directory import list_tensors
+from tests.support.gguf import write_gguf
+
+gguf = pytest.importorskip("gguf")
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_XS"])
+def test_tensors_are_those_of_the_gguf_package(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "tensors.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_custom_alignment(64)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "bc", ""])
+    writer.add_array("tokenizer.ggml.scores", [0.5, 1.5])
+    writer.add_key_value("nested", [[1, 2], [3]], gguf.GGUFValueType.ARRAY)
+    block_format = gguf.GGMLQuantizationType[kind]
+    for number, shape in enumerate(((3, 256), (2, 5, 512), (256,))):
+        row_bytes = gguf.quants.quant_shape_to_byte_shape(shape, block_format)
+        content = np.full(row_bytes, number, np.uint8)
+        writer.add_tensor(f"tensor.{number}", content, raw_dtype=block_format)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    listed, begin = list_tensors(path)
+    reader = gguf.GGUFReader(path)
+    assert begin == reader.data_offset
+    assert [tuple(tensor) for tensor in listed] == [
+        (
+            tensor.name,
+            [int(size) for size in reversed(tensor.shape)],
+            int(tensor.tensor_type),
+            int(tensor.data_offset),
+            int(tensor.n_bytes),
+        )
+        for tensor in reader.tensors
+    ]
+
+
+def test_damaged_headers_raise_errors(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    content = path.read_bytes()
+    for size in (12, 100, 700):
+        path.write_bytes(content[:size])
+        with pytest.raises((struct.error, IndexError, ValueError)):
+            list_tensors(path)
