@@ -65,6 +65,8 @@ class Weights:
         old = self.hidden
         more_hidden = hidden - old
         more_embedding = embedding - (self.first.shape[1] - old)
+        if not more_hidden and not more_embedding:
+            return self
         first = torch.cat(
             (
                 functional.pad(self.first[:, :old], (0, more_hidden)),
@@ -98,7 +100,7 @@ class Weights:
         digest = hashlib.sha256(f"{text} {self.levels}".encode())
         for name, tensor in self._tensors().items():
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.view(torch.int16).numpy().tobytes())
+            digest.update(tensor.view(torch.int16).numpy().data)
         return digest.hexdigest()
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -119,7 +121,7 @@ class Weights:
         try:
             tensors = safetensors.torch.load(content)
             levels = int(metadata_of(content)["levels"])
-            first, bias, outer = (tensors[name].float() for name in _NAMES[:-1])
+            first, bias, outer = (tensors[name] for name in _NAMES[:-1])
             weights = Weights(first, bias, outer, tensors["kept"].long(), levels)
         except (safetensors.SafetensorError, KeyError) as error:
             raise ValueError(str(error)) from error
