@@ -1,4 +1,4 @@
-"""Read the tensor list at the end of a GGUF file's header.
+"""Read the tensor list in a GGUF file's header, and copy headers.
 
 The `gguf` package takes two seconds to read a header with a vocabulary, and the reader in
 transformers rejects some block formats.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +18,9 @@ from typing import NamedTuple
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT_KEY, _DEFAULT_ALIGNMENT = b"general.alignment", 32
+_MAX_ALIGNMENT = 4096
+# Metadata with one value per token or merge; the configuration does not depend on it.
+_LONG_LISTS = tuple(b"tokenizer.ggml." + name for name in (b"merges", b"scores", b"token_type"))
 _COUNTS = 8  # offset of the numbers of tensors and metadata entries, after magic and version
 
 
@@ -45,15 +51,48 @@ def list_tensors(path: Path) -> tuple[list[ListedTensor], int]:
         ValueError: The format of a tensor is unknown.
         struct.error: The header is damaged.
     """
+    with _mapped(path) as content:
+        header = _Header(content)
+        alignment = _DEFAULT_ALIGNMENT
+        for entry in header.metadata:
+            if entry.key == _ALIGNMENT_KEY:
+                alignment = int.from_bytes(content[entry.value : entry.end], "little")
+        begin = -(-header.end // alignment) * alignment
+    return [_listed(entry, begin) for entry in header.tensors], begin
+
+
+def copy_header(path: Path, copy: Path) -> None:
+    """Write the header of a GGUF file without the longest lists, and without weights.
+
+    transformers takes seconds to read these lists in search of the configuration, which does not
+    depend on them. In the copy, the tensors have no elements.
+
+    Args:
+        path: GGUF file, as for `list_tensors`.
+        copy: File to write.
+    """
+    with _mapped(path) as content:
+        header = _Header(content)
+        entries = [entry for entry in header.metadata if entry.key not in _LONG_LISTS]
+        with copy.open("wb") as file:
+            file.write(content[:_COUNTS] + struct.pack("<QQ", len(header.tensors), len(entries)))
+            for entry in entries:
+                file.write(content[entry.begin : entry.end])
+            for name, shape, type_id, _ in header.tensors:
+                encoded = name.encode()
+                file.write(struct.pack("<Q", len(encoded)) + encoded)
+                file.write(struct.pack(f"<I{len(shape)}Q", len(shape), *[0] * len(shape)))
+                file.write(struct.pack("<IQ", type_id, 0))
+            file.write(bytes(_MAX_ALIGNMENT))
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
-        header = _Header(content)
-        num_tensors, alignment = header.skip_metadata()
-        entries = [header.read_entry() for _ in range(num_tensors)]
-        begin = -(-header.position // alignment) * alignment
-    return [_listed(entry, begin) for entry in entries], begin
+        yield content
 
 
 def _listed(entry: tuple[str, list[int], int, int], begin: int) -> ListedTensor:
@@ -61,40 +100,50 @@ def _listed(entry: tuple[str, list[int], int, int], begin: int) -> ListedTensor:
 
     name, shape, type_id, offset = entry
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type_id)]
-    numbers = 1
-    for size in shape:
-        numbers *= size
-    return ListedTensor(name, shape, type_id, begin + offset, numbers // block * block_bytes)
+    return ListedTensor(name, shape, type_id, begin + offset, prod(shape) // block * block_bytes)
+
+
+class _Entry(NamedTuple):
+    """A metadata entry in a header.
+
+    Attributes:
+        key: Name of the entry.
+        begin, value, end: Offsets of the entry, of its value, and of the next entry.
+    """
+
+    key: bytes
+    begin: int
+    value: int
+    end: int
 
 
 class _Header:
-    """Reads a header from its first metadata entry to its last tensor.
+    """The metadata entries and tensors in a header.
 
     Args:
         content: The file.
     Attributes:
-        position: Offset of the next byte to read.
+        metadata: Metadata entries.
+        tensors: Name, shape, format and relative offset of each tensor.
+        end: Offset of the first byte after the tensors.
     """
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
-        self.position = _COUNTS
-
-    def skip_metadata(self) -> tuple[int, int]:
-        """Return the number of tensors, and the alignment of the data."""
+        self.end = _COUNTS
         num_tensors, num_entries = self._read("<QQ")
-        alignment = _DEFAULT_ALIGNMENT
-        for _ in range(num_entries):
-            key = self._read_string()
-            (kind,) = self._read("<I")
-            begin = self.position
-            self._skip(kind, 1)
-            if key == _ALIGNMENT_KEY:
-                alignment = int.from_bytes(self._content[begin : self.position], "little")
-        return num_tensors, alignment
+        self.metadata = [self._read_entry() for _ in range(num_entries)]
+        self.tensors = [self._read_tensor() for _ in range(num_tensors)]
 
-    def read_entry(self) -> tuple[str, list[int], int, int]:
-        """Return the name, shape, format and relative offset of the next tensor."""
+    def _read_entry(self) -> _Entry:
+        begin = self.end
+        key = self._read_string()
+        (kind,) = self._read("<I")
+        value = self.end
+        self._skip(kind, 1)
+        return _Entry(key, begin, value, self.end)
+
+    def _read_tensor(self) -> tuple[str, list[int], int, int]:
         name = self._read_string().decode()
         (num_dimensions,) = self._read("<I")
         shape = list(reversed(self._read(f"<{num_dimensions}Q")))
@@ -105,20 +154,20 @@ class _Header:
         """Skip metadata values of one type."""
         if kind == _STRING:
             for _ in range(count):
-                (size,) = struct.unpack_from("<Q", self._content, self.position)
-                self.position += 8 + size
+                (size,) = struct.unpack_from("<Q", self._content, self.end)
+                self.end += 8 + size
         elif kind == _ARRAY:
             for _ in range(count):
                 self._skip(*self._read("<IQ"))
         else:
-            self.position += count * _SIZES[kind]
+            self.end += count * _SIZES[kind]
 
     def _read_string(self) -> bytes:
         (size,) = self._read("<Q")
-        self.position += size
-        return self._content[self.position - size : self.position]
+        self.end += size
+        return self._content[self.end - size : self.end]
 
     def _read(self, form: str) -> tuple[int, ...]:
-        values = struct.unpack_from(form, self._content, self.position)
-        self.position += struct.calcsize(form)
+        values = struct.unpack_from(form, self._content, self.end)
+        self.end += struct.calcsize(form)
         return values

@@ -15,7 +15,7 @@ import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from paceline.errors import ConfigError
-from paceline.model import gguf
+from paceline.model import gguf, gguf_directory
 from paceline.model.settings import MAX_HEADER_BYTES
 from paceline.util import cache
 
@@ -102,6 +102,15 @@ def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int
         raise gguf.refused(path, f"one of {metadata['split.count']} parts")
 
 
+def _read_config(path: Path, folder: Path) -> Any:
+    """Return the configuration in a file's header; `folder` is for temporary files."""
+    copy = folder / path.name
+    gguf_directory.copy_header(path, copy)
+    config = AutoConfig.from_pretrained(str(folder), gguf_file=copy.name, local_files_only=True)
+    copy.unlink()
+    return config
+
+
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer, with its added tokens in the configuration.
 
@@ -131,9 +140,7 @@ def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
 
     try:
         with gguf.quiet():
-            config = AutoConfig.from_pretrained(
-                str(path.parent), gguf_file=path.name, local_files_only=True
-            )
+            config = _read_config(path, folder)
             if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
                 raise ValueError(
                     f"architecture {metadata['general.architecture']} is not a decoder"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoConfig
 
-from paceline.model.gguf_directory import list_tensors
+from paceline.model.gguf_directory import copy_header, list_tensors
 from tests.support.gguf import write_gguf
 
 gguf = pytest.importorskip("gguf")
@@ -53,3 +54,12 @@ def test_damaged_headers_raise_errors(tmp_path: Path) -> None:
         path.write_bytes(content[:size])
         with pytest.raises((struct.error, IndexError, ValueError)):
             list_tensors(path)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_the_copy_of_a_header_has_the_same_configuration(tmp_path: Path, kind: str) -> None:
+    path, copy = write_gguf(tmp_path / "tiny.gguf", kind), tmp_path / "copy.gguf"
+    copy_header(path, copy)
+    assert copy.stat().st_size < path.stat().st_size / 4
+    configs = [AutoConfig.from_pretrained(tmp_path, gguf_file=file.name) for file in (path, copy)]
+    assert configs[0].to_dict() == configs[1].to_dict()
