@@ -9,6 +9,7 @@ import numpy as np
 from paceline.core.drafter import Outcome
 from paceline.core.node_rule import node_limit
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.datastore.shard import Shard
 from paceline.draft_budget.acceptance_calibration import (
     count,
     new_calibration,
@@ -62,6 +63,8 @@ class RowDrafting:
         chains, no_tokens = flatten_chains([chain]), np.zeros(0, dtype=np.int64)
         count(new_calibration(), chains, no_tokens, np.zeros(2, dtype=np.int64))
         path_probabilities(self._reliability, chains)
+        # `sssd` sorts recent answers between steps.
+        Shard.in_memory([np.zeros(2, dtype=np.uint32)], vocab_size=1, width=4)
 
     def step(self, rows: Sequence[BatchRow], others: int, begin: float) -> list[list[int]]:
         """Process the new tokens of `rows`, and return a draft for each row.
