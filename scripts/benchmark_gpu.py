@@ -53,6 +53,22 @@ def graph() -> str:
     return _per_card(_graph_of)
 
 
+def prediction() -> str:
+    """Return predicted times of forward passes beside the times measured on an H100."""
+    from gpu_parts.prediction import predicted_times  # loads torch
+
+    measured = _rows("gpu-h100", "graph")
+    h100, rtx4090 = predicted_times("h100"), predicted_times("rtx4090")
+    lines = [
+        "| forward pass | H100, predicted ms | H100, measured ms | RTX 4090, predicted ms |",
+        f"|---|{'---:|' * 3}",
+    ]
+    for key, ms in h100.items():
+        cells = (ms, measured.get(key, {}).get("graph_ms"), rtx4090[key])
+        lines.append(_line((_singular(key), *map(_number, cells))))
+    return "\n".join(lines)
+
+
 def attention() -> str:
     """Return the time of attention kernels, by mask and columns."""
     return _per_card(_attention_of)

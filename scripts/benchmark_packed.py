@@ -10,14 +10,15 @@ from benchmark_data import load
 def packed_answers() -> str:
     """Return how many answers of packed models differ from those of converted models."""
     content = load("packed-answers")
-    lines = ["| file | drafters | batch | answers | different |", "|---|---|---:|---:|---:|"]
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    lines = ["| file | drafters | batch sizes | answers | different |", "|---|---|---|---:|---:|"]
+    files: dict[str, list[dict[str, Any]]] = {}
     for row in content["rows"]:
-        groups.setdefault((row["file"], row["batch"]), []).append(row)
-    for (file, batch), rows in groups.items():
-        names = ", ".join(f"`{row['drafter']}`" for row in rows)
+        files.setdefault(row["file"], []).append(row)
+    for file, rows in files.items():
+        drafters = ", ".join(f"`{name}`" for name in dict.fromkeys(row["drafter"] for row in rows))
+        batches = ", ".join(map(str, sorted({row["batch"] for row in rows})))
         answers, different = (sum(row[key] for row in rows) for key in ("answers", "different"))
-        lines.append(f"| `{file}` | {names} | {batch} | {answers:,} | {different} |")
+        lines.append(f"| `{file}` | {drafters} | {batches} | {answers:,} | {different} |")
     return "\n".join(lines)
 
 

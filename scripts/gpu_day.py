@@ -3,6 +3,7 @@
     python -u scripts/gpu_day.py                        # all parts
     python -u scripts/gpu_day.py attention forward      # some of them
     python -u scripts/gpu_day.py --smoke                # tiny sizes on the CPU: does it run?
+    python scripts/gpu_day.py --predict rtx4090         # forward passes, from peak rates
     python scripts/gpu_day.py --list-carry              # packages that a machine may lack
     python scripts/gpu_day.py --summary gpu-CARD.json   # one file of all results
 

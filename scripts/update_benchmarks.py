@@ -46,7 +46,8 @@ from vllm_results import read_vllm, vllm_table
 
 from paceline.report.documents import kind_of
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # `papers` is not installed
 IMAGES = ROOT / "docs" / "img"
 DISTURBED = "disturbed-costs"  # of scripts/disturbed_costs.py
 TABLES: dict[str, Callable[[], str]] = {
@@ -96,6 +97,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-forward": gpu.forward,
     "gpu-graph": gpu.graph,
     "gpu-attention": gpu.attention,
+    "gpu-prediction": gpu.prediction,
     "step-overhead": step_overhead,
     "vllm-single": lambda: serving.inside_vllm("batch1"),
     "vllm-batches": lambda: serving.inside_vllm("spec60", "maths60"),

@@ -37,6 +37,27 @@ def rows(folder: Path, part: str) -> dict[str, Any]:
     return found
 
 
+def test_forward_passes_are_predicted(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, times = "context 512, 1 requests, 1 rows each", []
+    measured = {"rows": {name: {"graph_ms": 7.25}}}
+    (tmp_path / "graph.json").write_text(json.dumps(measured))
+    for card in ("h100", "rtx4090"):
+        assert command.main(["--out", str(tmp_path), "--predict", card]) == 0
+        lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+        predicted_ms, measured_ms = lines[name].split("; ")
+        assert measured_ms == "7.25"
+        times.append(float(predicted_ms))
+    assert 4 < times[0] < 5.5  # 15 GB of weights at 3.35 TB/s
+    assert 14 < times[1] < 17  # at 1.01 TB/s
+
+
+def test_an_unknown_card_is_refused(command: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no card 'h1000'. Cards: h100"):
+        command.main(["--out", str(tmp_path), "--predict", "h1000"])
+
+
 def test_all_measuring_parts_yield_values(
     command: Any,
     tmp_path: Path,

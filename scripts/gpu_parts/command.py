@@ -16,6 +16,7 @@ import torch
 from transformers.utils import logging
 
 from gpu_parts.carry import advice
+from gpu_parts.prediction import CARDS, predict
 from gpu_parts.run import DeviceLost, Run, run_part, say
 from gpu_parts.settings import FULL, SMOKE
 from gpu_parts.summary import write_summary
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str], description: str = "") -> int:
     options = _parser(description).parse_args(arguments)
     if options.list_carry:
         print(advice())
+        return 0
+    if options.predict:
+        print("\n".join(predict(options.predict, options.out / "graph.json")))
         return 0
     if options.summary:
         write_summary(options.out, PARTS, options.summary)
@@ -85,6 +89,8 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--draft-model", help="draft model of --model; default: none")
     add("--scale", help="WIDTHxLAYERS of the target of the part end_to_end")
     add("--summary", type=Path, metavar="FILE", help="write the results in --out as one file")
+    cards = ", ".join(CARDS)
+    add("--predict", metavar="CARD", help=f"predict forward passes without a GPU: {cards}")
     add("--list-carry", action="store_true", help="list packages to bring along")
     return parser
 
