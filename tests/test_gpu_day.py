@@ -54,7 +54,7 @@ def test_forward_passes_are_predicted(
 
 
 def test_an_unknown_card_is_refused(command: Any, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no card 'h1000'. Cards: h100"):
+    with pytest.raises(SystemExit, match="There is no card 'h1000'"):
         command.main(["--out", str(tmp_path), "--predict", "h1000"])
 
 
