@@ -165,8 +165,8 @@ class ParallelOptions:
 
     Attributes:
         lookahead_parallel: Split every draft tree among the processes that torchrun started.
-        process_timeout: If a process sends no message for this number of seconds, it is considered
-            lost; at least 1.
+        process_timeout: Number of seconds to wait for a message from another process before the
+            run fails; at least 1.
 
     Raises:
         ConfigError: A value is out of range.

@@ -30,8 +30,8 @@ class Ranks:
     """The processes in a run; all must make the same calls in the same order.
 
     Args:
-        timeout: Number of seconds after which an unresponsive process is considered lost; None
-            means the timeout of an existing process group.
+        timeout: Number of seconds to wait for a message from another process before the run fails;
+            None uses the timeout of an existing process group.
         store: Key-value store used for the rendezvous, if `join` created the group.
     Attributes:
         rank: Index of this process.
