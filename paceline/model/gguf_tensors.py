@@ -158,7 +158,7 @@ class TensorReordering:
         """Return the row permutation of a tensor; see `TensorTable.orders`.
 
         Returns:
-            Row indices; None if the order of the rows is not the only difference.
+            Row indices; None if the tensors differ in more than the order of their rows.
         """
         numbers = np.arange(rows, dtype=np.float64)[:, None]
         try:

@@ -17,7 +17,7 @@ _BYTES = 2  # of a bfloat16 number
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuPeaks:
     """A card's peak rates for dense bfloat16 products with float32 sums."""
 
     title: str
@@ -26,12 +26,12 @@ class Card:
 
 # Source: NVIDIA's data sheets and architecture papers, for products of dense matrices.
 CARDS = {
-    "h100": Card("NVIDIA H100 SXM", Peak(989.4e12, 3350e9)),
-    "h200": Card("NVIDIA H200 SXM", Peak(989.4e12, 4800e9)),
-    "a100": Card("NVIDIA A100 SXM 80 GB", Peak(312e12, 2039e9)),
-    "l40s": Card("NVIDIA L40S", Peak(362.05e12, 864e9)),
-    "rtx4090": Card("NVIDIA GeForce RTX 4090", Peak(165.2e12, 1008e9)),
-    "rtx5090": Card("NVIDIA GeForce RTX 5090", Peak(209.5e12, 1792e9)),
+    "h100": GpuPeaks("NVIDIA H100 SXM", Peak(989.4e12, 3350e9)),
+    "h200": GpuPeaks("NVIDIA H200 SXM", Peak(989.4e12, 4800e9)),
+    "a100": GpuPeaks("NVIDIA A100 SXM 80 GB", Peak(312e12, 2039e9)),
+    "l40s": GpuPeaks("NVIDIA L40S", Peak(362.05e12, 864e9)),
+    "rtx4090": GpuPeaks("NVIDIA GeForce RTX 4090", Peak(165.2e12, 1008e9)),
+    "rtx5090": GpuPeaks("NVIDIA GeForce RTX 5090", Peak(209.5e12, 1792e9)),
 }
 
 

@@ -279,11 +279,8 @@ class RequestIndex:
         self._previous = np.empty((len(NGRAM_SIZES), room), dtype=np.int32)
         self._heads = np.full((len(NGRAM_SIZES), BUCKETS_PER_TOKEN * room), -1, dtype=np.int32)
         self.request["room"] = room
-        for name, array in (
-            ("ids", self._ids),
-            ("previous", self._previous),
-            ("heads", self._heads),
-        ):
+        arrays = {"ids": self._ids, "previous": self._previous, "heads": self._heads}
+        for name, array in arrays.items():
             self.request[name] = array.ctypes.data
 
 

@@ -208,9 +208,9 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows of the tensors that a commit may need, one per token.
+        """Return, from each tensor, the rows that a commit may read (one row per token).
 
-        In a wide batch, these are only the rows of tree nodes.
+        In a wide batch, a commit reads only the rows of tree nodes.
         """
         if not self._is_wide:
             return tensors
