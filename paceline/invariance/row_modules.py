@@ -1,4 +1,4 @@
-"""Call modules that process each row separately, in the same way as the model does."""
+"""Call modules that process each row separately, as the model does."""
 
 from __future__ import annotations
 
