@@ -47,8 +47,7 @@ class RequestState:
         store_hits: Running mean of how often the datastore's best token was correct.
         request_guess: The request's best token for the next position, or -1.
         store_guess: The datastore's best token for the next position, or -1.
-        copy_position: Request position where the copied text continues; negative if no text is
-            being copied.
+        copy_position: Request position where the copied text continues; negative without a copy.
     """
 
     ids: int
