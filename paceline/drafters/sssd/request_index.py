@@ -278,8 +278,10 @@ class RequestIndex:
         self._previous = np.empty((len(NGRAM_SIZES), room), dtype=np.int32)
         self._heads = np.full((len(NGRAM_SIZES), BUCKETS_PER_TOKEN * room), -1, dtype=np.int32)
         self.request["room"] = room
-        for name, array in zip(
-            ("ids", "previous", "heads"), (self._ids, self._previous, self._heads), strict=True
+        for name, array in (
+            ("ids", self._ids),
+            ("previous", self._previous),
+            ("heads", self._heads),
         ):
             self.request[name] = array.ctypes.data
 
