@@ -45,5 +45,5 @@ class RetryPause:
         self._left = num_steps
 
     def reset(self) -> None:
-        """Let the next pause have the minimum length again."""
+        """Reset the next pause to the minimum length."""
         self._next = self._min_steps

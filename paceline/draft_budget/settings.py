@@ -187,7 +187,7 @@ class StepCostSettings:
     """Settings of `StepCosts`, the linear model of step times.
 
     The model is ``seconds = a + b * requests + c * (1 if any draft) + d * draft tokens``. The
-    defaults were chosen inside vLLM, with SmolLM2-135M on CPUs with two cores.
+    defaults were tuned in vLLM, with SmolLM2-135M on CPUs with two cores.
 
     Attributes:
         window: Number of recent steps that the fit uses.
@@ -198,8 +198,8 @@ class StepCostSettings:
         prior_weight: Weight of each prior value, as a number of steps.
         margin: Factor by which the time of a step with drafts is multiplied, so that gains within
             the error of the fit do not count.
-        lead_tokens: Number of tokens by which a request must be ahead of another one to be e
-            (2.72) times less likely to finish last.
+        lead_tokens: Lead, in tokens, at which a request becomes e (2.72) times less likely than
+            another one to finish last.
         unknown_probability: Probability assumed for a draft token if the drafter reports none.
     """
 

@@ -65,7 +65,7 @@ class RecurrentPrefill:
 
 
 def _prompt_batch(first: IntArray, columns: int) -> RecurrentBatch:
-    """Return the token order of prompts, with each last token as a draft node.
+    """Return the token order of prompts; the last token of each is a draft node.
 
     The token of a one-token prompt is pending instead, because every row needs a pending token.
     """

@@ -84,7 +84,7 @@ class ServerMetrics:
         self.requests = self._counter("http_requests", "Requests to /v1, by status.", "status")
 
     def watch(self) -> AnswerTimer:
-        """Start to measure an answer."""
+        """Start measuring an answer."""
         return AnswerTimer(self)
 
     def count_end(self, reason: str) -> None:

@@ -41,7 +41,7 @@ from paceline.util.compiled import inlined
 
 
 def _attend(call_address: int) -> int:
-    """Process a call's tiles until none is left; return how many this thread did."""
+    """Process a call's tiles until none is left; return this thread's number of tiles."""
     call = read_call(call_address)
     keys = visible_keys(call)
     queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)

@@ -65,7 +65,7 @@ class OtherTokenizerDrafter(Drafter):
         self._drafter_of(request).stop(request)
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Seed the next draft with another tree, unless the draft is made as text."""
+        """Seed the next draft with another tree, unless the request is drafted as text."""
         if self._drafter_of(request) is self._by_token:
             self._by_token.seed_trees(request, tree)
 

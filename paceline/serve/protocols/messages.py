@@ -99,7 +99,7 @@ class MessageFormatter(PartWriter):
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
-        """Return the events with the output of one step."""
+        """Return the events that carry the output of one step."""
         written = self.write(self._plan.answers[0].read(chunk))
         if chunk.completion is None:
             return written
