@@ -140,7 +140,7 @@ class EagleStudent:
 def _first_model(
     target: PreTrainedModel, name: str, config: DraftTraining, token_ids: NDArray[np.int64]
 ) -> PreTrainedModel:
-    """Build the initial draft model in float32, with small random weights in its layers."""
+    """Build the initial draft model in float32, with small random layer weights."""
     target_config = target.config.get_text_config(decoder=True)
     embedding, head = embedding_and_lm_head(target)
     hidden = config.hidden or settings.HEAD_SIZE * max(
