@@ -69,6 +69,24 @@ def prediction() -> str:
     return "\n".join(lines)
 
 
+def speed_prediction() -> str:
+    """Return predicted speeds of whole answers with the speeds measured on an H100."""
+    from gpu_parts.prediction import predicted_speeds  # loads torch
+
+    measured = _rows("gpu-h100", "end_to_end")
+    h100, rtx4090 = predicted_speeds("h100"), predicted_speeds("rtx4090")
+    lines = [
+        "| batch | method | H100, predicted | H100, measured | RTX 4090, predicted |",
+        f"|---:|---|{'---:|' * 3}",
+    ]
+    for key, speed in h100.items():
+        batch, name = key.removeprefix("batch ").split(", ")
+        method = "plain decoding" if name == "none" else f"`{name}`"
+        cells = (speed, measured.get(key, {}).get("tokens_per_s"), rtx4090[key])
+        lines.append(_line((batch, method, *(_whole(cell) for cell in cells))))
+    return "\n".join(lines)
+
+
 def attention() -> str:
     """Return the time of attention kernels, by mask and columns."""
     return _per_card(_attention_of)
@@ -214,6 +232,10 @@ def _singular(key: str) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def _times(value: float | None) -> str:

@@ -3,7 +3,7 @@
     python -u scripts/gpu_day.py                        # all parts
     python -u scripts/gpu_day.py attention forward      # some of them
     python -u scripts/gpu_day.py --smoke                # tiny sizes on the CPU: does it run?
-    python scripts/gpu_day.py --predict rtx4090         # forward passes, from peak rates
+    python scripts/gpu_day.py --predict rtx4090         # times and speeds, from peak rates
     python scripts/gpu_day.py --list-carry              # packages that a machine may lack
     python scripts/gpu_day.py --summary gpu-CARD.json   # one file of all results
 
@@ -14,6 +14,7 @@ measurement starts after --minutes. `docs/guides/gpu.md` says how to send the re
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
@@ -23,4 +24,6 @@ sys.path[:0] = [str(_SCRIPTS), str(_SCRIPTS.parent)]  # paceline need not be ins
 from gpu_parts.command import main  # noqa: E402
 
 if __name__ == "__main__":
+    gc.collect()
+    gc.freeze()  # imported modules stay, so `free_memory` need not search them
     sys.exit(main(sys.argv[1:], __doc__ or ""))

@@ -98,6 +98,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-graph": gpu.graph,
     "gpu-attention": gpu.attention,
     "gpu-prediction": gpu.prediction,
+    "gpu-speed-prediction": gpu.speed_prediction,
     "step-overhead": step_overhead,
     "vllm-single": lambda: serving.inside_vllm("batch1"),
     "vllm-batches": lambda: serving.inside_vllm("spec60", "maths60"),

@@ -53,6 +53,29 @@ def test_forward_passes_are_predicted(
     assert 14 < times[1] < 17  # at 1.01 TB/s
 
 
+def test_speeds_are_predicted(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {"rows": {"batch 1, none": {"tokens_per_s": 100.5}}}
+    (tmp_path / "end_to_end.json").write_text(json.dumps(measured))
+    speeds = {}
+    for card in ("h100", "rtx4090"):
+        assert command.main(["--out", str(tmp_path), "--predict", card]) == 0
+        lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+        assert lines["batch 1, none"].endswith("; 100.50")
+        speeds[card] = {key: float(lines[key].split("; ")[0]) for key in lines if "batch" in key}
+        assert speeds[card]["batch 8, auto"] > speeds[card]["batch 8, none"]
+    # A step reads 13 GB of weights and takes 0.4 ms on the host.
+    assert 1 / speeds["h100"]["batch 1, none"] == pytest.approx(13e9 / 3.35e12 + 4e-4, rel=0.05)
+    assert 1 / speeds["rtx4090"]["batch 1, none"] == pytest.approx(13e9 / 1.008e12 + 4e-4, rel=0.05)
+
+
+def test_the_predicted_target_is_the_measured_one(command: Any) -> None:
+    shapes = importlib.import_module("gpu_parts.prediction")._target_shapes()
+    weights = sum(one.inputs * one.outputs * one.count for one in shapes.matmuls)
+    assert weights == pytest.approx(6.49e9, rel=0.005)  # parameters of the target on the GPU page
+
+
 def test_an_unknown_card_is_refused(command: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="There is no card 'h1000'"):
         command.main(["--out", str(tmp_path), "--predict", "h1000"])

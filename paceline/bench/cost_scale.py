@@ -69,7 +69,7 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
     """
     _check_architecture(model)
     _check_sizes(model, width, layers)
-    wanted = _enlarged_config(model, width, layers)
+    wanted = enlarged_config(model, width, layers)
     device = model.device
     # The constructor samples weights, which are all replaced.
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
@@ -101,7 +101,12 @@ def _check_architecture(model: PreTrainedModel) -> None:
         )
 
 
-def _enlarged_config(model: PreTrainedModel, width: int, layers: int) -> Any:
+def enlarged_config(model: PreTrainedModel, width: int, layers: int) -> Any:
+    """Return the configuration of the model that `enlarge` would create.
+
+    Args:
+        model, width, layers: As in `enlarge`.
+    """
     config = model.config
     wanted = copy.deepcopy(config)
     ratio = width / config.hidden_size

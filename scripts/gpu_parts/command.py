@@ -37,7 +37,7 @@ def main(arguments: Sequence[str], description: str = "") -> int:
         print(advice())
         return 0
     if options.predict:
-        print("\n".join(predict(options.predict, options.out / "graph.json")))
+        print("\n".join(predict(options.predict, options.out)))
         return 0
     if options.summary:
         write_summary(options.out, PARTS, options.summary)
@@ -90,7 +90,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--scale", help="WIDTHxLAYERS of the target of the part end_to_end")
     add("--summary", type=Path, metavar="FILE", help="write the results in --out as one file")
     cards = ", ".join(CARDS)
-    add("--predict", metavar="CARD", help=f"predict forward passes without a GPU: {cards}")
+    add("--predict", metavar="CARD", help=f"predict times and speeds without a GPU: {cards}")
     add("--list-carry", action="store_true", help="list packages to bring along")
     return parser
 

@@ -1,18 +1,28 @@
-"""Predict the forward passes of part graph from a card's peak rates, without a GPU."""
+"""Predict forward passes and tokens per second from a card's peak rates, without a GPU."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from gpu_parts.graph import REQUESTS, case_name
 from gpu_parts.models import LLAMA_8B
 from gpu_parts.settings import FULL
+from paceline import demo
+from paceline.bench.cost_scale import enlarged_config
+from paceline.bench.settings import CostScale
+from paceline.model.loading import load_model
 from papers.sssd.roofline import Matmul, Peak, Shapes
 
+STEPS = Path(__file__).parents[2] / "docs" / "results" / "step-overhead.json"
+PREDICTED_DRAFTERS = ("none", "auto")
 _BYTES = 2  # of a bfloat16 number
 
 
@@ -36,22 +46,30 @@ CARDS = {
 
 
 def predict(name: str, results: Path) -> list[str]:
-    """Return one line per forward pass, with the measured time if there is one.
+    """Return a line per forward pass and per method, with the measured value if there is one.
 
     Args:
         name: Key in `CARDS`.
-        results: File with the results of part graph; it need not exist.
+        results: Folder with the results of the parts; it need not exist.
     Raises:
         SystemExit: The card is unknown.
     """
     if name not in CARDS:
         raise SystemExit(f"There is no card {name!r}. Cards: {', '.join(CARDS)}.")
-    rows = json.loads(results.read_text("utf-8"))["rows"] if results.is_file() else {}
-    lines = [f"Shapes of Llama-3.1-8B on {CARDS[name].title}: predicted ms; measured ms"]
-    for case, predicted_ms in predicted_times(name).items():
-        measured_ms = rows.get(case, {}).get("graph_ms")
-        measured = "-" if measured_ms is None else f"{measured_ms:.2f}"
-        lines.append(f"{case}: {predicted_ms:.2f}; {measured}")
+    title = CARDS[name].title
+    lines = [f"Shapes of Llama-3.1-8B on {title}: predicted ms; measured ms"]
+    lines += _compared(predicted_times(name), results / "graph.json", "graph_ms")
+    lines.append(f"demo {FULL.scale} on {title}: predicted tokens/s; measured tokens/s")
+    lines += _compared(predicted_speeds(name), results / "end_to_end.json", "tokens_per_s")
+    return lines
+
+
+def _compared(predicted: dict[str, float], path: Path, key: str) -> list[str]:
+    rows = json.loads(path.read_text("utf-8"))["rows"] if path.is_file() else {}
+    lines = []
+    for case, value in predicted.items():
+        measured = rows.get(case, {}).get(key)
+        lines.append(f"{case}: {value:.2f}; {'-' if measured is None else f'{measured:.2f}'}")
     return lines
 
 
@@ -64,7 +82,7 @@ def predicted_times(name: str) -> dict[str, float]:
     Args:
         name: Key in `CARDS`.
     """
-    shapes, peak = _shapes(), CARDS[name].peak
+    shapes, peak = _shapes(LLAMA_8B, FULL.layers), CARDS[name].peak
     times = {}
     for context, requests in itertools.product(FULL.contexts, REQUESTS):
         for rows in sorted(FULL.graph_rows):
@@ -73,9 +91,38 @@ def predicted_times(name: str) -> dict[str, float]:
     return times
 
 
-def _shapes() -> Shapes:
-    """Return the shapes of the model of parts forward and graph."""
-    config: dict[str, Any] = LLAMA_8B
+def predicted_speeds(name: str) -> dict[str, float]:
+    """Return an upper bound for the tokens per second of methods of part end_to_end.
+
+    A step takes the forward pass, bounded as in `predicted_times`, and the host time that
+    `scripts/step_overhead.py` measured on a CPU, as were tokens per forward pass and rows. The
+    bound leaves out prefill, the forward passes of the draft head, and batches with free slots.
+
+    Args:
+        name: Key in `CARDS`.
+    """
+    shapes, peak = _target_shapes(), CARDS[name].peak
+    steps = json.loads(STEPS.read_text("utf-8"))["runs"]["current"]["results"]
+    speeds = {}
+    for batch, drafter in itertools.product(FULL.batches, PREDICTED_DRAFTERS):
+        step = next(one for one in steps if (one["drafter"], one["batch"]) == (drafter, batch))
+        rows = math.ceil(step["rows"] / batch)
+        seconds = sum(shapes.seconds(batch, rows, FULL.tokens, peak)) + step["overhead_ms"] / 1e3
+        speeds[f"batch {batch}, {drafter}"] = batch * step["tokens"] / seconds
+    return speeds
+
+
+@cache
+def _target_shapes() -> Shapes:
+    """Return the shapes of the default target of part end_to_end."""
+    scale = CostScale.parse(FULL.scale)
+    model = load_model(demo.TARGET, torch.float32, torch.device("cpu"))
+    config = enlarged_config(model, scale.width, scale.layers).to_dict()
+    return _shapes(config, scale.layers)
+
+
+def _shapes(config: dict[str, Any], layers: int) -> Shapes:
+    """Return the shapes of a model of the Llama architecture."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads, kv_heads, head_size = (
         config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
@@ -90,7 +137,7 @@ def _shapes() -> Shapes:
         ("down_proj", inner, hidden),
     )
     matmuls = (
-        *(Matmul(name, inputs, outputs, FULL.layers) for name, inputs, outputs in sizes),
+        *(Matmul(name, inputs, outputs, layers) for name, inputs, outputs in sizes),
         Matmul("lm_head", hidden, config["vocab_size"], 1),
     )
-    return Shapes(hidden, FULL.layers, heads, kv_heads, head_size, _BYTES, matmuls)
+    return Shapes(hidden, layers, heads, kv_heads, head_size, _BYTES, matmuls)

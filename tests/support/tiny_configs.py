@@ -54,7 +54,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "afmoe cohere2 cohere2_moe cwm dory exaone4 exaone_moe flint gemma2 gemma3_text"
         " gemma3n_text gemma4_text gemma4_unified_text gpt_oss granite_swa granitemoe_swa"
-        " inkling_text kolibri1 laguna mellum mimo_v2_flash ministral olmo3 vaultgemma dots1",
+        " kolibri1 laguna mellum mimo_v2_flash ministral olmo3 vaultgemma dots1",
         {"layer_types": _SLIDING},
     ),
     ("qwen3_next qwen3_5_text qwen3_5_moe_text olmo_hybrid", {"layer_types": _LINEAR}),
@@ -129,7 +129,10 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "unpadded_vocab_size": VOCAB_SIZE,
         },
     ),
-    ("inkling_text", {"logits_mup_width_multiplier": 1.0}),
+    (
+        "inkling_text",
+        {"logits_mup_width_multiplier": 1.0, "layer_types": ["hybrid_sliding", "hybrid"] * 2},
+    ),
     ("inkling2_text inkling2_loop_text", {"log_scaling_n_floor": 64}),
     ("inkling2_text inkling2_loop_text", {"n_layers_per_attn_res_block": 2}),
     ("inkling2_text", {"layer_types": ["hybrid_sliding"] * 3 + ["hybrid"]}),
