@@ -37,7 +37,7 @@ class TreeBuilder:
         return parent if len(self.token_ids) >= self.max_nodes else self._new(token, parent, origin)
 
     def add_probe(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Add a node that is never accepted; it may repeat a sibling.
+        """Add a node that is never accepted; its token may equal a sibling's.
 
         The caller must not exceed `max_nodes`.
         """

@@ -160,7 +160,7 @@ def check_aborts(
     answers: Sequence[Sequence[int]],
     budgets: Sequence[int] = BUDGETS,
 ) -> None:
-    """Check requests that stop before, during or after drafting, or twice.
+    """Check requests that are aborted before, during or after drafting, or twice.
 
     Args:
         model: Target model.

@@ -1,8 +1,8 @@
 """Measure the cost of batch invariance in forward passes and matrix products.
 
 Calls with and without batch invariance are timed alternately. Load from other programs can only
-slow a call down, so the shortest repeat counts. The spread of the repeats shows how reliable the
-result is.
+slow a call down, so only the fastest repeat is used. The spread of the repeats shows how reliable
+the result is.
 """
 
 from __future__ import annotations

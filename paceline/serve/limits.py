@@ -1,4 +1,4 @@
-"""Limit request sizes and the number of open answers."""
+"""Limit request sizes and the number of answers in progress."""
 
 from __future__ import annotations
 

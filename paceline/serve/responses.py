@@ -182,7 +182,7 @@ class Model(BaseModel):
 
 
 class Health(BaseModel):
-    """State of the server, and the number of open answers."""
+    """State of the server, and the number of answers in progress."""
 
     status: Literal["ok", "draining"]
     open: int

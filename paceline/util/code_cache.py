@@ -54,7 +54,7 @@ class _ReadOnly(InTreeCacheLocator):  # type: ignore[misc]
     def ensure_cache_path(self) -> None:
         """Accept a read-only folder.
 
-        Attempts to save code will report the reason.
+        If saving compiled code fails later, that attempt reports the reason.
         """
 
 

@@ -26,10 +26,10 @@ def collection_paused() -> Iterator[None]:
 
 @contextmanager
 def survivors_exempt() -> Iterator[None]:
-    """Collect garbage, then exempt all other objects inside the `with` block.
+    """Collect garbage, then exempt surviving objects until the `with` block ends.
 
-    If objects are exempt already, the block exempts no others: Python can only end the exemption of
-    all objects at once.
+    The garbage collector ignores exempt objects. If some objects are already exempt, the block
+    exempts no more, because Python can only end the exemption of all objects at once.
     """
     gc.collect()
     if gc.get_freeze_count():

@@ -33,9 +33,10 @@ class DraftSource:
 
     Attributes:
         name: Name that messages and reports show.
-        calibration_table: Index of the source's table in the pool file, or PAIRED.
+        calibration_table: Index of the source's table in the pool file, or PAIRED for the source
+            that shares a table with the cached distributions.
         prior: Acceptance probability that is assumed before outcomes are counted; None for the
-            source that is paired with the cached distributions.
+            paired source, whose prior is the larger of two probabilities.
     """
 
     name: str

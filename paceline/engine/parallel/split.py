@@ -42,7 +42,7 @@ class Share:
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 
     def path_indices(self, path: Sequence[int]) -> list[int]:
-        """Convert a path to indices into `nodes`, up to the first node that is not there.
+        """Convert a path to indices into `nodes`, up to the first node not in `nodes`.
 
         Args:
             path: Nodes in the whole tree, from a child of the root downwards.
