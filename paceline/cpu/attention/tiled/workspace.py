@@ -10,7 +10,7 @@ from paceline.cpu import amx, bf16_pack
 from paceline.cpu.attention.call import AttentionCall
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
 from paceline.cpu.settings import STEPS_PER_SECTION
-from paceline.util.compiled import Records, inlined
+from paceline.util.compiled import Records, compiled, inlined
 
 SIDE = amx.SIDE  # A value has a multiple of this many dims.
 INNER = amx.ROW // HALF_BYTES  # A query has a multiple of this many dims.
@@ -84,7 +84,7 @@ class QueryTile(NamedTuple):
     tail: IntArray
 
 
-@inlined
+@compiled
 def queries_per_block(groups: int) -> int:
     """Return the maximum number of queries per block.
 
