@@ -172,8 +172,8 @@ def _can_draw_lazily(
 ) -> bool:
     """Return whether to sample only the tokens that the verification rule reads.
 
-    Both conditions must hold: the device is a CPU, where reading a token needs no synchronisation,
-    and the scores are not used for anything else.
+    Lazy sampling requires a CPU, where reading a token needs no synchronisation, a large
+    vocabulary, at least one sampled request, and scores that nothing else uses.
     """
     if (
         logits.device.type != "cpu"
