@@ -116,7 +116,7 @@ def check_drafter(
 
     - Every tree follows the rules under any node limit.
     - Greedy answers equal those of plain decoding. If the trees carry no distributions, sampled
-      answers do as well.
+      answers also equal those of plain decoding.
     - A request that stops before its first draft, midway or twice does not affect other requests.
     - The drafter keeps no state for a stopped request.
 

@@ -3,8 +3,8 @@
 The answer y_1 .. y_m solves the equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi
 iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding") starts from
 random guesses. It evaluates all equations at once, using the guesses from the previous iteration.
-The first guess that is not final yet becomes final in each forward pass, so every pass yields at
-least one token. Even for sampled requests, guesses are the target's argmax.
+Each forward pass decides at least the first undecided guess, so every pass yields at least one
+token. Even for sampled requests, guesses are the target's argmax.
 
 With `block=B`, the method is Gauss-Seidel-Jacobi (Song et al. 2021; "PGJ" in table 6 of Fu et
 al.). The answer is divided into blocks of B tokens, starting at its first token. The blocks are

@@ -142,7 +142,7 @@ def chat_logprobs(
 
 
 def _with(position: Position, rest: TokenText) -> Position:
-    """Add to an answer's last token the text that is final only after its end."""
+    """Append the text that remains at an answer's end to its last token."""
     text, data, _ = position.chosen.token
     chosen = TokenText(text + rest.text, data + rest.data)
     top = [

@@ -75,7 +75,8 @@ class Pia(Drafter):
     def _draft(self, seq: Request, limit: int) -> DraftTree:
         """Draft the phrases that followed the longest text suffix with enough nodes.
 
-        A whole branch is enough. If no suffix has enough nodes, the shortest match is used.
+        Enough means as many nodes as a full branch, or `limit` if that is lower. If no suffix has
+        enough nodes, the shortest suffix with a match is used.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE

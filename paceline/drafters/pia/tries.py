@@ -76,7 +76,7 @@ class PhraseTries:
         self.depth = depth
         self._limits = limits or TrieLimits()
         self._trees: dict[int, Tree] = {}
-        # first tokens of trees that outputs were added to since the last squeeze
+        # First tokens of the trees to which outputs were added since the last squeeze.
         self._touched: set[int] = set()
 
     def add_prompt(self, tokens: list[int], request: int) -> None:

@@ -29,8 +29,8 @@ class Frequencies:
     def __init__(self) -> None:
         self._order: list[int] = []
         self._known: dict[int, _TokenRank] = {}
-        # By times: where in the order the tokens begin that are there so often; where the next ones
-        # do, if there are none.
+        # By count: index in the order of the first token with this count. If no token has this
+        # count, the index is that of the first token with a lower count.
         self._begin: dict[int, int] = {}
         self._counted = 0  # tokens of the text
 

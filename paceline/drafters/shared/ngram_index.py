@@ -31,7 +31,7 @@ class NgramIndex:
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._latest: dict[tuple[int, ...], int] = {}
-        # By size and by the position where an n-gram ends: where it ended before that, or -1.
+        # By n-gram size, then by end position: the n-gram's previous end position, or -1.
         self._before: dict[int, list[int]] = {size: [] for size in self._sizes}
         self._indexed = 0  # n-grams ending before this position are in
 

@@ -48,7 +48,8 @@ class SourceCalibrationSettings:
         pair_trials: Number of observed trials that would weigh as much as the prior for cached
             distributions and retrieval.
         trust: Factor for cached probabilities, by the length of their context in tokens.
-        memory: Number of trials with similar probabilities after which older ones count half.
+        memory: Once this many trials with similar probabilities have been counted, older trials
+            count half as much.
     """
 
     edges: tuple[float, ...] = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)

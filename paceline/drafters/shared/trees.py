@@ -21,7 +21,7 @@ def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
     assert tree.probs is None
     assert not tree.probes
     chances = tree.path_chances()
-    # stable: of equals the parent comes first
+    # The sort is stable, so a parent precedes a child of equal probability.
     before = sorted(range(len(tree)), key=lambda node: -chances[node])
     if before == list(range(len(tree))):
         return tree, before

@@ -79,10 +79,10 @@ class HeadCard:
         recipe: How the head was recorded and trained.
         metrics: Accuracy on held-out prompts.
         curve: Measured costs of thresholds. If empty, `threshold=auto` is not available.
-        train_prompts: Names of the training prompts, joined into one string. Each has eight
-            digits.
-        dev_prompts: Names of the calibration prompts, joined into one string. Each has eight
-            digits.
+        train_prompts: Names of the training prompts, joined into one string. Each name has
+            eight digits.
+        dev_prompts: Names of the calibration prompts, joined into one string. Each name has
+            eight digits.
         weights_sha256: Checksum of the weights file; "" before saving.
     """
 

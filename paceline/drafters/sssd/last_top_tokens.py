@@ -45,7 +45,10 @@ class LastTopTokens:
                     self._tokens[outcome.request.id] = outcome.target_top.token_ids[row].tolist()
 
     def rows(self, requests: Sequence[Request]) -> IntArray:
-        """Return top tokens [batch, count] besides each newest token, padded with -1."""
+        """Return the other top tokens at each newest token, [batch, count].
+
+        Missing tokens are -1.
+        """
         rows = []
         for request in requests:
             tokens, newest = self._tokens.get(request.id, ()), request.token_ids[-1]

@@ -1,4 +1,4 @@
-"""Prepare the training of a draft model as a command's arguments specify."""
+"""Load the models and texts that a draft-model training command specifies."""
 
 from __future__ import annotations
 

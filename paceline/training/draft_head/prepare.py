@@ -1,4 +1,4 @@
-"""Prepare the training of a draft head as a command's arguments specify."""
+"""Load the target and the texts that a draft-head training command specifies."""
 
 from __future__ import annotations
 
