@@ -33,9 +33,9 @@ class AttentionState:
             cache positions.
         trees: Visible keys of the columns, by address of the placeholder mask; empty if real masks
             are used.
-        grouped: Masks of the pass, and the additive masks that `sdpa` derives from them. Their key
-            is the mask's address, number of columns, and number of query heads per key head. None
-            (default) stores none.
+        grouped: Masks of the pass, and the additive masks that `sdpa` derives from them. A key
+            consists of a mask's address, number of columns, and number of query heads per key
+            head. None (default) stores none.
     """
 
     num_causal: int = 0

@@ -31,7 +31,7 @@ class PathTable:
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return the table as a `Paths` object, keyed by its number of columns per tile.
+        """Return a dict from the number of columns per tile to the table's `Paths`.
 
         Args:
             table: Table on the device, int32 [size]. Its values are a copy of those that `fill`

@@ -53,8 +53,8 @@ class SamplingParams:
         logit_bias: Value to add to the logit of each listed token id; from -100 to 100. Default:
             none.
         bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
-            the start of the text and after a space. Where all tokens of an entry except the last
-            have been generated, the last one is banned.
+            the start of the text and after a space. When the answer ends with all tokens of an
+            entry except the last, the entry's last token is banned next.
         logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores
             float32 [1, vocab]) -> scores [1, vocab]. They run once per token, in order, on the
             prompt and the answer before that token. Each answer gets a shallow copy of every

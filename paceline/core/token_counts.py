@@ -15,7 +15,7 @@ class TokenCounts:
         table: Counts for several requests, float32 [requests, 2, vocab]: in prompt and answer
             together, then in the answer alone.
         row: Row of the request in the table.
-        answer: Tokens of the answer that have been counted. All tokens of the prompt are counted.
+        answer: Tokens of the answer that have been counted. All prompt tokens have been counted.
     """
 
     table: Tensor

@@ -23,8 +23,8 @@ class _LoopState:
 
     Attributes:
         steps: Task that runs steps while at least one caller waits.
-        waiting: One future per request, set when the request has new outcomes or has ended. It
-            wakes only the callers of that request, because thousands of callers may be waiting.
+        waiting: One future per request, set when the request has new outcomes or has ended. A
+            future wakes only the callers of its request, because thousands may be waiting.
         streams: For each streamed request, the outcomes that its caller has not collected yet.
     """
 

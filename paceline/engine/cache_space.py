@@ -87,7 +87,7 @@ class CacheSpace(ABC):
         return True
 
     def _preferred_slots(self, slots: int) -> int:
-        """Return the number of slots to allocate; spare slots make later copies rare."""
+        """Return the number of slots to allocate; spare slots make reallocation rare."""
         current = len(self._model.slots)
         if slots <= current or self._max_slots is None:
             return max(slots, current)

@@ -119,7 +119,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._find_stores(capacity)
 
     def _find_stores(self, capacity: int) -> None:
-        """Look up all stores after their memory has been reallocated."""
+        """Set the capacity, and let every layer look up its reallocated stores."""
         self.capacity = capacity
         for layer in self.layers:
             if isinstance(layer, SlotLayer) and layer.is_initialized:

@@ -139,7 +139,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Return the number of tokens in the longest row before this forward pass.
 
-        The result is 0 if a packed row has more tokens than any slot.
+        A packed row holds the tokens of several requests. All of them are subtracted, so the
+        result is then too small, but never negative.
         """
         return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 

@@ -47,7 +47,7 @@ class SlotOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotCount:
-    """Owner of state layers that belong to no cache, with a fixed number of slots."""
+    """A fixed number of slots, for state layers that do not belong to a cache."""
 
     slots: int
 

@@ -128,9 +128,9 @@ def _six_bits(values: Tensor) -> tuple[Tensor, Tensor]:
 def _packed_scales(scales: Tensor, minima: Tensor) -> Tensor:
     """Pack eight scales and eight minima of six bits into 12 bytes.
 
-    The lower six bits of the first eight bytes hold the first four scales and minima. Their upper
-    two bits hold the upper two bits of the other scales and minima. The last four bytes hold the
-    lower four bits of these other scales and minima.
+    The lower six bits of the first eight bytes hold the first four scales and minima. The upper
+    two bits of the same bytes hold the upper two bits of the other scales and minima. The last
+    four bytes hold the lower four bits of the other scales and minima.
     """
     first, last = (scales[:, :4], minima[:, :4]), (scales[:, 4:], minima[:, 4:])
     upper = [low | high >> 4 << 6 for low, high in zip(first, last, strict=True)]

@@ -114,8 +114,8 @@ def _read_config(path: Path, folder: Path) -> Any:
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer, with its added tokens in the configuration.
 
-    Without them there, transformers parses the vocabulary once more to find them, which takes 16
-    MB at each start.
+    If the configuration lacked the added tokens, transformers would parse the vocabulary again
+    to find them. This would take 16 MB at each start.
     """
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"

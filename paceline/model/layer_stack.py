@@ -26,7 +26,8 @@ class _Calls(Protocol):
 def stack_layers(module: nn.Module, twins: Sequence[nn.Module], calls: _Calls) -> None:
     """Replace a view's list of decoder layers by a `LayerStack`.
 
-    The list stays if its layers have attention of several kinds, and therefore different masks.
+    If the layers have several kinds of attention, they need different masks, and the list is not
+    replaced.
 
     Args:
         module: The view's copy of the model.

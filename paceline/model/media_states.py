@@ -18,7 +18,7 @@ from paceline.model.mixers.seam import RecurrentPass
 class RecurrentPrefill:
     """Manages recurrent states in one forward pass of the model over whole prompts.
 
-    The states stop before the last token of each prompt, whose logits serve as a check.
+    The states cover each prompt except its last token. The logits of that token serve as a check.
 
     Args:
         kinds: Layers that keep recurrent states, by index.

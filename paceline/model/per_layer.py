@@ -28,7 +28,8 @@ def value_of(config: PretrainedConfig, name: str) -> Any:
 def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
     """Return the number and size of the key heads in each layer with separate keys.
 
-    The list is empty if the configuration does not specify them.
+    Layers that share the keys of earlier layers are omitted. The list is empty if the
+    configuration does not specify the numbers and sizes.
     """
     # The last layers share the keys of earlier layers.
     count = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)

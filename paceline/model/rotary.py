@@ -55,7 +55,7 @@ def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
     """Return the text lengths, ascending, beyond which the frequencies change.
 
     Dynamic NTK has none. Its frequencies change only beyond `max_position_embeddings`, and the
-    engine accepts no longer texts.
+    engine rejects texts above that length.
     """
     return tuple(
         sorted(
@@ -239,7 +239,8 @@ class _TokenFrequencies:
     def _long(self, x: Tensor, position_ids: Tensor, switch: int, kind: dict[str, str]) -> Any:
         """Run the original method with the rotary frequencies of long texts.
 
-        An added position beyond the switch selects these frequencies. Its result is dropped.
+        This method appends a position beyond the switch, so that the original method selects
+        these frequencies. The result for that position is dropped.
         """
         extended = torch.cat((position_ids, torch.full_like(position_ids[..., :1], switch)), dim=-1)
         result = self._forward(x, extended, **kind)

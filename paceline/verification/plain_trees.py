@@ -20,7 +20,8 @@ def check_plain_trees(
 ) -> FlatTrees | None:
     """Return trees as arrays, or None if they need a detailed check.
 
-    This is the case if a tree breaks a rule, is sampled, or has probes or no confidences.
+    A tree needs a detailed check if it breaks a rule, is sampled, has probes, or has no
+    confidences.
 
     Args:
         trees: Proposed trees.

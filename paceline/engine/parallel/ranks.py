@@ -125,7 +125,7 @@ class Ranks:
         return merged[1:].view(table.shape)
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """Return the values from all ranks; all of them must have the same length."""
+        """Return the lists of values from all ranks; the lists must have equal lengths."""
         table = torch.full((self.size, len(values)), _MINIMUM, dtype=torch.int64)
         table[self.rank] = torch.tensor(values, dtype=torch.int64)
         rows: list[list[int]] = self.merge(table).tolist()
