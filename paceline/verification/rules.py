@@ -15,8 +15,8 @@ it is rejection sampling.
 
 Rejection sampling (Leviathan et al. 2023, Chen et al. 2023; Miao et al. 2024 for several children)
 tests the children of each accepted node in order. It accepts fewer tokens, but needs the target's
-distributions only along the accepted path. If a request has logits processors, its sampled drafts are
-always verified by rejection sampling, because processors may keep state and therefore run only
+distributions only along the accepted path. If a request has logits processors, its sampled drafts
+are always verified by rejection sampling, because processors may keep state and therefore run only
 along that path.
 """
 
