@@ -22,20 +22,25 @@ def packed_answers() -> str:
     return "\n".join(lines)
 
 
-def packed_llama_cpp() -> str:
-    """Return speed and memory next to llama.cpp, from `scripts/compare_llama_cpp.py`."""
-    content = load("packed-llama-cpp")
+def packed_llama_cpp(name: str) -> str:
+    """Return speed and memory next to llama.cpp, from `scripts/compare_llama_cpp.py`.
+
+    Args:
+        name: Name of the results file.
+    """
+    content = load(name)
     lines = [
-        "| batch | library | drafts | tokens per second | over llama.cpp | peak memory"
+        "| threads | batch | library | drafts | tokens per second | over llama.cpp | peak memory"
         " | equal answers |",
-        "|---:|---|---|---:|---:|---:|---:|",
+        "|---:|---:|---|---|---:|---:|---:|---:|",
     ]
-    plain: dict[int, float] = {}
+    plain: dict[tuple[int, int], float] = {}
     for row in content["rows"]:
         speed = row["tokens"] / row["seconds"]
-        base = plain.setdefault(row["batch"], speed)  # llama.cpp without drafts comes first
+        # llama.cpp without drafts comes first.
+        base = plain.setdefault((row["threads"], row["batch"]), speed)
         lines.append(
-            f"| {row['batch']} | {row['side']} | {row['method']} | {speed:.0f} |"
+            f"| {row['threads']} | {row['batch']} | {row['side']} | {row['method']} | {speed:.0f} |"
             f" {speed / base:.2f} | {row['peak_bytes'] / 1e6:.0f} MB |"
             f" {row['equal_answers']} of {content['prompts']} |"
         )
