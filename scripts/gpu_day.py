@@ -14,7 +14,6 @@ measurement starts after --minutes. `docs/guides/gpu.md` says how to send the re
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 
@@ -23,7 +22,8 @@ sys.path[:0] = [str(_SCRIPTS), str(_SCRIPTS.parent)]  # paceline need not be ins
 
 from gpu_parts.command import main  # noqa: E402
 
+from paceline.util.garbage_collection import survivors_exempt  # noqa: E402
+
 if __name__ == "__main__":
-    gc.collect()
-    gc.freeze()  # imported modules stay, so `free_memory` need not search them
-    sys.exit(main(sys.argv[1:], __doc__ or ""))
+    with survivors_exempt():  # `free_memory` need not search the imported modules
+        sys.exit(main(sys.argv[1:], __doc__ or ""))

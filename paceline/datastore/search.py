@@ -27,7 +27,7 @@ from paceline.datastore.rows import (
     within,
 )
 from paceline.datastore.store_settings import FIRST_LENGTH, SORTED_TOKENS
-from paceline.util.compiled import Records, kernel
+from paceline.util.compiled import Records, entry_kernel, kernel
 
 
 class Ranges(NamedTuple):
@@ -116,7 +116,7 @@ def narrow(
     return within(row, low, high, depth, query)
 
 
-@kernel
+@entry_kernel
 def find(
     table: Records[ShardRow],
     ids: NDArray[np.int64],
@@ -162,7 +162,7 @@ def find(
     return -1
 
 
-@kernel
+@entry_kernel
 def gather(
     table: Records[ShardRow],
     low: NDArray[np.int64],

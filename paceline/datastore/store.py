@@ -9,38 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.datastore import search
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.layout import MANIFEST, Manifest, read_manifest
-from paceline.datastore.rows import SHARD, ShardRow
-from paceline.datastore.search import Ranges, find, gather
+from paceline.datastore.rows import SHARD
+from paceline.datastore.search import Ranges
 from paceline.datastore.shard import DamagedShardError, Shard
 from paceline.datastore.store_settings import OPEN_ATTEMPTS, SORTED_TOKENS
 from paceline.errors import ConfigError, DatastoreError
-from paceline.util.compiled import Records, compiled
-
-
-@compiled
-def _find(
-    table: Records[ShardRow],
-    ids: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    shortest: int,
-    enough: int,
-    ranges: Ranges,
-) -> int:
-    return find(table, ids, offsets, shortest, enough, ranges)
-
-
-@compiled
-def _gather(
-    table: Records[ShardRow],
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    skip: NDArray[np.int64],
-    out: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-) -> int:
-    return gather(table, low, high, skip, out, lengths)
 
 
 class Snapshot:
@@ -93,7 +69,7 @@ class Snapshot:
         offsets = np.cumsum([0, *map(len, queries)], dtype=np.int64)
         low = np.empty((len(queries), longest, len(self.shards)), dtype=np.int64)
         ranges = Ranges(low, np.empty_like(low), np.empty((len(queries), 2), dtype=np.int64))
-        self.check(_find(self.table, ids, offsets, shortest, enough, ranges))
+        self.check(search.find(self.table, ids, offsets, shortest, enough, ranges))
         return ranges
 
     def gather(
@@ -124,7 +100,7 @@ class Snapshot:
         """
         out = np.zeros((len(low), count, depth), dtype=np.int64)
         lengths = np.empty((len(low), count), dtype=np.int64)
-        self.check(_gather(self.table, low, high, skip, out, lengths))
+        self.check(search.gather(self.table, low, high, skip, out, lengths))
         return out, lengths
 
     def check(self, result: int) -> None:

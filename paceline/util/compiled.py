@@ -33,7 +33,7 @@ from paceline.util.code_cache import CodeCache
 
 # No C code calls these functions, so numba need not compile a wrapper for it.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-_SUBROUTINE_OPTIONS: dict[str, Any] = {"nopython": True, "no_cpython_wrapper": True, **_OPTIONS}
+_INNER: dict[str, Any] = {"no_cpython_wrapper": True}  # of functions that Python must not call
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -81,7 +81,8 @@ def subroutine(function: F) -> F:
 
     Without a wrapper for Python, it compiles faster.
     """
-    return cast(F, _stored(_Subroutine(function, targetoptions=_SUBROUTINE_OPTIONS)))
+    options = {"nopython": True, **_OPTIONS, **_INNER}
+    return cast(F, _stored(_Subroutine(function, targetoptions=options)))
 
 
 class _Subroutine(CPUDispatcher):  # type: ignore[misc]
@@ -92,13 +93,17 @@ class _Subroutine(CPUDispatcher):  # type: ignore[misc]
         raise TypeError(f"{self.__name__} can only be called by compiled code")
 
 
-class _Kernel(_Subroutine):
+class _Kernel(CPUDispatcher):  # type: ignore[misc]
     """Compiles a function once per argument type, even if arguments are constants."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Resolve a call from compiled code, treating constants as ordinary arguments."""
         plain = {name: unliteral(kind) for name, kind in dict(kws).items()}
         return super().get_call_template(tuple(unliteral(kind) for kind in args), plain)
+
+
+class _InnerKernel(_Subroutine, _Kernel):
+    """Compiles a kernel without a wrapper for Python."""
 
 
 def kernel(function: F) -> F:
@@ -108,7 +113,12 @@ def kernel(function: F) -> F:
     every call and view. In short functions, it takes longer than the actual work. The caller must
     keep the arrays alive, as callers compiled with `compiled` do.
     """
-    return _without_counting(function)
+    return _without_counting(_InnerKernel, function, _INNER)
+
+
+def entry_kernel(function: F) -> F:
+    """Compile a function as a `kernel` that Python may call, too."""
+    return _without_counting(_Kernel, function, {})
 
 
 def inlined(function: F) -> F:
@@ -117,12 +127,12 @@ def inlined(function: F) -> F:
     Use this for innermost loops, so that values stay in registers across calls. Deeply nested
     functions of this kind take minutes to compile.
     """
-    return _without_counting(function, forceinline=True)
+    return _without_counting(_InnerKernel, function, {**_INNER, "forceinline": True})
 
 
-def _without_counting(function: F, **options: Any) -> F:
-    dispatcher = _Kernel(function, targetoptions={"_nrt": False, **_SUBROUTINE_OPTIONS, **options})
-    return cast(F, _stored(dispatcher))
+def _without_counting(dispatcher: type[_Kernel], function: F, options: dict[str, Any]) -> F:
+    options = {"nopython": True, "_nrt": False, **_OPTIONS, **options}
+    return cast(F, _stored(dispatcher(function, targetoptions=options)))
 
 
 def callback(function: Callable[[int], int]) -> CFunc:

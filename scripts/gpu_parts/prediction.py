@@ -102,10 +102,11 @@ def predicted_speeds(name: str) -> dict[str, float]:
         name: Key in `CARDS`.
     """
     shapes, peak = _target_shapes(), CARDS[name].peak
-    steps = json.loads(STEPS.read_text("utf-8"))["runs"]["current"]["results"]
+    results = json.loads(STEPS.read_text("utf-8"))["runs"]["current"]["results"]
+    steps = {(step["drafter"], step["batch"]): step for step in results}
     speeds = {}
     for batch, drafter in itertools.product(FULL.batches, PREDICTED_DRAFTERS):
-        step = next(one for one in steps if (one["drafter"], one["batch"]) == (drafter, batch))
+        step = steps[drafter, batch]
         rows = math.ceil(step["rows"] / batch)
         seconds = sum(shapes.seconds(batch, rows, FULL.tokens, peak)) + step["overhead_ms"] / 1e3
         speeds[f"batch {batch}, {drafter}"] = batch * step["tokens"] / seconds

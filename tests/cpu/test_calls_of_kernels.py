@@ -10,7 +10,7 @@ import paceline
 
 ROOT = Path(paceline.__file__).parent
 _KERNELS = {"inlined", "kernel", "subroutine"}  # Python must not call them
-_COMPILED = _KERNELS | {"compiled", "callback"}  # their bodies may
+_COMPILED = _KERNELS | {"compiled", "entry_kernel", "callback"}  # their bodies may
 
 
 def decorators_of(function: ast.FunctionDef) -> set[str]:

@@ -8,8 +8,8 @@ Earlier, "1 2" was followed by one token (3) and then by 4. The search skips tha
 is now 9, and proposes 4. The pointer to this 4 has the match value SKIPPED.
 
 Related tokens: suppose that the request is 20 7 21 7 ... 20 9 21. The newest token is 21. The
-earlier 21 was followed by a 7 that repeated the token two positions before it. The
-token two positions before the next one is now a 9, so 9 is proposed.
+earlier 21 was followed by a 7 that repeated the token two positions before it. The token two
+positions before the next one is now a 9, so 9 is proposed.
 
     before == 20  7 21  7     7 repeats the token 2 positions earlier, which follows 20
     now    == 20  9 21  ?     the token 2 positions earlier, which follows 20, is 9: one vote for 9
