@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,8 @@ from paceline.core.origin import Origin
 from paceline.core.tree import EMPTY_TREE, DraftTree, IntArray
 from paceline.util.compiled import compiled
 
+_TREES = {DraftTree}
+_LISTS = {list}
 _INTEGERS = {int}
 _ORIGINS = set(Origin) - {Origin.TARGET}
 
@@ -37,41 +41,36 @@ def check_plain_trees(
 
 
 def _flatten(trees: Sequence[DraftTree]) -> FlatTrees | None:
-    token_ids: list[int] = []
-    parents: list[int] = []
-    confidence: list[float] = []
-    origins: list[int] = []
-    starts = [0]
-    for tree in trees:
-        if tree is not EMPTY_TREE:
-            if type(tree) is not DraftTree or tree.probs is not None or tree.probes:
-                return None
-            columns = tree.token_ids, tree.parents, tree.confidence
-            if not all(type(column) is list for column in columns):
-                return None
-            count = len(tree.token_ids)
-            if not len(tree.parents) == len(tree.confidence or ()) == count:
-                return None
-            token_ids += tree.token_ids
-            parents += tree.parents
-            confidence += tree.confidence or ()
-            if tree.origins is not None:
-                if type(tree.origins) is not list or len(tree.origins) != count:
-                    return None
-                origins += tree.origins
-        starts.append(len(token_ids))
+    drafted = [tree for tree in trees if tree is not EMPTY_TREE]
+    if not _TREES.issuperset(map(type, drafted)) or any(
+        tree.probs is not None or tree.probes for tree in drafted
+    ):
+        return None
+    token_ids, parents = [tree.token_ids for tree in drafted], [tree.parents for tree in drafted]
+    confidence: list[Any] = [tree.confidence for tree in drafted]
+    origins = [tree.token_ids if tree.origins is None else tree.origins for tree in drafted]
+    if not _LISTS.issuperset(map(type, chain(token_ids, parents, confidence, origins))):
+        return None
+    sizes = list(map(len, token_ids))
+    if any(list(map(len, column)) != sizes for column in (parents, confidence, origins)):
+        return None
+    flat_ids, flat_parents = list(chain(*token_ids)), list(chain(*parents))
+    known = chain.from_iterable(tree.origins for tree in drafted if tree.origins is not None)
     try:
         if not (
-            _INTEGERS.issuperset(map(type, token_ids))
-            and _INTEGERS.issuperset(map(type, parents))
-            and _ORIGINS.issuperset(origins)
+            _INTEGERS.issuperset(map(type, flat_ids))
+            and _INTEGERS.issuperset(map(type, flat_parents))
+            and _ORIGINS.issuperset(known)
         ):
             return None
-        numbers = np.array([parents, token_ids], dtype=np.int64)
-        arrays = np.array(confidence, dtype=np.float64), np.array(starts, dtype=np.int64)
+        return FlatTrees(
+            np.array(flat_parents, dtype=np.int64),
+            np.array(flat_ids, dtype=np.int64),
+            np.array(list(chain(*confidence)), dtype=np.float64),
+            np.array([0, *accumulate([len(tree.token_ids) for tree in trees])], dtype=np.int64),
+        )
     except (OverflowError, TypeError, ValueError):
         return None
-    return FlatTrees(numbers[0], numbers[1], *arrays)
 
 
 @compiled

@@ -22,7 +22,7 @@ along that path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 from paceline.core.not_numbers import NO_TOKEN
@@ -61,6 +61,38 @@ def follow(
         if ended(run):
             break
     return accepted, run
+
+
+def follow_chosen(
+    tree: DraftTree, tokens: Sequence[int], ending: Container[int], max_tokens: int
+) -> tuple[list[int], list[int]]:
+    """Run `follow` for tokens that are already known, without a function call per token.
+
+    Args:
+        tree: Draft tree.
+        tokens: The target's token after the root and every node, without NO_TOKEN.
+        ending: Tokens that end the request.
+        max_tokens: Maximum number of emitted tokens; at least 1.
+    Returns:
+        Accepted nodes and emitted tokens, as in `follow`.
+    """
+    token_ids, parents, num_candidates = tree.token_ids, tree.parents, tree.num_candidates
+    accepted: list[int] = []
+    run: list[int] = []
+    node = -1
+    try:
+        while True:
+            token = tokens[node + 1]
+            run.append(token)
+            child = token_ids.index(token, node + 1, num_candidates)  # children follow parents
+            while parents[child] != node:
+                child = token_ids.index(token, child + 1, num_candidates)
+            accepted.append(child)
+            if token in ending or len(run) >= max_tokens:
+                return accepted, run
+            node = child
+    except ValueError:  # no child has the token
+        return accepted, run
 
 
 def traverse(

@@ -21,7 +21,7 @@ from paceline.sampling.logit_adjustments import contains_forbidden_token
 from paceline.util.device_copies import fetch
 from paceline.verification.batched_shares import NodeShares, prepare_shares
 from paceline.verification.outcomes import make_outcome, token_chooser
-from paceline.verification.rules import follow
+from paceline.verification.rules import follow, follow_chosen
 from paceline.verification.settings import MIN_LAZY_VOCABULARY
 from paceline.verification.walks import (
     forbidden_error,
@@ -158,6 +158,8 @@ def _walk(
     if request.params.logits_processors:
         return walk_processed(request, tree, logits[row], argmax)
     if not _is_sampled(request, tree):
+        if target.tokens[row] is argmax and request.stop is None and NO_TOKEN not in argmax:
+            return follow_chosen(tree, argmax, request.eos_token_ids, request.remaining)
         choose = token_chooser(request, tree, target.tokens[row], argmax, dtype)
         return follow(tree, choose, request.end_reason)
     if row in target.shares:
