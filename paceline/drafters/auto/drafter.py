@@ -146,7 +146,7 @@ class Auto(RecyclingDrafter):
                 self._head_draft.pop(request.id, None)
             return self._merge(requests, max_nodes, {})
         retrieved = self._retrieval.retrieve(
-            requests, [_SETTINGS.retrieved_nodes if limit else 0 for limit in max_nodes]
+            requests, list(map(_retrieved_nodes, max_nodes))
         )
         head_drafts = [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests]
         trees = {
@@ -206,6 +206,13 @@ class Auto(RecyclingDrafter):
         if self._model is not None:
             self._model.stop(request)
             self._gates.stop(request)
+
+
+def _retrieved_nodes(limit: int) -> int:
+    """Return the maximum number of retrieved nodes for a merged tree of `limit` nodes."""
+    if not limit:
+        return 0
+    return min(_SETTINGS.retrieved_nodes, max(_SETTINGS.min_retrieved_nodes, limit))
 
 
 def _model_source(options: AutoOptions, draft: CachedLM | None) -> TreeSource | None:

@@ -46,7 +46,9 @@ class AutoSettings:
     """Settings of `Auto`, fitted on SmolLM2-135M on CPUs with two cores.
 
     Attributes:
-        retrieved_nodes: Maximum number of nodes that retrieval proposes.
+        retrieved_nodes: Maximum number of nodes that retrieval proposes. In large batches, whose
+            merged trees are smaller, the limit is the size of the merged tree.
+        min_retrieved_nodes: Lower bound of this limit.
         max_head_tokens: Maximum number of tokens that the draft head predicts.
         head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
             model.
@@ -61,6 +63,7 @@ class AutoSettings:
     """
 
     retrieved_nodes: int = 48
+    min_retrieved_nodes: int = 16
     max_head_tokens: int = 16
     head_tokens_with_model: int = 1
     many_nodes: int = 12
