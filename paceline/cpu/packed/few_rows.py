@@ -119,13 +119,19 @@ def _multiply(
         offset = times(builder, loop.index, layout.bytes)
         step = times(builder, loop.index, layout.parts * PART_BYTES)
         sources = [builder.add(start, step) for start in starts]
-        for quad, own in enumerate(totals):
-            blocks = [
-                builder.add(address, offset)
-                for address in addresses[quad * QUAD : (quad + 1) * QUAD]
-            ]
-            products = _LineProducts(builder, sources, own)
-            emit_lines(builder, layout.reader, blocks, layout.parts, products.add)
+        blocks = [builder.add(address, offset) for address in addresses]
+        lines = [
+            emit_lines(builder, layout.reader, blocks[first : first + QUAD], layout.parts)
+            for first in range(0, OUTPUTS, QUAD)
+        ]
+        products = [_LineProducts(builder, sources, own) for own in totals]
+        # Each product of a quad waits for its last one, so products of both quads alternate.
+        for taken, both in enumerate(zip(*lines, strict=True), 1):
+            for own_products, (number, line) in zip(products, both, strict=True):
+                own_products.add(number, line)
+            if num_rows == 1 and taken % (PART_BYTES // CHUNK) == 0:
+                # Without the fence, LLVM would load later parts early and run out of registers.
+                builder.fence("acq_rel", targetscope="singlethread")
     for row in range(num_rows):
         target = builder.add(operands.sums, times(builder, operands.sums_stride, row))
         for quad, own in enumerate(totals):

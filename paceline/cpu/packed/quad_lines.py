@@ -11,7 +11,7 @@ Rounding treats subnormal numbers as zeros, as the dot products do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -21,6 +21,7 @@ from paceline.cpu.avx512_dot import LINE
 from paceline.cpu.bf16_pack import round_pair
 from paceline.cpu.emit import pick
 from paceline.cpu.linear.unpack_call import PART
+from paceline.cpu.packed.factors import Factors
 from paceline.cpu.packed.reading import (
     BYTE,
     HALVES,
@@ -28,7 +29,6 @@ from paceline.cpu.packed.reading import (
     NIBBLES,
     NUMBERS,
     WORDS,
-    Factors,
     NibbleGroup,
     PlainReader,
     Reader,
@@ -41,40 +41,40 @@ QUAD = 4  # rows
 HALF_LINES = 2  # lines of half a part
 _CHUNK = LANES // HALF_LINES  # numbers of a chunk
 _ROWS = tuple(range(QUAD))
+_SHIFTED = 1 << 24  # factor by which a byte's value grows as the highest byte of a word
 _LINE_BYTES = ir.VectorType(BYTE, LINE)
 _LINE_WORDS = ir.VectorType(ir.IntType(32), LANES)
-Store = Callable[[int, Any], None]  # emits the store of a line, by its number in the blocks
+Lines = Iterator[tuple[int, Any]]  # number of a line in the blocks, and its content
 
 
 def emit_lines(
-    builder: Any, reader: Reader | PlainReader, blocks: Sequence[Any], parts: int, store: Store
-) -> None:
+    builder: Any, reader: Reader | PlainReader, blocks: Sequence[Any], parts: int
+) -> Lines:
     """Emit instructions that unpack four blocks, one per row, to lines.
+
+    The instructions for a line are emitted when the caller takes the line from the iterator.
 
     Args:
         builder: LLVM builder.
         reader: Reader of the format.
         blocks: Addresses of the four blocks.
         parts: Number of parts in a block; a part is 32 numbers.
-        store: Function that emits the instruction to store a line, given its number and content.
     """
     if isinstance(reader, PlainReader):
         rows = [round_pair(builder, *reader.numbers(builder, block)) for block in blocks]
-        for number, line in enumerate(_interleaved(builder, rows)):
-            store(number, line)
+        yield from enumerate(_interleaved(builder, rows))
         return
     factors = reader.factors(builder, blocks)
     if reader.codes:
-        _look_up(builder, reader, blocks, factors, store)
+        yield from _look_up(builder, reader, blocks, factors)
         return
+    factors = factors.scaled(builder, 1 / _SHIFTED)
     for part in range(parts):
-        rows = [reader.integers(builder, block, part) for block in blocks]
-        _convert(builder, rows, factors, part, store)
+        pairs = [reader.integers(builder, blocks[row : row + 2], part) for row in range(0, QUAD, 2)]
+        yield from _convert(builder, pairs, factors, part)
 
 
-def _look_up(
-    builder: Any, reader: Reader, blocks: Sequence[Any], factors: Factors, store: Store
-) -> None:
+def _look_up(builder: Any, reader: Reader, blocks: Sequence[Any], factors: Factors) -> Lines:
     kind = ir.FunctionType(HALVES, [HALVES] * 3)
     look_up = cgutils.get_or_insert_function(
         builder.module, kind, "llvm.x86.avx512.vpermi2var.hi.512"
@@ -93,7 +93,7 @@ def _look_up(
                 doubled = pick(builder, entries, entries, [lane for lane in lanes for _ in (0, 1)])
                 first, second = tables[index]
                 line = builder.call(look_up, [first, builder.bitcast(doubled, HALVES), second])
-                store(half * HALF_LINES + number, line)
+                yield half * HALF_LINES + number, line
 
 
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
@@ -138,22 +138,31 @@ def _floats(codes: tuple[int, ...]) -> Any:
     return ir.Constant(NUMBERS, numbers)
 
 
-def _convert(builder: Any, rows: Sequence[Any], factors: Factors, part: int, store: Store) -> None:
-    """Emit instructions that convert one part of four rows to lines, and store them.
+def _convert(builder: Any, pairs: Sequence[Any], factors: Factors, part: int) -> Lines:
+    """Emit code that converts one part of four rows to lines.
 
-    `rows` holds the 32 integers of the part for each row, as signed bytes.
+    `pairs` holds the 32 integers of the part for rows 0 and 1, and for rows 2 and 3, as signed
+    bytes.
     """
     for number in range(2 * HALF_LINES):
         half = 2 * part + number // HALF_LINES
-        lanes = list(range(number * _CHUNK, (number + 1) * _CHUNK))
         numbers = []
-        for first, second in ((0, 1), (2, 3)):
-            both = [*lanes, *(PART + lane for lane in lanes)]
-            integers = pick(builder, rows[first], rows[second], both)
-            floats = builder.sitofp(builder.sext(integers, WORDS), NUMBERS)
-            blocks = (first,) * _CHUNK + (second,) * _CHUNK
+        for first, pair in zip(range(0, QUAD, 2), pairs, strict=True):
+            lanes = [
+                PART * row + _CHUNK * number + lane for row in (0, 1) for lane in range(_CHUNK)
+            ]
+            floats = builder.sitofp(_shifted(builder, pair, lanes), NUMBERS)
+            blocks = (first,) * _CHUNK + (first + 1,) * _CHUNK
             numbers.append(factors.apply(builder, floats, half, blocks))
-        store(2 * HALF_LINES * part + number, round_pair(builder, *numbers))
+        yield 2 * HALF_LINES * part + number, round_pair(builder, *numbers)
+
+
+def _shifted(builder: Any, integers: Any, lanes: list[int]) -> Any:
+    """Emit instructions that select 16 signed bytes, and multiply them by `_SHIFTED`."""
+    zero = integers.type.count
+    spread_lanes = [source for lane in lanes for source in (zero, zero, zero, lane)]
+    zeros = ir.Constant(integers.type, [0] * zero)
+    return builder.bitcast(pick(builder, integers, zeros, spread_lanes), WORDS)
 
 
 def _interleaved(builder: Any, rows: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Emit code that decodes blocks of 32 values; define the base class of readers.
 
 A part is 32 consecutive numbers of a row, and a half part is 16. A reader emits code that decodes a
-part of a block to integers, and that reads the two factors in the formula
+part of a block to integers, and that reads the two `factors` in the formula
 
     number = scale * integer + minimum
 
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from paceline.cpu.emit import multiply_add, pick, pointer
+from paceline.cpu.emit import pick, pointer
 from paceline.cpu.linear.unpack_call import PART
 from paceline.cpu.memory import HALF_BYTES
+from paceline.cpu.packed.factors import Factor, Factors
 from paceline.util.machine import instruction_flags, on_x86
 
 LANES = 16  # numbers of half a part
@@ -40,6 +41,12 @@ def plus(builder: Any, address: Any, distance: int) -> Any:
 def load(builder: Any, block: Any, offset: int, kind: Any) -> Any:
     """Emit instructions that load a value of LLVM type `kind` at a byte offset."""
     return builder.load(pointer(builder, plus(builder, block, offset), kind), align=1)
+
+
+def load_rows(builder: Any, blocks: Sequence[Any], offset: int, kind: Any = BYTES) -> Any:
+    """Emit instructions that load and join a vector from each of one or two blocks."""
+    vectors = [load(builder, block, offset, kind) for block in blocks]
+    return vectors[0] if len(vectors) == 1 else join(builder, *vectors)
 
 
 def constant(number: int, kind: Any) -> Any:
@@ -84,56 +91,22 @@ def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
     return builder.fpext(numbers, ir.VectorType(ir.FloatType(), halves))
 
 
-def nibble_bytes(builder: Any, block: Any, offset: int) -> Any:
-    """Emit instructions that split 16 bytes into 32 integers: low halves, then high."""
-    stored = load(builder, block, offset, NIBBLES)
-    low = builder.and_(stored, constant(15, NIBBLES))
-    return join(builder, low, builder.lshr(stored, constant(4, NIBBLES)))
+def nibble_bytes(builder: Any, blocks: Sequence[Any], offset: int) -> Any:
+    """Emit instructions that split 16 bytes per block into 32 integers.
 
-
-class Factor(NamedTuple):
-    """The vector lanes that hold one kind of factor for several blocks.
-
-    Attributes:
-        vector: LLVM vector of float32 numbers that contains the factors.
-        lanes: For each block, the lane that holds its factor.
+    For each block, the low halves of the bytes precede the high halves.
     """
-
-    vector: Any
-    lanes: tuple[int, ...]
-
-    def spread(self, builder: Any, blocks: Sequence[int]) -> Any:
-        """Emit instructions that give each of 16 lanes the factor of that lane's block."""
-        return pick(builder, self.vector, self.vector, [self.lanes[block] for block in blocks])
-
-
-class Factors(NamedTuple):
-    """The factors of several blocks of the same format.
-
-    Attributes:
-        scales: Scales, one for each group of half parts.
-        minimums: Minimums, one for each group; empty if the format has no minimums.
-        group: Number of consecutive half parts that share their factors.
-    """
-
-    scales: Sequence[Factor]
-    minimums: Sequence[Factor]
-    group: int
-
-    def apply(self, builder: Any, integers: Any, half: int, blocks: Sequence[int]) -> Any:
-        """Emit instructions that convert 16 integers to float32 numbers.
-
-        Args:
-            builder: LLVM builder.
-            integers: The integers, as 16 float32 lanes.
-            half: Index of the half part in the blocks.
-            blocks: For each lane, the index of its block.
-        """
-        index = half // self.group
-        scale = self.scales[index].spread(builder, blocks)
-        if not self.minimums:
-            return builder.fmul(scale, integers)
-        return multiply_add(builder, scale, integers, self.minimums[index].spread(builder, blocks))
+    stored = load_rows(builder, blocks, offset, NIBBLES)
+    low = builder.and_(stored, constant(15, stored.type))
+    high = builder.lshr(stored, constant(4, stored.type))
+    count = stored.type.count
+    lanes = [
+        first + lane + half
+        for first in range(0, count, LANES)
+        for half in (0, count)
+        for lane in range(LANES)
+    ]
+    return pick(builder, low, high, lanes)
 
 
 class NibbleGroup(NamedTuple):
@@ -165,8 +138,14 @@ class Reader:
         """Emit instructions that read the scales and minima of blocks at given addresses."""
         raise NotImplementedError
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes.
+
+        Args:
+            builder: LLVM builder.
+            blocks: Addresses of one or two blocks.
+            part: Index of the part.
+        """
         raise NotImplementedError
 
 
@@ -207,15 +186,17 @@ class _Shifted(Reader):
         return Factors((scale,), (minimum,), 2)
 
 
-def _with_fifth_bits(builder: Any, block: Any, bits: int, nibbles: int) -> Any:
-    """Emit instructions that load 32 five-bit integers.
+def _with_fifth_bits(builder: Any, blocks: Sequence[Any], bits: int, nibbles: int) -> Any:
+    """Emit instructions that load 32 five-bit integers per block.
 
-    The low four bits begin at byte `nibbles` of the block. The fifth bits form a 32-bit word at
-    byte `bits`.
+    The low four bits begin at byte `nibbles` of a block. The fifth bits form a 32-bit word at byte
+    `bits`.
     """
-    flags = builder.bitcast(load(builder, block, bits, WORD), ir.VectorType(ir.IntType(1), PART))
-    fifth = builder.select(flags, constant(16, BYTES), constant(0, BYTES))
-    return builder.or_(nibble_bytes(builder, block, nibbles), fifth)
+    low = nibble_bytes(builder, blocks, nibbles)
+    words = load_rows(builder, blocks, bits, ir.VectorType(WORD, 1))
+    flags = builder.bitcast(words, ir.VectorType(ir.IntType(1), low.type.count))
+    fifth = builder.select(flags, constant(16, low.type), constant(0, low.type))
+    return builder.or_(low, fifth)
 
 
 class Q4_0(_Scaled):
@@ -223,9 +204,10 @@ class Q4_0(_Scaled):
 
     codes, groups = tuple(range(-8, 8)), (NibbleGroup(2, 0, 1),)
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        return builder.sub(nibble_bytes(builder, block, 2), constant(8, BYTES))
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        values = nibble_bytes(builder, blocks, 2)
+        return builder.sub(values, constant(8, values.type))
 
 
 class Q4_1(_Shifted):
@@ -233,17 +215,18 @@ class Q4_1(_Shifted):
 
     codes, groups = tuple(range(16)), (NibbleGroup(4, 0, 1),)
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        return nibble_bytes(builder, block, 4)
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        return nibble_bytes(builder, blocks, 4)
 
 
 class Q5_0(_Scaled):
     """Decodes blocks with a scale and 32 integers from -16 to 15, in five bits each."""
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        return builder.sub(_with_fifth_bits(builder, block, 2, 6), constant(16, BYTES))
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        values = _with_fifth_bits(builder, blocks, 2, 6)
+        return builder.sub(values, constant(16, values.type))
 
 
 class Q5_1(_Shifted):
@@ -252,17 +235,17 @@ class Q5_1(_Shifted):
     The fifth bits are stored separately.
     """
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        return _with_fifth_bits(builder, block, 4, 8)
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        return _with_fifth_bits(builder, blocks, 4, 8)
 
 
 class Q8_0(_Scaled):
     """Decodes blocks with a scale and 32 eight-bit integers."""
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        return load(builder, block, HALF_BYTES, BYTES)
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        return load_rows(builder, blocks, HALF_BYTES)
 
 
 class IQ4_NL(_Scaled):
@@ -270,9 +253,9 @@ class IQ4_NL(_Scaled):
 
     codes, groups = IQ4_CODES, (NibbleGroup(2, 0, 1),)
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        return looked_up(builder, nibble_bytes(builder, block, 2), self.codes)
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        return looked_up(builder, nibble_bytes(builder, blocks, 2), self.codes)
 
 
 class PlainReader:

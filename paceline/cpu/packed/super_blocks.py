@@ -9,8 +9,8 @@ from llvmlite import ir
 
 from paceline.cpu.emit import pick, spread
 from paceline.cpu.linear.unpack_call import PART
+from paceline.cpu.packed.factors import Factor, Factors
 from paceline.cpu.packed.reading import (
-    BYTES,
     HALF,
     IQ4_CODES,
     LANES,
@@ -18,12 +18,11 @@ from paceline.cpu.packed.reading import (
     NUMBERS,
     WORD,
     WORDS,
-    Factor,
-    Factors,
     NibbleGroup,
     Reader,
     constant,
     load,
+    load_rows,
     looked_up,
     nibble_bytes,
     scale_at,
@@ -100,23 +99,23 @@ class _K4(Reader):
         return builder.fmul(pick(builder, scale, negative, lanes), small)
 
 
-def _pair_nibbles(builder: Any, block: Any, offset: int, part: int) -> Any:
-    """Emit instructions that load the 32 four-bit integers of a part.
+def _pair_nibbles(builder: Any, blocks: Sequence[Any], offset: int, part: int) -> Any:
+    """Emit instructions that load the 32 four-bit integers of a part of each block.
 
     Two consecutive parts share 32 bytes: the first is stored in the low four bits of each byte,
     the second in the high ones.
     """
-    both = load(builder, block, offset + part // 2 * PART, BYTES)
+    both = load_rows(builder, blocks, offset + part // 2 * PART)
     if part % 2:
-        return builder.lshr(both, constant(4, BYTES))
-    return builder.and_(both, constant(15, BYTES))
+        return builder.lshr(both, constant(4, both.type))
+    return builder.and_(both, constant(15, both.type))
 
 
 def _moved(builder: Any, stored: Any, distance: int) -> Any:
     """Emit instructions that shift bytes up by `distance` bits, or down if negative."""
     if distance >= 0:
-        return builder.shl(stored, constant(distance, BYTES))
-    return builder.lshr(stored, constant(-distance, BYTES))
+        return builder.shl(stored, constant(distance, stored.type))
+    return builder.lshr(stored, constant(-distance, stored.type))
 
 
 class Q4_K(_K4):
@@ -130,20 +129,20 @@ class Q4_K(_K4):
         for number in range(_PARTS)
     )
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        return _pair_nibbles(builder, block, 16, part)
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        return _pair_nibbles(builder, blocks, 16, part)
 
 
 class Q5_K(_K4):
     """Decodes five-bit integers, whose fifth bits are stored separately."""
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        low = _pair_nibbles(builder, block, 48, part)
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        low = _pair_nibbles(builder, blocks, 48, part)
         # Bit `part` becomes bit 4.
-        fifth = _moved(builder, load(builder, block, 16, BYTES), 4 - part)
-        return builder.or_(low, builder.and_(fifth, constant(16, BYTES)))
+        fifth = _moved(builder, load_rows(builder, blocks, 16), 4 - part)
+        return builder.or_(low, builder.and_(fifth, constant(16, low.type)))
 
 
 class Q6_K(Reader):
@@ -161,17 +160,17 @@ class Q6_K(Reader):
             vectors.append(builder.fmul(scale, small))
         return Factors(_factors_of_blocks(builder, vectors), (), 1)
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
         section, number = divmod(part, 4)
-        low = load(builder, block, 64 * section + number % 2 * PART, BYTES)
-        high = load(builder, block, 128 + section * PART, BYTES)
+        low = load_rows(builder, blocks, 64 * section + number % 2 * PART)
+        high = load_rows(builder, blocks, 128 + section * PART)
         if number >= 2:
-            low = builder.lshr(low, constant(4, BYTES))
+            low = builder.lshr(low, constant(4, low.type))
         # Both bits of `number` become bits 4 and 5.
-        top = builder.and_(_moved(builder, high, 4 - 2 * number), constant(48, BYTES))
-        value = builder.or_(builder.and_(low, constant(15, BYTES)), top)
-        return builder.sub(value, constant(32, BYTES))
+        top = builder.and_(_moved(builder, high, 4 - 2 * number), constant(48, low.type))
+        value = builder.or_(builder.and_(low, constant(15, low.type)), top)
+        return builder.sub(value, constant(32, low.type))
 
 
 class IQ4_XS(Reader):
@@ -204,7 +203,7 @@ class IQ4_XS(Reader):
         scales = builder.fmul(spread(builder, scale_at(builder, block, 0), _PARTS), small)
         return pick(builder, scales, scales, list(range(LANES)))
 
-    def integers(self, builder: Any, block: Any, part: int) -> Any:
-        """Emit instructions that decode one part of a block to 32 signed bytes."""
-        indices = nibble_bytes(builder, block, 8 + part * LANES)
+    def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
+        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        indices = nibble_bytes(builder, blocks, 8 + part * LANES)
         return looked_up(builder, indices, self.codes)

@@ -76,7 +76,7 @@ def _numbers(builder: Any, blocks: BlockLayout, block: Any) -> Iterator[list[Any
         return
     factors = blocks.reader.factors(builder, [block])
     for part in range(blocks.parts):
-        integers = halves_of(builder, blocks.reader.integers(builder, block, part))
+        integers = halves_of(builder, blocks.reader.integers(builder, [block], part))
         floats = [builder.sitofp(builder.sext(half, WORDS), NUMBERS) for half in integers]
         yield [
             factors.apply(builder, half, 2 * part + number, (0,) * LANES)
@@ -97,12 +97,9 @@ def _emit_quad(builder: Any, blocks: BlockLayout, *operands: Any) -> None:
                 fetch(builder, builder.add(plus(builder, block, distance), ahead), 2)
         first = builder.mul(loop.index, ir.Constant(INDEX, lines))
         out = builder.add(target, builder.mul(first, line_step))
-
-        def store(number: int, line: Any) -> None:
+        for number, line in emit_lines(builder, blocks.reader, four, blocks.parts):
             address = builder.add(out, builder.mul(line_step, ir.Constant(INDEX, number)))
             builder.store(line, pointer(builder, address, line.type), align=LINE)
-
-        emit_lines(builder, blocks.reader, four, blocks.parts, store)
 
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
