@@ -68,6 +68,7 @@ class DraftBudget:
         self._context = 0  # rounded text length per request in the newest step, in tokens
         self._corrections: dict[int, CostCorrection] = {}  # by the number of requests
         self._newest: CostCorrection | None = None
+        self._warmed_up = False  # the first step includes work that is done only once
         # For the newest step: whether it has drafts, and its expected seconds from the curve.
         self._expected: tuple[bool, float] | None = None
         self.decisions: deque[StepDecision] = deque(maxlen=settings.recorded_steps)
@@ -169,8 +170,9 @@ class DraftBudget:
         if self._renew is not None and self._expected is not None and self._newest is not None:
             drafted, expected = self._expected
             self._seconds_used += expected
-            self._newest.note(drafted, seconds - draft_seconds, expected)
-            self._expected = None
+            if self._warmed_up:
+                self._newest.note(drafted, seconds - draft_seconds, expected)
+            self._warmed_up, self._expected = True, None
         tokens = sum(len(outcome.new_token_ids) for group in outcomes for outcome in group)
         for drafts, group in zip(cut, outcomes, strict=True):
             drafts.learn(group, tokens)

@@ -12,8 +12,9 @@ class CostCorrection:
 
     There is one object for each number of requests in a step. It keeps two averages of
     log(measured / expected): one for steps with drafts and one for steps without. Unlike
-    `MovingAverage`, they start as plain means and limit outliers. After each step without drafts,
-    the average for steps with drafts also moves towards the other average.
+    `MovingAverage`, they start as plain means and limit outliers. Each step of one kind also moves
+    the average for the other kind towards its own. An average over few steps, which may all have
+    been disturbed, moves faster.
 
     Args:
         settings: Rates and limits.
@@ -61,10 +62,12 @@ class CostCorrection:
         self._num_steps[drafted] += 1
         rate = max(self._settings.correction_rate, 1 / self._num_steps[drafted])
         self._log_ratios[drafted] += rate * (ratio - average)
-        if not drafted:
+        if self._num_steps[not drafted]:
             # Drafts that were too slow are eventually tried again.
-            self._log_ratios[1] += self._settings.correction_forgetting * (
-                self._log_ratios[0] - self._log_ratios[1]
+            early = self._settings.early_forgetting / self._num_steps[not drafted]
+            share = max(self._settings.correction_forgetting, early)
+            self._log_ratios[not drafted] += share * (
+                self._log_ratios[drafted] - self._log_ratios[not drafted]
             )
 
     def _limited(self, log_ratio: float) -> float:

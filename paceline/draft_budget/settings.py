@@ -40,7 +40,9 @@ class DraftBudgetSettings:
             time to the cost curve; in (0, 1]. The first steps have equal weights.
         correction_forgetting: Cost correction: after each plain step, the ratio for steps with
             drafts moves towards the ratio for plain steps by this share of the difference; from 0
-            to 1.
+            to 1. Steps with drafts move the ratio for plain steps in the same way.
+        early_forgetting: Cost correction: larger share for a ratio that was measured in one step
+            only, divided by the number of steps if there are several; from 0 to 1.
         max_correction: Cost correction: maximum factor by which the cost curve is corrected; at
             least 1.
         outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.
@@ -105,6 +107,7 @@ class DraftBudgetSettings:
     max_cached_costs: int = 1000
     correction_rate: float = 0.1
     correction_forgetting: float = 0.005
+    early_forgetting: float = 0.05
     max_correction: float = 3.0
     outlier_steps: int = 4
     outlier_factor: float = 1.5
@@ -163,6 +166,7 @@ _RANGES = {
     "prior_trials": (_TINY, _INFINITE),
     "correction_rate": _POSITIVE_SHARE,
     "correction_forgetting": _SHARE,
+    "early_forgetting": _SHARE,
     "empty_steps": (0.0, _INFINITE),
     "max_rest_steps": (0.0, _INFINITE),
     "burst_slack": (0.0, _INFINITE),

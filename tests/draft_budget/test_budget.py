@@ -43,6 +43,10 @@ class SingleDrafterBudget:
         assert self._drafting.stats is not None
         return self._drafting.stats.acceptance_calibration
 
+    @property
+    def plain_seconds(self) -> float | None:
+        return self._spending.plain_seconds
+
     def cut(
         self, trees: list[DraftTree], sequences: int, pending: int, cached: int = 0
     ) -> list[DraftTree]:
@@ -220,6 +224,15 @@ def test_slower_steps_correct_the_cost_curve() -> None:
             2.0 if len(cut) else 1.0,
         )
     assert 0 < sum(later) < 200
+
+
+def test_the_first_step_does_not_correct_the_cost_curve() -> None:
+    """Check a first step that takes longer than later ones, because of work done only once."""
+    draft_budget, request = SingleDrafterBudget(CHEAP), Request([1], SamplingParams())
+    for seconds in (9.0, 2.0):
+        draft_budget.cut([DraftTree([5], [-1], None, [0.0])], 1, 1)
+        draft_budget.observe([Outcome(request, EMPTY_TREE, [], [5], [5])], seconds)
+    assert draft_budget.plain_seconds == pytest.approx(2.0)
 
 
 def test_slow_plain_steps_do_not_make_drafts_free() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,18 @@ def test_one_stalled_step_does_not_change_costs() -> None:
     for seconds in [1.0] * 10 + [1000.0]:
         pace.note(False, seconds, 1.0)
     assert pace.plain < 1.06
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_ratio_of_one_disturbed_step_is_soon_forgotten(drafted: bool) -> None:
+    """Check that one slow step neither makes drafts seem free nor stops them for long."""
+    pace = CostCorrection()
+    pace.note(drafted, 4.2, 1.0)
+    pace.note(not drafted, 1.4, 1.0)
+    assert abs(math.log(pace.factor)) > 1.0
+    for _ in range(50):
+        pace.note(not drafted, 1.4, 1.0)
+    assert abs(math.log(pace.factor)) < 0.1
 
 
 def test_agreement_of_repeated_measurements() -> None:
