@@ -223,7 +223,7 @@ class DraftBudget:
     def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
         """Return the durations of steps with 0 to `num_units` units of draft nodes.
 
-        Without draft nodes, a step has `rows` rows.
+        `NodeSelector` defines a unit. Without draft nodes, a step has `rows` rows.
         """
         key = rows, rows_per_unit, self._context
         if len(self._costs.get(key, ())) <= num_units:

@@ -26,9 +26,9 @@ class BudgetedDrafts:
         proposed: The drafts as proposed.
         trees: Draft trees that the target verifies, one per ready request.
         flat: The proposed trees as arrays, if the budget may cut them; otherwise None.
-        cost: Duration of the step with the trees, in multiples of a step without them; 0 if the
-            back-off does not need it. A drafter that requires a draft model has a cost even if no
-            node is left, because the model has already run.
+        cost: Duration of the step with the trees, in multiples of a step without them; 0 if
+            `DraftingBackoff` does not need it. A drafter that requires a draft model has a cost
+            even if no node is left, because the model has already run.
     """
 
     def __init__(self, proposed: Drafts) -> None:

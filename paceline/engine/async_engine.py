@@ -94,7 +94,7 @@ class AsyncEngine:
 
     @asynccontextmanager
     async def holding(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[None, None]:
-        """Return a context that withdraws the requests at its end, even after an error."""
+        """Return a context manager that withdraws the requests on exit, even on errors."""
         loop = asyncio.get_running_loop()
         state = self._loops.setdefault(loop, _LoopState())
         state.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})

@@ -91,7 +91,7 @@ class Sketch:
 
     @staticmethod
     def from_model(model: PreTrainedModel) -> Sketch:
-        """Return a model's sketch.
+        """Return the sketch of a model's embedding.
 
         Raises:
             UnsupportedModelError: The embedding is not a matrix of floating-point numbers.

@@ -121,7 +121,7 @@ class Selection:
         return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
-        """Yield the count in outputs and the score of every node that the request may use."""
+        """Yield the output count and score of every node that the request may use."""
         for node in children.values():
             if node.known_to(self.request):
                 yield node.output, self._score(node)

@@ -1,10 +1,10 @@
 """Calibrate the acceptance probability of a draft token, given its sources.
 
-One table counts trials and hits for all requests of an engine. The first two sources are paired:
-the cached distributions give a context length and a probability, and the tree from retrieval gives
-a confidence. Each combination of these values has a cell (hits/trials), which starts with a prior.
-A token counts as tried once the target has predicted a token after its parent, even if the draft
-token was not verified.
+One table counts trials and hits for all requests of an engine. The first two sources, cached
+distributions and retrieval, share cells. The cached distributions give a context length and a
+probability, and the tree from retrieval gives a confidence. Each combination of these values has a
+cell (hits/trials), which starts with a prior. A token counts as tried once the target has predicted
+a token after its parent, even if the draft token was not verified.
 
                        | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
     drafted: absent    |   -             1/90        2/110        160/175

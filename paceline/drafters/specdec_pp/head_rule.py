@@ -20,17 +20,18 @@ class HeadRule(ThresholdRule):
 
     The head evaluates a token one forward pass after it was sampled, because the token's hidden
     state is known only then. `confidences` therefore refers to the token before each new token.
-    The newest token has only an early confidence.
+    For the newest token, the head gives only an early confidence, estimated from the token's
+    distribution (`AcceptanceHead.early_confidences`).
 
     Args:
         head: Acceptance head.
         threshold: The paper's h, maximum probability of a rejection.
         min_tokens: Minimum number of tokens.
         max_tokens: Maximum number of tokens.
-        counts_newest: Whether the newest token counts, provided that the head was trained to
-            evaluate it.
+        counts_newest: Whether the early confidence of the newest token counts, provided that the
+            head was trained to estimate it.
     Attributes:
-        keep_second_choices: Whether second choices are recorded.
+        keep_second_choices: Whether the draft model's second choice is recorded with each token.
     """
 
     reads_hidden = True

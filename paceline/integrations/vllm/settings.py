@@ -11,7 +11,8 @@ class ProposerSettings:
 
     Attributes:
         max_nodes: Maximum number of nodes in the draft tree from which the chain is taken.
-        max_missed_calls: Number of calls without a request after which it is considered finished.
+        max_missed_calls: Number of consecutive calls without a request before that request counts
+            as finished.
         retry_seconds: Number of seconds before another attempt to open an unreadable datastore.
         log_seconds: Minimum number of seconds between two log lines about errors.
         store_seconds: Number of seconds between two measurements of the datastore's size.

@@ -35,9 +35,9 @@ class PackedBucket(Bucket):
 
     Args:
         owner: Model to run.
-        key: Shape of the forward passes: one row per request, and one column per token of any
-            request.
-        cache: KV cache, whose stores must not move.
+        key: Shape of the forward passes. `rows` counts the requests, and `columns` counts the
+            tokens of all requests together.
+        cache: KV cache, whose tensors must stay at the same addresses.
     """
 
     def __init__(self, owner: BucketModel, key: BucketKey, cache: SlotCache) -> None:

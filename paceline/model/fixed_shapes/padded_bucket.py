@@ -30,7 +30,7 @@ class PaddedBucket(Bucket):
     Args:
         owner: Model to run.
         key: Shape of the forward passes.
-        cache: KV cache, whose stores must not move.
+        cache: KV cache, whose tensors must stay at the same addresses.
     """
 
     def __init__(self, owner: BucketModel, key: BucketKey, cache: SlotCache) -> None:

@@ -125,7 +125,7 @@ def agreements(
 
 @torch.no_grad()
 def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDArray[np.float64]:
-    """Compare a draft model's guesses with an answer; the model reads target states.
+    """Compare an answer with the guesses of a draft model that reads target states.
 
     Args:
         model: Draft model, attached to its target.
