@@ -45,7 +45,7 @@ class LLM(ChatFacade):
     each call gets its own answers.
 
     Args:
-        model: Directory, hub id, GGUF file, "demo" or "smollm2" (embedded models), or a loaded
+        model: Directory, hub id, GGUF file, "demo" or "smollm2" (built-in models), or a loaded
             transformers model, which is put into eval mode.
         drafter: "auto" (default), another "name" or "name:key=value,key=value" (see `paceline
             drafters`), a class as "module:Class", or a `Drafter`.

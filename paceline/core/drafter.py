@@ -4,12 +4,12 @@ A new drafting method is a subclass of `Drafter` that implements `propose`. It m
 rules, which `verification.tree_rules` or a test enforces:
 
 1. Return one tree per request, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree.
-2. `parents[i] < i`, and siblings have different tokens. Probes come last in a tree, and may have a
-   sibling's token.
+2. `parents[i] < i`, and siblings have different tokens. Probes (`DraftTree.probes`) come last
+   in a tree, and may have a sibling's token.
 3. `probs[i]` is the distribution that node i was sampled from, given its ancestors and earlier
    siblings (renormalised, as for sampling without replacement). Sampled siblings come first.
 4. A drafter may choose how many tokens to sample, but must not discard a token it has sampled.
-5. With `leaf_first`, use new random numbers in every step.
+5. If `DraftTree.leaf_first` is true, sample the tree with new random numbers in every step.
 
 A wrong draft costs time but never changes the answer. Drafters have no access to caches, masks or
 batched tensors.

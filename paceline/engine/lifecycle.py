@@ -118,7 +118,7 @@ class Lifecycle:
         return True
 
     def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
-        """End requests with an error, which their callers will raise."""
+        """End requests with an error, which is raised in the calls that wait for them."""
         reason = (
             error
             if isinstance(error, Exception)

@@ -174,9 +174,9 @@ def _row_mixers(model: PreTrainedModel) -> Iterator[RowMixer]:
 
 
 def _row_experts(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> RowModule | None:
-    """Return `RowExperts` for experts, given one of their calls.
+    """Return `RowExperts` for a module of experts, given the inputs of one call.
 
-    Return None if the inputs are unknown.
+    Return None if the inputs do not have the expected form.
     """
     if len(inputs) != 3 or inputs[1].dim() != 2:
         return None

@@ -74,7 +74,10 @@ class SlotMemory(Protocol):
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return the rows of cache positions in a store [slots * heads * capacity, dim]."""
+        """Return the row indices of cache positions in a store.
+
+        The store has the shape [slots * heads * capacity, dim].
+        """
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Define the state of a forward pass, which the modules of a view read."""
+"""Define the inputs of a forward pass that a model's copied modules read."""
 
 from __future__ import annotations
 

@@ -65,9 +65,10 @@ class RecurrentPrefill:
 
 
 def _prompt_batch(first: IntArray, columns: int) -> RecurrentBatch:
-    """Return the token order of prompts; the last token of each is a draft node.
+    """Lay out prompts as recurrent rows.
 
-    The token of a one-token prompt is pending instead, because every row needs a pending token.
+    The last token of a prompt becomes a draft node, and all other tokens become pending tokens.
+    Every row needs a pending token, so the token of a one-token prompt becomes a pending token.
     """
     rows = np.arange(len(first), dtype=np.int64)
     pending = np.maximum(columns - first - 1, 1)

@@ -190,7 +190,7 @@ FORMATS = {
 
 
 def find_format(template: str) -> ToolFormat | None:
-    """Return the format whose marks a chat template contains; None if there is none."""
+    """Return the format whose identifying texts the template contains, or None."""
     return next(
         (each for each in FORMATS.values() if all(mark in template for mark in each.marks)), None
     )

@@ -69,7 +69,7 @@ class CheckpointFile:
         write_atomically(self.path, save(flat, header))
 
     def value(self, name: str) -> Any:
-        """Return one of the JSON values.
+        """Return the JSON value with the given name.
 
         Raises:
             ConfigError: The file is damaged.

@@ -1,4 +1,4 @@
-"""Compare drafters on a server under load from users or from random arrivals.
+"""Compare drafters on a server with simultaneous users or random arrivals.
 
 The drafters share one engine, and every answer is compared with plain decoding.
 

@@ -86,7 +86,7 @@ class DraftModelOptions:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum number of tokens per draft; with stop_rule=heuristic, per first draft."""
+        """Maximum draft length in tokens; stop_rule=heuristic limits only the first draft."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES

@@ -76,11 +76,11 @@ class PhraseAcceptance:
         return min(1.0, self._counts.rate(evidence.prior, evidence.prob, evidence.kind))
 
     def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:
-        """Count which nodes of a tree were correct.
+        """Count trials and hits for the nodes of a tree.
 
         Args:
-            evidence: Source of each node in the outcome's tree.
-            outcome: Outcome for the tree.
+            evidence: Source and probability of each node in the outcome's tree.
+            outcome: Result of verifying the tree.
         """
         for node, accepted in tried(outcome):
             self._counts.count(accepted, evidence[node].prob, evidence[node].kind)

@@ -55,7 +55,7 @@ class NgramIndex:
         return next(self.continuations(tokens, length), Continuation([], 0, 0))
 
     def continuations(self, tokens: list[int], length: int) -> Iterator[Continuation]:
-        """Yield the tokens after earlier matches: longer matches first, then later ones."""
+        """Yield the tokens after each earlier match: longest match first, then newest."""
         seen = set()
         for size in self._sizes:
             position = self._latest.get(tuple(tokens[-size:]), -1) if size < len(tokens) else -1

@@ -25,8 +25,8 @@ class TreeCandidate:
         token: Token id.
         parent: Parent in the tree; -1 is the root.
         depth: Depth; 1 for a child of the root.
-        nodes: Node in the tree of each source, or ABSENT.
-        cells: Calibration cell of each source, or ABSENT.
+        nodes: For each source, the token's node in the source's tree, or ABSENT.
+        cells: For each source, the calibration cell, or ABSENT.
         known: Number of valid tokens in `tail`.
         origin: `Origin` of the most confident source.
         tail: Newest tokens, ending with this token.

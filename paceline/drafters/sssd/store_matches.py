@@ -122,7 +122,11 @@ def look_up(
     end: int,
     ranges: Records[RankRange],
 ) -> tuple[int, int]:
-    """Count tail[begin:end] in the datastore; return (count, -1) or (DAMAGED, shard)."""
+    """Return how often the datastore contains tail[begin:end].
+
+    Returns:
+        The number of occurrences and -1; or (DAMAGED, shard).
+    """
     total = 0
     for shard in range(len(table)):
         low, high = range_of(table, shard, tail, begin, end)

@@ -1,4 +1,4 @@
-"""Choose, build and drop the buckets of a model."""
+"""Choose, build and drop the buckets (fixed shapes of forward passes) of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train an EAGLE-3 head in the format of speculators (Li et al. 2025).
+"""Train an EAGLE-3 head in the format of the speculators library (Li et al. 2025).
 
 In training, as in decoding, the head takes its output at the previous token as input for a draft
 token (training-time test, section 3.2). It therefore runs once per chain position. Each text
@@ -105,7 +105,7 @@ class Eagle3Student:
         return expected_chains([self._agreement(chunk, length) for chunk in held_out], length)
 
     def save(self, folder: Path) -> None:
-        """Write the head in the format of speculators."""
+        """Write the head in the format of the speculators library."""
         weights = self.model.state_dict()
         weights["fc.weight"] = weights["fc.weight"] * self._state_scale.flatten()
         write_eagle3(folder, self._card, weights, self._token_ids.cpu())

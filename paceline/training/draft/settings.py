@@ -57,8 +57,8 @@ class DraftTraining(TrainingSettings):
         lr: Peak learning rate, for both Muon (matrices) and AdamW (embedding and norms); above 0.
         kind: Kind of draft model. "eagle" uses the target's hidden states, embedding and LM head.
             An "eagle" draft model works only with its target and only in paceline. "eagle3" also
-            uses hidden states, and is saved as an EAGLE-3 head in the format of speculators, which
-            vLLM can load. "independent" uses only tokens.
+            uses hidden states, and is saved as an EAGLE-3 head in the format of the speculators
+            library, which vLLM can load. "independent" uses only tokens.
         reads_at: For "eagle": depth of a second target layer whose states the draft model uses, as
             a share of the target's layers; from 0 to 1. With 0, the draft model uses only the
             target's last layer.
