@@ -145,9 +145,7 @@ class Auto(RecyclingDrafter):
             for request in requests:
                 self._head_draft.pop(request.id, None)
             return self._merge(requests, max_nodes, {})
-        retrieved = self._retrieval.retrieve(
-            requests, list(map(_retrieved_nodes, max_nodes))
-        )
+        retrieved = self._retrieval.retrieve(requests, list(map(_retrieved_nodes, max_nodes)))
         head_drafts = [self._head_draft.pop(request.id, EMPTY_TREE) for request in requests]
         trees = {
             RETRIEVAL: retrieved,
