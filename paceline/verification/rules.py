@@ -66,7 +66,7 @@ def follow(
 def follow_chosen(
     tree: DraftTree, tokens: Sequence[int], ending: Container[int], max_tokens: int
 ) -> tuple[list[int], list[int]]:
-    """Run `follow` for tokens that are already known, without a function call per token.
+    """Run `follow` for known tokens, without a function call per token.
 
     Args:
         tree: Draft tree.
