@@ -31,7 +31,7 @@ class PathTable:
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return a dict from the number of columns per tile to the table's `Paths`.
+        """Return the table's `Paths`, by number of columns per tile.
 
         Args:
             table: Table on the device, int32 [size]. Its values are a copy of those that `fill`

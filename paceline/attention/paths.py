@@ -50,7 +50,7 @@ class Paths:
         return len(self.tiles)
 
     def first_query(self, tile: int) -> int:
-        """Return the first query of a tile; after the last tile, the number of queries."""
+        """Return a tile's first query; for the index `num_tiles`, the number of queries."""
         return int(self.tiles[tile, 1]) if tile < len(self.tiles) else self.queries
 
     def scratch(self, size: int) -> Tensor:

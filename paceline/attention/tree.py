@@ -1,4 +1,4 @@
-"""Describe, with device tensors, the keys that each column of a bucket sees."""
+"""Describe, with device tensors, the keys that each column of a batch sees."""
 
 from __future__ import annotations
 

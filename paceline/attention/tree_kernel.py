@@ -1,7 +1,7 @@
 """Compute attention over KV-cache slots and draft trees with Triton on CUDA.
 
-The kernel reads the lengths from device memory, so a captured graph works for every length in a
-bucket. A separate program handles each split of the keys. Programs without keys return
+The kernel reads the lengths from device memory, so a captured graph works for every length that its
+fixed shapes allow. A separate program handles each split of the keys. Programs without keys return
 immediately.
 """
 
@@ -100,10 +100,11 @@ def store_columns(
 
     Args:
         states: Keys [rows, heads, columns, dim] and values [rows, heads, columns, value dim].
-        stores: Keys and values of all slots, [rows, heads, positions, dim] each.
+        stores: Tensors with the keys and the values of all slots, [rows, heads, positions, dim]
+            each.
         cache_positions: Cache position of each column, int64 [rows, columns]; columns with a
             negative position are not written.
-        store_rows: Row of the stores at which the slot of each column begins, int64 [rows,
+        store_rows: Row of these tensors at which the slot of each column begins, int64 [rows,
             columns].
     """
     keys, values = (state if state.stride(3) == 1 else state.contiguous() for state in states)

@@ -60,8 +60,8 @@ class VisibleRanges:
 class AttentionMetadata:
     """The keys of every row, in the order of their text positions.
 
-    The keys of a row are numbered in text order. Keys 0 to cached - 1 have cache positions of the
-    same numbers, and the cache positions of the other keys are listed in `tail`.
+    The keys of a row are numbered in text order. Of the first `cached` keys, key i has cache
+    position i. The cache positions of the other keys are listed in `tail`.
 
     Attributes:
         cached: Number of leading cache positions of each row that are in text order, [rows],
@@ -72,8 +72,8 @@ class AttentionMetadata:
         ranges_by_mask: Visible ranges, by the address of a placeholder mask (`stand_in_mask`). If
             empty, the ranges are computed from real masks.
         derived: Values computed from `VisibleRanges` objects, by the id of the object.
-        key_rows: For each row, the row of the key tensor that holds its first key, [rows]. Default:
-            the same index.
+        key_rows: For each row, the row of the key tensor that holds its first key, [rows]. By
+            default, row i of the batch uses row i of the key tensor.
         addresses: Memory addresses of `cached`, `tail` and `key_rows`.
     """
 

@@ -43,8 +43,7 @@ class LayerPass:
         mask: Attention mask of the pass, or None.
         metadata: Keys of each row, in the order of their text positions.
         columns: Number of columns.
-        written: Indices of the rows of the stores to which the pass writes, int64 [key heads *
-            columns].
+        written: Index of each row of `stores` that the pass writes, int64 [key heads * columns].
         seen: First slot and first cache position that attention sees.
         stores: Keys and values of each layer, [slots, key heads, positions, head dim].
     """
@@ -62,7 +61,7 @@ class DecoderLayers(Protocol):
     """Computes the decoder layers of one model, separately or all in one call."""
 
     def takes_rows(self, count: int) -> bool:
-        """Return whether a forward pass over `count` rows should use these calls."""
+        """Return whether a forward pass over `count` rows should use this object."""
 
     def has_same_weights(self) -> bool:
         """Return whether the layers still have the weights that this object reads."""
@@ -79,4 +78,4 @@ class DecoderLayers(Protocol):
         """
 
     def run_all(self, states: Tensor) -> Tensor:
-        """Run all layers; return the output of the last one, given the input of the first."""
+        """Run all layers on the input of the first; return the output of the last."""

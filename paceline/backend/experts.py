@@ -221,7 +221,8 @@ def _is_router(module: nn.Module) -> bool:
 def _is_multiplying_mixer(module: nn.Module) -> bool:
     """Return True for a mixer that may multiply by its own weights.
 
-    Mixers with selective scans do so. Their decay rates also form a matrix.
+    The result is True if one of the module's own parameters is a matrix. In a mixer with a
+    selective scan, the decay rates form such a matrix.
     """
     return (
         any(map(is_depthwise, module.children()))

@@ -139,11 +139,12 @@ class Backend(Protocol):
         """
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache positions in all stores at once.
+        """Return a function that moves cache rows in all layers at once.
 
         Args:
-            blocks: Keys and values of all layers, [stores, slots, heads, capacity, dim] each. They
-                must stay allocated as long as the function is in use.
+            blocks: Keys and values of all layers, in blocks of several tensors, [tensors, slots,
+                heads, capacity, dim] each. They must stay allocated as long as the function is in
+                use.
         """
 
     def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:

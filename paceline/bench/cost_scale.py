@@ -190,7 +190,10 @@ def _fill_linear(
     writes: bool,
     normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Fill a layer randomly, or with zeros if `writes`; copy the original if `own`."""
+    """Fill an enlarged layer with random numbers, or with zeros if `writes` is True.
+
+    If `own` is True, copy the original weights into the first rows and columns.
+    """
     rows, columns = original.weight.shape
     if writes:
         linear.weight.zero_()

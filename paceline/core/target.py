@@ -59,7 +59,7 @@ class CacheSlots(Protocol):
         """Return the number of cache positions in a request's slot."""
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Make a request's slot long enough, if slots differ in length."""
+        """Lengthen a request's slot to at least `positions`, if slots differ in length."""
 
     def shorten(self, request: Request) -> None:
         """Free the positions after a request's tokens, if slots differ in length."""

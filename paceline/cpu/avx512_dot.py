@@ -61,8 +61,8 @@ def available() -> bool:
 def where_available(emit: Emit, otherwise: Any = None) -> Emit:
     """Wrap an emitter to emit a trap if the processor lacks the instructions.
 
-    Kernels with the operation therefore compile on any processor. They check `available()` before
-    they run it.
+    A kernel that contains the emitted code therefore compiles on any processor. It checks
+    `available()` before it runs that code.
 
     Args:
         emit: Emitter, called with a builder and the argument values.

@@ -76,7 +76,7 @@ class CpuBackend(TorchBackend):
     entropies = staticmethod(entropies)
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache positions in all stores at once."""
+        """Return a function that moves cache rows in all layers at once."""
         described = CacheTensors.of([store for stores in blocks for store in stores])
         return super().row_mover(blocks) if described is None else partial(move_rows, described)
 

@@ -32,5 +32,5 @@ def pack_row(source: int, target: int, row_bytes: int) -> None:
 
 @inlined
 def even_share(rest: int, groups: int) -> int:
-    """Return the size of the first of `groups` groups that divide `rest` evenly."""
+    """Return the size of the first group if `rest` is split into `groups` even groups."""
     return (rest + groups - 1) // groups

@@ -1,8 +1,8 @@
 """Compute XXH64 checksums of pages in compiled code.
 
-Source: the public specification, github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, with seed
-    0 and only for sizes that are multiples of 32 bytes. Compiled code checks each page before its
-    first use and cannot call the `xxhash` library.
+The code follows the public specification, github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md.
+The seed is 0, and sizes must be multiples of 32 bytes. Compiled code checks each page before its
+first use and cannot call the `xxhash` library.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The sort compares the first SORTED_TOKENS tokens of every suffix, because no search compares more.
 Its running time is therefore linear in the length of the text, even in the worst case, such as a
-single repeated token. The method is a counting sort by the first token, followed by a three-way
-quicksort within each bucket. The quicksort compares as many tokens as fit into a 64-bit key. Runs
-with equal keys are sorted by their next tokens, and short runs by insertion. Several threads sort
-the buckets, which are independent.
+single repeated token. The method is a counting sort by the first token, which yields one bucket per
+token, followed by a three-way quicksort within each bucket. The quicksort compares as many tokens
+as fit into a 64-bit key. Runs with equal keys are sorted by their next tokens, and short runs by
+insertion. Several threads sort the buckets, which are independent.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _fill_buckets(
     ends: NDArray[np.int64],
     array: NDArray[np.int32],
 ) -> None:
-    """Put the position of every token into its bucket.
+    """Put the position of every token into the bucket of that token.
 
     At the start, `ends` [buckets] holds the first rank of each bucket; afterwards, it holds the end
     of each bucket.

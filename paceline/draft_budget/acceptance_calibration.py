@@ -84,7 +84,7 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
 
 @kernel
 def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Return a node's acceptance probability, corrected by the counts in its bucket."""
+    """Return a node's acceptance probability, corrected by its bucket's counts."""
     bucket = bucket_of(calibration.edges, confidence)
     prior = calibration.prior_trials * confidence
     probability: float = min(

@@ -40,10 +40,12 @@ def _best_count(gains: Floats, seconds: Floats, min_count: int) -> int:
 
 @compiled
 def step_seconds(by_curve: Floats, plain_s: float, factor: float, margin: float) -> Floats:
-    """Return the duration of a step with 0, 1, ... units.
+    """Return the duration of a step with 0, 1, ... units of draft nodes.
+
+    A unit is one node in a ragged batch, and one node of every tree in a padded batch.
 
     Args:
-        by_curve: Duration of the step with 0, 1, ... units by the cost curve, in seconds.
+        by_curve: Duration of the step with 0, 1, ... units according to the cost curve, in seconds.
         plain_s: Duration of a plain decoding step, in seconds.
         factor: Correction factor for steps with drafts (`CostCorrection.factor`).
         margin: Factor by which drafts must exceed their cost (`DraftBudgetSettings.gain_margin`).

@@ -163,7 +163,7 @@ class DraftBudget:
 
         Args:
             cut: Result of `cut`.
-            outcomes: For each entry of `cut`, the outcomes of its ready requests.
+            outcomes: For each entry of `cut`, the outcomes of its ready requests (`Drafts.ready`).
             draft_seconds: Seconds spent in draft models and draft heads during the step.
             seconds: Duration of the whole step, including drafting.
         """
@@ -209,7 +209,8 @@ class DraftBudget:
     ) -> Floats:
         """Return the duration of the step with 0, 1, ... units of draft nodes.
 
-        It comes from the cost curve, for the mean text length of the requests.
+        `NodeSelector` defines a unit. The duration comes from the cost curve, for the mean text
+        length of the requests.
         """
         self._set_context(drafts, num_requests)
         return self._seconds(rows, selector.rows_per_unit, selector.num_units)
@@ -239,7 +240,7 @@ class DraftBudget:
 def _charge_drafting(
     cut: Sequence[BudgetedDrafts], selector: NodeSelector, seconds: Floats, correction: float
 ) -> None:
-    """Add the time that draft models took to the cost of their drafts.
+    """Add the draft models' running time to the cost of their drafts.
 
     A paused drafter has not run its model, so the step does not affect its statistics.
 

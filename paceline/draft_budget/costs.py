@@ -161,7 +161,7 @@ class Costs:
         self._schedule(max(spent, cost_measuring.check_seconds(measured.curve)))
 
     def _schedule(self, spent: float) -> None:
-        """Schedule the next check; a check that took longer (`spent` seconds) delays it."""
+        """Schedule the next check, later if this one took long (`spent`, in seconds)."""
         self._due_s = self._used_s + max(self._pause_s, spent / TIMING.max_check_share)
 
     def _replace(self, measured: MeasuredCurve, spent: float = 0.0) -> None:

@@ -49,15 +49,15 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return how many units of nodes the current trees of `drafts` fill."""
+        """Return how many units of nodes (see `NodeSelector`) the trees of `drafts` fill."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Return the index of the unit to which each node belongs."""
+        """Return the index of each node's unit; see `NodeSelector`."""
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees where possible, and return how many units of nodes remain.
+        """Cut the trees that can be cut; return how many units of nodes remain.
 
         Args:
             seconds: Duration of the step with 0, 1, ... units of nodes, [1 + num_units].
@@ -65,17 +65,17 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def _best_units(self, seconds: Floats) -> int:
-        """Return how many units yield the most tokens per second.
+        """Return how many units of nodes (see `NodeSelector`) maximise tokens per second.
 
         Only trees that can be cut are considered.
         """
 
     @abstractmethod
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
-        """Return the total number of units after adding `drafts` to `num_units` units."""
+        """Return how many units of nodes there are after adding `drafts` to `num_units`."""
 
     def charge(self, seconds: Floats) -> None:
-        """Set the `cost` of the drafts that cannot be cut; the back-off uses it.
+        """Set the `cost` of the drafts that cannot be cut; `DraftingBackoff` uses it.
 
         Args:
             seconds: Duration of the step with 0, 1, ... units of nodes, [1 + num_units].
@@ -123,7 +123,7 @@ class PaddedSelector(NodeSelector):
         return best_count(self._gains, seconds)
 
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees to one number of nodes, at least that of any tree kept whole."""
+        """Cut the trees to the same width, at least that of the widest uncuttable tree."""
         width = self.num_free_units
         if len(self._whole) < len(self._drafts):
             width = best_count(self._gains, seconds, width)

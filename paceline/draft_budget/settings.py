@@ -41,8 +41,8 @@ class DraftBudgetSettings:
         correction_forgetting: Cost correction: after each plain step, the ratio for steps with
             drafts moves towards the ratio for plain steps by this share of the difference; from 0
             to 1. Steps with drafts move the ratio for plain steps in the same way.
-        early_forgetting: Cost correction: larger share for a ratio that was measured in one step
-            only, divided by the number of steps if there are several; from 0 to 1.
+        early_forgetting: Cost correction: a ratio that was measured in n steps moves by this share
+            divided by n, if that is more than `correction_forgetting`; from 0 to 1.
         max_correction: Cost correction: maximum factor by which the cost curve is corrected; at
             least 1.
         outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.

@@ -29,7 +29,7 @@ class Card:
 
     Attributes:
         target: Human-readable name of the target.
-        sketch: Sketch of the target's embedding (`Sketch.encode`).
+        sketch: Sample of the target's embedding (`Sketch.encode`), for recognising the target.
         vocab_size: Size of the target's vocabulary.
         settings: Training settings.
         about: Description of the training data and the training run.

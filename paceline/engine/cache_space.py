@@ -157,7 +157,7 @@ class SlotRegions(CacheSpace):
     ) -> bool:
         """Make room for another request; return False if memory is short.
 
-        Once the request has a slot, `lengthen` assigns its region.
+        Once the request has a slot, `lengthen` assigns cache positions to it.
         """
         length = self._model.slots.length
         running = sum(max(length(member), _admission_length(member)) for member in active)
@@ -226,6 +226,6 @@ def _admission_length(request: Request) -> int:
 
 
 def region_length(request: Request) -> int:
-    """Return the length of a new region for a request, in cache positions."""
+    """Return the length of a new slot for a request, in cache positions."""
     growth = max(MIN_REGION_GROWTH, len(request) // REGION_GROWTH_DIVISOR)
     return SPARE_NODE_POSITIONS + min(request.max_length, len(request) + growth)

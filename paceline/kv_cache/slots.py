@@ -52,7 +52,7 @@ class Slots:
         return self._cache.capacity
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Make a request's slot long enough, if slots differ in length."""
+        """Lengthen a request's slot to at least `positions`, if slots differ in length."""
         if isinstance(self._cache, RegionCache):
             self._cache.lengthen(request.slot, positions)
 

@@ -142,7 +142,7 @@ def _share(jobs: int, job: int, taken: int, mailbox: int, number: int) -> None:
 
 @inlined
 def _rotate(layer: LayerCall) -> None:
-    """Rotate queries and keys, and write keys and values to the stores."""
+    """Rotate queries and keys, and write keys and values to the cache."""
     row_bytes = layer.dim * HALF_BYTES
     for column in range(layer.count):
         cosines, sines = layer.cosines + column * row_bytes, layer.sines + column * row_bytes

@@ -1,9 +1,9 @@
 """Multiply rows by a packed weight with AVX512_BF16 dot products.
 
 The sums are bit-identical to those of `linear.dotted` with the unpacked weight. With few rows, the
-kernel multiplies each line of weights while it is in a register (`few_rows`). With more rows, it
-unpacks a section of a few outputs' weights into the L1 cache, and multiplies all rows by this
-section before it unpacks the next one.
+kernel multiplies each 64-byte line of weights while it is in a register (`few_rows`). With more
+rows, it unpacks a section of a few outputs' weights into the L1 cache, and multiplies all rows by
+this section before it unpacks the next one.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from paceline.cpu.emit import floats, multiply_add, pick
 
 
 class Factor(NamedTuple):
-    """The vector lanes that hold one kind of factor for several blocks.
+    """The vector lanes that hold the scale, or the minimum, of several blocks.
 
     Attributes:
         vector: LLVM vector of float32 numbers that contains the factors.
@@ -28,7 +28,7 @@ class Factors(NamedTuple):
     """The factors of several blocks of the same format.
 
     Attributes:
-        scales: Scales, one for each group of half parts.
+        scales: Scales, one for each group of half parts (16 numbers each).
         minimums: Minimums, one for each group; empty if the format has no minimums.
         group: Number of consecutive half parts that share their factors.
     """
@@ -51,7 +51,7 @@ class Factors(NamedTuple):
         Args:
             builder: LLVM builder.
             integers: The integers, as 16 float32 lanes.
-            half: Index of the half part in the blocks.
+            half: Index of the half part (16 numbers) in the blocks.
             blocks: For each lane, the index of its block.
         """
         index = half // self.group

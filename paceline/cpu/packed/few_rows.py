@@ -1,7 +1,7 @@
 """Multiply a few rows by a packed weight without storing the unpacked numbers.
 
-Each line of a quad (`quad_lines`) is multiplied by all rows while it is in a register. The sums are
-bit-identical to those of `quads`.
+A line holds eight numbers from each of four outputs (`quad_lines`). It is multiplied by all rows
+while it is in a register. The sums are bit-identical to those of `quads`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _multiply(
 
 
 class _LineProducts:
-    """Emits the products of lines with all rows, in the order of the lines.
+    """Emits the products of lines of weights with all rows, in the order of the lines.
 
     Readers may emit the lines of a block in another order.
 

@@ -1,9 +1,9 @@
 """Emit code that multiplies rows by quads of outputs, in `avx512_dot`'s order.
 
-A vector holds one chunk from each of four outputs. It is multiplied by four copies of the same
-chunk of one row. `avx512_dot` instead multiplies four rows by one output, which wastes most of the
-vector if there is only one row. The sums are bit-identical, because the product of two numbers
-does not depend on their order.
+A quad is a group of four outputs. A vector holds one chunk (eight numbers) from each of them. It is
+multiplied by four copies of the same chunk of one row. `avx512_dot` instead multiplies four rows by
+one output, which wastes most of the vector if there is only one row. The sums are bit-identical,
+because the product of two numbers does not depend on their order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Emit code that decodes blocks of 256 numbers, with factors for each 32 or 16."""
+"""Emit code that decodes blocks of 256 numbers, with factors per 32 or 16 numbers."""
 
 from __future__ import annotations
 
@@ -58,9 +58,11 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
 
 
 class _K4(Reader):
-    """Decodes blocks with a scale and a minimum, and six-bit factors for each part.
+    """Decodes blocks with a scale, a minimum, and six-bit factors per 32 numbers.
 
-    number = (scale * part's scale) * value - (minimum * part's minimum)
+    With the factors of its part (32 numbers), a number is
+
+        (scale * part's scale) * value - (minimum * part's minimum)
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
@@ -176,7 +178,7 @@ class Q6_K(Reader):
 class IQ4_XS(Reader):
     """Decodes indices into `IQ4_CODES`.
 
-    Each part has a six-bit scale, from which 32 is subtracted.
+    Each part (32 numbers) has a six-bit scale, from which 32 is subtracted.
 
     number = (scale * part's scale) * code
     """

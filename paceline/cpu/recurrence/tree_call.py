@@ -17,7 +17,7 @@ from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
 
 class TreeCall:
-    """First arguments of a call along a tree: `TokenTree.addresses`, and shape."""
+    """First arguments of a call along a tree: `TokenTree.addresses`, and sizes."""
 
     slots: int
     pending: int

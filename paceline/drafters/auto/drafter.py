@@ -3,10 +3,11 @@
 Retrieval (`sssd`, from the request, earlier answers and a datastore) finds long matching runs. The
 target's cached next-token distributions (Token Recycling, `shared/recycled`) provide alternatives
 at each branch. A hidden-state draft head predicts the next tokens (`paceline.draft_head`). If a
-draft model or a published head is given, it adds a separate tree (`model_source`, `head_source`).
-With the draft budget, `draft_model_gate` decides when to run the draft model or the head. The
-acceptance probability of each node is estimated from the predictions of its sources and calibrated
-online (`shared/source_calibration`). The nodes with the highest path probability form the tree.
+draft model or an EAGLE-3, DFlash or MTP head is given, it adds a separate tree (`model_source`,
+`head_source`). With the draft budget, `draft_model_gate` decides when to run the draft model or the
+head. The acceptance probability of each node is estimated from the predictions of its sources and
+calibrated online (`shared/source_calibration`). The nodes with the highest path probability form
+the tree.
 """
 
 from __future__ import annotations

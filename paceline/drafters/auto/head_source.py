@@ -1,4 +1,4 @@
-"""Use a published head as one of several sources."""
+"""Use an EAGLE-3, DFlash or MTP head as one of several sources of draft tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SETTINGS = ModelSourceSettings()
 
 
 class HeadSource(TreeSource):
-    """Proposes draft trees with confidences from a published head.
+    """Proposes draft trees with confidences from an EAGLE-3, DFlash or MTP head.
 
     Args:
         head: Folder or hub id of the head.

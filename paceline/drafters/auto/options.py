@@ -33,9 +33,9 @@ class AutoOptions:
         draft_head: Predict the next tokens from the target's hidden state; false disables the
             head. To use a trained head, pass the path of a file written by `paceline draft-head
             train`. Defaults to true.
-        state_head: Folder or hub id of a published head. `auto` uses this head instead of a draft
-            model. "mtp" selects the MTP layer in the target's checkpoint. With the draft budget,
-            the head runs only while it saves time.
+        state_head: Folder or hub id of an EAGLE-3 or DFlash head. `auto` uses this head instead of
+            a draft model. "mtp" selects the MTP layer in the target's checkpoint. With the draft
+            budget, the head runs only while it saves time.
         pool_file: File in which the cached distributions are saved between runs. If the file
             exists, the drafter loads it. By default, the distributions are not saved.
         other_tokenizer: Accept a draft model with a different tokenizer. Drafts are converted as

@@ -48,7 +48,7 @@ class AutoSettings:
     Attributes:
         retrieved_nodes: Maximum number of nodes that retrieval proposes. In large batches, whose
             merged trees are smaller, the limit is the size of the merged tree.
-        min_retrieved_nodes: Lower bound of this limit.
+        min_retrieved_nodes: Lower bound of the limit on retrieved nodes in large batches.
         max_head_tokens: Maximum number of tokens that the draft head predicts.
         head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
             model.

@@ -36,7 +36,7 @@ class PhraseSequence(DraftSequence):
     Attributes:
         pool: Phrase pool that this request uses.
         pooled_tokens: Number of target tokens in the pool.
-        goal: Target length of the current draft, in tokens.
+        goal: Intended length of the current draft, in tokens.
         reach: Maximum draft length with the draft budget. It is slightly larger than the number of
             nodes that the engine verifies.
         prob: Probability of the draft so far, according to the draft model.

@@ -52,8 +52,8 @@ class TrieLimits:
     """Limits above which tries shrink; the defaults are those of PIA's code.
 
     Attributes:
-        nodes: Maximum number of nodes in a tree. Larger trees are squeezed at the end of a
-            request.
+        nodes: Maximum number of nodes in a tree. At the end of a request, larger trees are
+            squeezed: output counts are halved, and nodes without counts are dropped.
         outputs: Maximum number of nodes from outputs in a tree. Trees with more are squeezed once
             `touched` is reached.
         touched: Once this many trees have new outputs, `outputs` is checked.

@@ -1,7 +1,7 @@
 """Offer the candidates that follow a node of the merged tree.
 
 The candidates come first from the cached distributions, then from the paired source (retrieval),
-and then from the weighed sources in the order of `SOURCES`.
+and then from all other ("weighed") sources in the order of `SOURCES`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def _offer_cached(
     """Offer the cached tokens for the longest context that is cached.
 
     Returns:
-        Number of waiting candidates, and length of the cached context (0 if none is cached).
+        Number of candidates on the frontier, and length of the cached context (0 if none is
+        cached).
     """
     temperature = inputs.query.temperature
     index, size = look_up(inputs.table, node.tail, min(inputs.query.max_context, node.known))
@@ -109,7 +110,7 @@ def _pair(
             the last one, and context length.
         scratch: Probabilities of the candidates from the cached distribution, [TOP].
     Returns:
-        Number of waiting candidates.
+        Number of candidates on the frontier.
     """
     sources, sampled = inputs.sources, inputs.query.temperature > 0
     begin, end = sources.bounds[0, 0, inputs.row], sources.bounds[0, 1, inputs.row]
@@ -154,9 +155,9 @@ def _weigh(
         base: Index of the same node in the source's tree; -1 means the root.
         frontier: Next candidates; those from `first` to `waiting` - 1 belong to the node.
         first: First candidate of the node.
-        waiting: Number of waiting candidates so far.
+        waiting: Number of candidates on the frontier so far.
     Returns:
-        Number of waiting candidates.
+        Number of candidates on the frontier.
     """
     sources = inputs.sources
     begin, end = sources.bounds[source, 0, inputs.row], sources.bounds[source, 1, inputs.row]

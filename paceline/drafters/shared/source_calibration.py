@@ -73,7 +73,7 @@ def new_source_calibration() -> SourceCalibration:
 
 
 def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.float64]:
-    """Return the prior acceptance probability of each cell of a weighed source.
+    """Return the prior of each cell of a weighed source (`SourceTrees.weighed`).
 
     Args:
         middle: Middle of each probability bucket; 0 for tokens that a source does not have.
@@ -105,7 +105,7 @@ def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
 
 @kernel
 def weighed_cell(table: int, sampled: bool, before: float, confidence: float) -> int:
-    """Return the index of a token's calibration cell for a weighed source.
+    """Return the index of a token's cell for a weighed source (`SourceTrees.weighed`).
 
     Args:
         table: Index of the source's calibration table.

@@ -66,7 +66,8 @@ class HeadCard:
         draft: Human-readable name of the draft model.
         draft_fingerprint: Fingerprint of the draft model (`model_identity`). Recordings must have
             the same fingerprint.
-        draft_sketch: Sketch of the draft model (`Sketch.encode`), for recognising copies of it.
+        draft_sketch: Sample of the draft model's embedding (`Sketch.encode`), for recognising
+            copies of the model.
         hidden_size: Hidden size of the draft model.
         vocab_size: Vocabulary size of the draft model.
         depth: D, number of residual blocks.

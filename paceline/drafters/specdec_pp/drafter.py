@@ -3,7 +3,8 @@
 Drafting stops when the predicted probability of a rejection among the draft tokens exceeds a
 threshold (algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest
 latency, based on measured times and the head's card (equation 2.3). Unlike in the paper, the draft
-model's second choices may be added next to the draft tokens.
+tree may also contain second choices: each is the draft model's most likely alternative to a draft
+token.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class SpecDecPP(ChainDrafter):
         return trees
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        """Return the chain as a tree, with confidences and second choices.
+        """Return the chain as a tree with confidences, adding the likeliest alternatives.
 
         The head has not evaluated the last token yet, so that token's confidence is an estimate.
         """
@@ -181,6 +182,6 @@ class SpecDecPP(ChainDrafter):
 
 
 def _second_probability(drawn: DrawnToken, confidence: float) -> float:
-    """Return the probability that the token is wrong and the second choice correct."""
+    """Return the probability that the token is wrong and its alternative is correct."""
     others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
     return (1.0 - confidence) * drawn.second_prob / others

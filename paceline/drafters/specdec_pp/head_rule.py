@@ -31,7 +31,8 @@ class HeadRule(ThresholdRule):
         counts_newest: Whether the early confidence of the newest token counts, provided that the
             head was trained to estimate it.
     Attributes:
-        keep_second_choices: Whether the draft model's second choice is recorded with each token.
+        keep_second_choices: Whether the draft model's most likely alternative is recorded with each
+            token.
     """
 
     reads_hidden = True
@@ -52,8 +53,9 @@ class HeadRule(ThresholdRule):
     def figures(self, rows: DrawnRows) -> list[Tensor]:
         """Return statistics of the drawn tokens, and confidences in the preceding tokens.
 
-        The statistics are log-probability, entropy and early confidence. If second choices are
-        recorded, the two most likely tokens and their probabilities are added.
+        The statistics are log-probability, entropy and early confidence (an estimate from the
+        token's distribution). With `keep_second_choices`, the two most likely tokens and their
+        probabilities are added.
         """
         assert rows.hidden is not None
         log_probs, entropies = rows.token_probs().log(), rows.entropies()

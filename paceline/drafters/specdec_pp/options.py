@@ -29,9 +29,9 @@ class SpecDecPPOptions:
         budget: Verify only the nodes that are expected to save time. The acceptance head estimates
             each node's acceptance probability. The budget never shortens sampled drafts, because
             they affect the text. Defaults to true.
-        second_choices: Add the draft model's second choice next to each draft token. If the draft
-            token is wrong and the second choice is correct, the target accepts the second choice.
-            With budget=false, second_choices has no effect. Defaults to true.
+        second_choices: Also propose the draft model's most likely alternative to each draft token.
+            If the draft token is wrong and the alternative is correct, the target accepts the
+            alternative. With budget=false, second_choices has no effect. Defaults to true.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the paper. "traverse" starts at the last draft token and accepts more tokens than
             "reject". With "follow", the draft model uses the same random noise as the target.

@@ -1,4 +1,4 @@
-"""Count a node's text pointers, grouped by the next token and by source.
+"""Count a node's match pointers (`pointers`), grouped by next token and by source.
 
 Matches are counted by source and length band: 1, 2, 3, 4-5, 6-8, 9-15, or 16 and more tokens. Weak
 matches (`weak_matches`) are counted separately. For example, a node has the pointers
@@ -52,7 +52,7 @@ BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BA
 
 
 class PointerCounts:
-    """Counts of a node's pointers to one token.
+    """Counts of a node's match pointers (`pointers.Pointer`) to one token.
 
     Attributes:
         token: Token id.
@@ -81,7 +81,7 @@ class PointerCounts:
 
 
 class NodeCounts:
-    """Counts of all pointers of a node.
+    """Counts of all match pointers (`pointers.Pointer`) of a node.
 
     Attributes:
         by_band: Number of matching pointers, by source and band.
@@ -253,7 +253,7 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 
 @kernel
 def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the token with the longest match in the request, by index; -1 if none."""
+    """Return the index of the token with the longest match in the request, or -1."""
     best, longest = -1, 0
     for which in range(num_tokens):
         token = counts.tokens[which]
@@ -267,7 +267,7 @@ def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
 
 @kernel
 def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the token with the longest match in the datastore, by index; -1 if none.
+    """Return the index of the token with the longest match in the datastore, or -1.
 
     Among matches of equal length, the most frequent token wins.
     """

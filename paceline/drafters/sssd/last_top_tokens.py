@@ -45,7 +45,7 @@ class LastTopTokens:
                     self._tokens[outcome.request.id] = outcome.target_top.token_ids[row].tolist()
 
     def rows(self, requests: Sequence[Request]) -> IntArray:
-        """Return the other top tokens at each newest token, [batch, count].
+        """Return the stored top tokens except each request's newest token, [batch, count].
 
         Missing tokens are -1.
         """

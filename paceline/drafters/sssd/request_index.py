@@ -37,7 +37,7 @@ class RequestState:
     Attributes:
         ids: Address of the tokens [room].
         previous: Address of the links [len(NGRAM_SIZES), room].
-        heads: Address of the newest position in each bucket [len(NGRAM_SIZES), buckets].
+        heads: Address of the newest position in each hash bucket [len(NGRAM_SIZES), buckets].
         room: Capacity, in tokens.
         length: Number of tokens.
         prompt_length: Number of tokens in the prompt.
@@ -73,7 +73,7 @@ class RequestText(NamedTuple):
 
     Attributes:
         ids: Tokens, [room], of which `length` are used; the first `prompt_length` are the prompt.
-        previous: Previous position in the same bucket, [4, room]; -1 if there is none.
+        previous: Previous position in the same hash bucket, [4, room]; -1 if there is none.
         heads: Newest position in each bucket, [4, buckets].
     """
 
@@ -129,7 +129,7 @@ def _bucket_of(mixed: np.uint64, buckets: int) -> int:
 
 @kernel
 def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
-    """Return the bucket of the n-gram ids[end - size:end]."""
+    """Return the hash bucket of the n-gram ids[end - size:end]."""
     mixed = np.uint64(size)
     for index in range(end - size, end):
         mixed = _mixed(mixed, ids[index])

@@ -1,1 +1,1 @@
-"""Draft with a published head, from the target's hidden states."""
+"""Draft with an EAGLE-3, DFlash or MTP head, from the target's hidden states."""

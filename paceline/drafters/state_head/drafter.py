@@ -1,4 +1,4 @@
-"""Draft trees with a published head, from the target's hidden states.
+"""Draft trees with a head that reads the target's hidden states, such as EAGLE-3.
 
 The inputs of the head are the tokens chosen by the target, each with the target states from which
 it was chosen. The tree then grows level by level, as for a draft model. Drafts are deterministic,
@@ -55,7 +55,7 @@ class _HeadRequest:
 
 
 class StateHeadDrafter(Drafter):
-    """Drafts a tree per request with a published head, from the target's states.
+    """Drafts a tree per request with a head (EAGLE-3, DFlash or MTP).
 
     Args:
         options: Options of the drafter.
