@@ -35,7 +35,7 @@ class AttentionState:
             are used.
         grouped: Masks of the pass, and the additive masks that `sdpa` derives from them. A key
             consists of a mask's address, number of columns, and number of query heads per key
-            head. None (default) stores none.
+            head. With None (default), no masks are stored.
     """
 
     num_causal: int = 0

@@ -1,7 +1,7 @@
 """Register paceline's attention kernels with transformers, as "paceline".
 
-paceline's forward passes call this function with the order of their keys (`AttentionState`). The
-function also works in `model.generate`, for a model loaded with
+paceline's forward passes call the registered function with the order of their keys
+(`AttentionState`). The function also works in `model.generate`, for a model loaded with
 `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")`. The order of summation
 does not depend on batch, padding, cache or prompt chunks.
 """
@@ -139,7 +139,7 @@ def _obstacle(
     dropout: float,
     options: dict[str, Any],
 ) -> str | None:
-    """Describe the first option or tensor that the kernel does not support, or None."""
+    """Describe the first option or tensor that the kernel does not support, if any."""
     if query.device.type not in _DEVICES or query.dtype not in _DTYPES:
         return (
             f"{query.dtype} on {query.device.type}; expected one of {', '.join(map(str, _DTYPES))}"

@@ -2,8 +2,8 @@
 
 With a mask and several queries, as in every verification, transformers' SDPA function copies each
 key and value for every query head in a group. Here, the query heads of a group are rows of one
-matrix product, so the cache is read once. The prompt's columns before a tree need no mask. Both
-changes affect only the order of summation.
+matrix product, so the cache is read once. The prompt's columns before a tree are computed causally,
+without a mask. Both changes affect only the order of summation.
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ def _power_of_two(size: int) -> int:
 
 
 def _readable(states: Tensor) -> Tensor:
-    """Return the states in aligned memory, with a contiguous last dimension.
+    """Return queries, keys or values in aligned memory.
 
-    The last dimension is padded with zeros.
+    The last dimension is contiguous, and is padded with zeros.
     """
     if states.shape[3] % ALIGNMENT:
         return pad(states, (0, -states.shape[3] % ALIGNMENT))

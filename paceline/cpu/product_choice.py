@@ -43,7 +43,7 @@ _KIND = "products-v10"  # increased when what is timed or written changes
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Total times, in seconds, of a model's products for the `TIMED_ROWS` row counts.
+    """Total seconds of a model's products for each row count in `TIMED_ROWS`.
 
     Attributes:
         ours: Times with paceline's kernels; empty if they cannot compute any product of the model.

@@ -2,10 +2,10 @@
 
 The sort compares the first SORTED_TOKENS tokens of every suffix, because no search compares more.
 Its running time is therefore linear in the length of the text, even in the worst case, such as a
-single repeated token. The method is a counting sort by the first token, which yields one bucket per
-token, followed by a three-way quicksort within each bucket. The quicksort compares as many tokens
-as fit into a 64-bit key. Runs with equal keys are sorted by their next tokens, and short runs by
-insertion. Several threads sort the buckets, which are independent.
+single repeated token. A counting sort puts the suffixes into buckets by their first token, and a
+three-way quicksort then sorts each bucket. The quicksort compares as many tokens as fit into a
+64-bit key. Runs with equal keys are sorted by their next tokens, and short runs by insertion.
+Several threads sort the buckets, which are independent.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def suffix_array(
 
 
 def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
-    """Divide the buckets into up to `num_parts` ranges of similar size."""
+    """Divide the buckets of suffixes into up to `num_parts` ranges of similar size."""
     edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
     cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
     return [(int(first), int(last)) for first, last in pairwise(cuts)]
@@ -117,7 +117,7 @@ def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
 def _count_buckets(
     text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]
 ) -> None:
-    """Write the first rank of each bucket to `starts` [buckets + 1]."""
+    """Write the first rank of each bucket of suffixes to `starts` [buckets + 1]."""
     for token in text:
         if token != separator:
             starts[(np.int64(token) >> shift) + 1] += 1

@@ -20,7 +20,7 @@ class DraftingBackoff:
     duration. In contrast, `DraftModelGate` judges one source of a tree by the nodes that it adds.
 
     Args:
-        settings: Limits for bursts and pauses.
+        settings: Limits for short trials (bursts) and for pauses.
     """
 
     def __init__(self, settings: DraftBudgetSettings = DEFAULTS) -> None:
@@ -101,7 +101,7 @@ class DraftingBackoff:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Return whether the current burst of drafts costs much and gains little."""
+        """Return whether the drafts of the current trial cost much and gain little."""
         tokens, cost = self._burst.sum, self._burst.weight
         return cost > self._settings.high_cost and tokens - 1 < self._settings.min_gain_share * (
             cost - 1

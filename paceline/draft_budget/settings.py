@@ -47,8 +47,8 @@ class DraftBudgetSettings:
             least 1.
         outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.
         outlier_factor: Cost correction: maximum ratio of an outlier to the expected time; above 1.
-        burst_samples: Back-off: number of drafts after which a burst may end, counted over its
-            steps and requests; at least 1.
+        burst_samples: Back-off: number of drafts after which a burst (a short trial of the drafter)
+            may end, counted over its steps and requests; at least 1.
         min_burst_steps: Back-off: minimum number of steps before the mean of a burst is evaluated;
             at least 1.
         min_pause_steps: Back-off: number of steps without drafts after the first failed burst; at

@@ -106,7 +106,7 @@ def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:
-    """Return states whose last dimension is contiguous and a multiple of eight."""
+    """Return queries, keys or values, padded to multiples of eight and contiguous."""
     if dim % WIDTH:
         return pad(states, (0, -dim % WIDTH))
     return states if states.stride(3) == 1 else states.contiguous()

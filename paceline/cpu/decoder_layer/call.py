@@ -130,7 +130,7 @@ def run_layers(
 
 @inlined
 def _share(jobs: int, job: int, taken: int, mailbox: int, number: int) -> None:
-    """Run all tasks of a job, with the team's help if there is a team."""
+    """Run all tasks of a job, shared with the thread team if there is one."""
     function = load_int64(jobs + job * _JOB_BYTES)
     record = load_int64(jobs + job * _JOB_BYTES + _JOB_BYTES // 2)
     store_shared(record + taken, 0)

@@ -12,23 +12,24 @@ from paceline.drafters.shared.trees import tried
 
 
 def first_choice_prior(prob: float) -> float:
-    """Return the prior acceptance rate for a first choice with probability `prob`."""
+    """Return the prior acceptance rate of a draft model's first choice."""
     return math.pow(prob, PRIOR_POWER)
 
 
 class DraftCalibration:
     """Counts how often first choices are accepted, grouped by their probability.
 
-    A first choice is accepted more often than its probability suggests, especially with a greedy
-    target. The prior estimate is therefore a power of the probability. The exponent was fitted to
-    pairs of a draft model and a target. Counted outcomes gradually replace the prior.
+    A first choice is the token that the draft model itself generates after a node. It is accepted
+    more often than its probability suggests, especially with a greedy target. The prior estimate is
+    therefore a power of the probability. The exponent was fitted to pairs of a draft model and a
+    target. Counted outcomes gradually replace the prior.
     """
 
     def __init__(self) -> None:
         self._counts = AcceptanceCounts(1, BUCKETS, PRIOR_TRIALS)
 
     def confidence(self, prob: float) -> float:
-        """Return the estimated acceptance rate for a first choice with probability `prob`."""
+        """Return the estimated acceptance rate of a draft model's first choice."""
         return self._counts.rate(first_choice_prior(prob), prob)
 
     def learn(self, outcome: Outcome, first_choice_probs: Sequence[float | None]) -> None:

@@ -35,7 +35,8 @@ class GuessNode:
         parent: Index of the parent node; -1 is the root.
         depth: Depth; 1 is a child of the root.
         path_confidence: Estimated probability that the node and all its ancestors are accepted.
-        on_main_path: Whether the node and all its ancestors are first choices.
+        on_main_path: Whether the node and all its ancestors are first choices: tokens that the
+            draft model itself generates.
         first_choice_prob: The draft model's probability for a first choice; None for other nodes.
     """
 
@@ -84,7 +85,8 @@ class GuessTree:
         calibration: Acceptance rates of first choices.
         limit: Maximum number of nodes.
         max_depth: Maximum depth.
-        branch_threshold: Minimum path confidence for nodes that are not on the main path.
+        branch_threshold: Minimum path confidence for nodes that are not on the main path, which
+            consists of the tokens that the draft model itself generates.
         stop_threshold: Once the newest nodes' summed path confidence is below this value, the tree
             is finished.
     """
@@ -220,7 +222,10 @@ class GuessTree:
                 self._guesses.append(GuessNode(token, node, depth, above * prob, False, None))
 
     def _selected(self) -> list[int]:
-        """Return the nodes to verify, parents first: main path, then other likely nodes."""
+        """Return the nodes to verify, parents first.
+
+        Nodes on the main path take precedence, followed by the most likely other nodes.
+        """
         ranked = sorted(filter(self._worth_keeping, range(len(self._guesses))), key=self._rank)
         return sorted(ranked[: self._limit])
 

@@ -228,9 +228,9 @@ class Ouroboros(Drafter):
         shadow.begin()
 
     def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
-        """Draft until the draft of every request has reached its goal.
+        """Draft until every draft has reached its intended length.
 
-        Requests that have reached their goal stay in the batch as idle rows.
+        Requests whose draft has reached it stay in the batch as idle rows.
         """
         requests = [shadow.request for shadow in shadows]
         check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})

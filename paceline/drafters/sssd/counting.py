@@ -56,7 +56,7 @@ class PointerCounts:
 
     Attributes:
         token: Token id.
-        by_band: Number of matching pointers, by source and band.
+        by_band: Number of matching pointers, by source and band of match lengths.
         longest: Length of the longest match by source; 0 if the source does not offer the token.
         cached: Length of the longest match in the recent answers (in-memory shards).
         pointers: Number of pointers of all kinds.
@@ -84,7 +84,7 @@ class NodeCounts:
     """Counts of all match pointers (`pointers.Pointer`) of a node.
 
     Attributes:
-        by_band: Number of matching pointers, by source and band.
+        by_band: Number of matching pointers, by source and band of match lengths.
         longest: Length of the longest match by source.
         tokens: Number of different tokens by source.
         skips: Number of pointers that skip the newest token.
