@@ -78,4 +78,4 @@ class DecoderLayers(Protocol):
         """
 
     def run_all(self, states: Tensor) -> Tensor:
-        """Run all layers on the input of the first; return the output of the last."""
+        """Run all layers on the first layer's input; return the last layer's output."""

@@ -195,7 +195,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(target: CachedLM) -> str:
-    """Return the backend of the matrix products, and times with paceline and torch."""
+    """Return the backend for matrix products, and times of paceline's and torch's."""
     from paceline.backend.settings import TIMED_ROWS
     from paceline.cpu.product_choice import trial
 

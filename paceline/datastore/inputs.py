@@ -188,7 +188,7 @@ def _conversation(
 
 
 def _records(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield a description of each record's source, and the record or its line."""
+    """Yield a description of each record's source, and the record or its JSON line."""
     if not name.startswith(DATASET) and read_settings(name) is not None:
         for answer in read_answers(name):
             yield (

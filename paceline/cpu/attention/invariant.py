@@ -125,7 +125,7 @@ def _biases(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _address_and_strides(states: Tensor | None) -> tuple[int, int, int, int]:
-    """Return a tensor's address and first three strides in bytes, or zeros."""
+    """Return a tensor's address and first three strides in bytes; zeros for None."""
     if states is None:
         return 0, 0, 0, 0
     size = states.element_size()

@@ -103,7 +103,7 @@ class Auto(RecyclingDrafter):
         self._retrieval.check_tokenizer(tokenizer)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Pair the draft model or the state head with its target."""
+        """Pair the draft model or the head (`state_head`) with the target."""
         if self._model is not None:
             self._model.attach(target, tokenizer)
 
@@ -215,7 +215,7 @@ def _retrieved_nodes(limit: int) -> int:
 
 
 def _model_source(options: AutoOptions, draft: CachedLM | None) -> TreeSource | None:
-    """Return the source that uses the draft model or the state head, if one is given.
+    """Return the source for the draft model or the head (`state_head`), if any.
 
     Raises:
         ConfigError: Both are given, or the head cannot be read.

@@ -21,7 +21,7 @@ class TreeSource(DelegatingDrafter):
     """Proposes trees from another drafter, together with their confidences."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Propose one tree per request; the inner drafter's confidence limits its size."""
+        """Propose one tree per request, limited in size by the drafter's confidence."""
         limits = [
             node_limit(self.node_rule, len(requests), _SETTINGS.max_nodes) if limit else 0
             for limit in max_nodes

@@ -208,7 +208,7 @@ class ChainDrafter(Drafter):
     def _forward(
         self, copies: list[Request], guesses: list[DraftTree], reduced_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits, and also hidden states if the rule needs them."""
+        """Return logits, and also hidden states if the length rule needs them."""
         if self._rule.reads_hidden:
             return self._draft.forward_with_hidden(copies, guesses, reduced_logits)
         return self._draft.forward(copies, guesses, reduced_logits), None
@@ -247,7 +247,7 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Look up text + `path`; return up to `room` tokens after an earlier match."""
+        """Look up the text plus `path`; return up to `room` tokens after an earlier match."""
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(

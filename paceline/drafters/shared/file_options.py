@@ -51,7 +51,7 @@ class PromptLookupOptions:
 
     @property
     def frequent_limit(self) -> int:
-        """Maximum number of frequent tokens in a tree, or its default if it is not set."""
+        """Value of `max_frequent_tokens`, or its default if it is not set."""
         if self.max_frequent_tokens is not None:
             return self.max_frequent_tokens
         return MAX_FREQUENT_TOKENS if self.budget else 0

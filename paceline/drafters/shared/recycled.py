@@ -5,8 +5,8 @@ Token Recycling" (section 3). Every verification computes the target's distribut
 node, including rejected nodes. The paper caches the 8 most likely tokens after each single token.
 Here, contexts have 1 to `LONGEST_KEY` tokens, and the longest context that is cached is used.
 
-The table has a fixed size. A bucket holds `_WAYS` entries, and a new context replaces the oldest
-entry in its bucket. Contexts are stored as 64-bit hashes; a collision leads to a wrong draft
+The table has a fixed size. A hash bucket holds `_WAYS` entries, and a new context replaces the
+oldest entry in its bucket. Contexts are stored as 64-bit hashes; a collision leads to a wrong draft
 token.
 """
 
@@ -52,7 +52,7 @@ class SuccessorTable(NamedTuple):
     one cache line, and so does an entry.
 
     Attributes:
-        slots: Contexts, in buckets of `_WAYS`, [rows].
+        slots: Contexts, in hash buckets of `_WAYS`, [rows].
         entries: Most likely next tokens of each context, [rows].
         clock: Number of writes so far, [1].
     """
@@ -122,7 +122,7 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
 
 @kernel
 def _index_for(table: SuccessorTable, key: Any) -> int:
-    """Return the index of a key's entry, or of the oldest entry in its bucket."""
+    """Return the index of a key's entry, or of the oldest entry in its hash bucket."""
     first = _bucket(table, key)
     chosen = first
     for index in range(first, first + _WAYS):
@@ -137,7 +137,7 @@ def _index_for(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def _entry_for(table: SuccessorTable, key: Any) -> Any:
-    """Return a key's entry; a new key replaces the oldest key in its bucket."""
+    """Return a key's entry; a new key replaces the oldest key in its hash bucket."""
     index = _index_for(table, key)
     table.clock[0] += 1
     slot = table.slots[index]

@@ -2,9 +2,9 @@
 
 The head estimates the probability that the target accepts a draft token. It applies D residual
 blocks x + SiLU(Linear(x)) to the draft model's last hidden state, followed by a linear layer with
-two classes, rejected and accepted. Here, every block has separate weights; the published heads
-repeat one block. Depending on the card's `inputs`, the last layer also takes scalars computed from
-the token's distribution (`scalars_of`).
+two classes, rejected and accepted. Here, every block has separate weights; the authors' published
+heads repeat one block. Depending on the card's `inputs`, the last layer also takes scalars computed
+from the token's distribution (`scalars_of`).
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ _WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.j
 
 
 def is_published(folder: Path, card: str) -> bool:
-    """Return whether `folder` contains a published head, but no file named `card`."""
+    """Return whether `folder` holds a head in the authors' format, without a `card`."""
     return not (folder / card).exists() and (folder / _CONFIG).exists()
 
 
 def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict[str, Tensor]]:
-    """Read the card and the tensors of a published head.
+    """Read the card and the tensors of a head in the SpecDec++ authors' format.
 
     Raises:
         ConfigError: The file is pickled or damaged, or has a different format or hidden size.
