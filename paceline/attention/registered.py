@@ -30,7 +30,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def why_not_by_position(model: PreTrainedModel) -> str | None:
-    """Return why a model cannot use these attention kernels; None if it can."""
+    """Return why a model cannot use paceline's attention kernels; None if it can."""
     devices = {parameter.device.type for parameter in model.parameters()}
     if len(devices) > 1 or devices - _DEVICES:
         return (

@@ -42,8 +42,8 @@ class Quantity:
     """Set what a benchmark measures; by default, how fast each method answers.
 
     Attributes:
-        serve: Measure a server under load instead. The benchmark compares the server's answers with
-            those of plain decoding.
+        serve: Measure a server under load instead of timing separate calls. The benchmark compares
+            the server's answers with those of plain decoding.
     """
 
     serve: bool = False

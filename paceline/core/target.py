@@ -147,7 +147,7 @@ class Target(Protocol):
         """Check that a request is not longer than the context.
 
         Raises:
-            CapacityError: the request is too long.
+            CapacityError: The request is too long.
         """
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:

@@ -50,7 +50,7 @@ class ShardInfo:
         separator: Value that follows each document in the text; it is not a token of the shard.
         sums: XXH64 of the table of checksums, in hexadecimal.
         live: Whether `Datastore.append` wrote the shard. The oldest such shards are dropped when
-            their total exceeds `UpdateOptions.max_tokens`.
+            their total number of tokens exceeds `UpdateOptions.max_tokens`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Prompt lookup: propose the tokens that followed an n-gram earlier.
+"""Prompt lookup: propose what followed the newest tokens earlier in the text.
 
 Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). The drafter looks up the
 longest n-gram first, and uses the most recent match.

@@ -24,7 +24,8 @@ class Reply:
         request: Request that was sent.
         began: Time of the request, from `time.perf_counter`.
         times: Arrival times of the chunks.
-        content: Tokens or text of the answer, to compare answers over the same transport.
+        content: Tokens or text of the answer, for comparing answers that came over the same
+            transport.
         tokens: Number of tokens in the answer.
     """
 

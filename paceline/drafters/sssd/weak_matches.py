@@ -133,7 +133,7 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Propose to repeat a recent token, as texts with the same tokens did earlier.
+    """Propose tokens that repeat a recent one, as earlier matching text did.
 
     1. Each pointer in `offered` leads to a token after matching text. If the same token occurred
        shortly before it, the distance between the two occurrences gets one vote.
