@@ -89,7 +89,7 @@ class NodeSelector(ABC):
 
 
 class PaddedSelector(NodeSelector):
-    """Selects one width for all trees, because all are padded to the widest one.
+    """Selects one width (nodes per tree), because all trees are padded to the widest.
 
     Args:
         all_drafts: Drafts of the step; `cut` sets their trees.
