@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from paceline.model.gguf import refused
@@ -199,7 +200,8 @@ def empty_model(config: Any) -> PreTrainedModel:
     """Return a bfloat16 model for a configuration, with weights on the meta device."""
     from accelerate import init_empty_weights  # an optional package
 
-    with init_empty_weights(include_buffers=False):
+    # Random values for weights on the meta device would take 50 ms.
+    with no_init_weights(), init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.tie_weights()
     return model

@@ -14,6 +14,7 @@ pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
 import gguf
+from transformers import AutoModelForCausalLM
 
 from paceline import LLM, SamplingParams
 from paceline.backend.block_formats import BLOCK_FORMATS
@@ -22,9 +23,11 @@ from paceline.draft_head.find import find_draft_head
 from paceline.errors import ConfigError
 from paceline.model import gguf_header, loading, packed_model
 from paceline.model.eagle.modules import embedding_and_lm_head
+from paceline.model.gguf_tensors import empty_model
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
 from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
+from tests.support.tiny_configs import tiny_config
 
 PROMPTS = [[5, 9, 11, 5, 9], [30, 31, 32], [8, 8, 8, 8]]
 
@@ -90,6 +93,19 @@ def test_tokenizer_and_stop_tokens_come_from_the_header(
     assert "converting" not in capsys.readouterr().err
     assert not list(folder.glob("gguf-v1/*"))
     assert not list(folder.glob(f"{gguf_header.KIND}/*/*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2"]
+)
+def test_an_empty_model_has_the_buffers_of_an_initialised_one(model_type: str) -> None:
+    """Buffers such as rotary frequencies are not in the file."""
+    config = tiny_config(model_type)
+    empty = dict(empty_model(config).named_buffers())
+    initialised = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).named_buffers()
+    for name, buffer in initialised:
+        assert empty.pop(name).equal(buffer), name
+    assert not empty
 
 
 def test_blocks_are_read_from_the_mapped_file(tmp_path: Path) -> None:
