@@ -144,6 +144,7 @@ class LLM(ChatFacade):
             tokenizer=self.tokenizer,
             max_batch=max_batch,
             max_nodes=max_nodes,
+            max_length=max_length,
             ranks=ranks,
             batch_invariant=batch_invariant,
             fixed_shapes=fixed_shapes,

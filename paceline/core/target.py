@@ -143,6 +143,15 @@ class Target(Protocol):
     def growth_step(self) -> int:
         """Return the number of cache positions that the cache gains when it grows."""
 
+    def preallocate(self, slots: int, positions: int, limit: int) -> None:
+        """Prepare the cache for its maximum size, so that it never has to be copied.
+
+        Args:
+            slots: Maximum number of slots.
+            positions: Maximum number of cache positions per slot.
+            limit: Maximum number of cache positions in all slots together.
+        """
+
     def check_length(self, request: Request) -> None:
         """Check that a request is not longer than the context.
 

@@ -14,10 +14,13 @@ from paceline.engine.settings import (
     CACHE_GROWTH_POSITIONS,
     MIN_REGION_GROWTH,
     POOL_GROWTH_FACTOR,
+    POOL_HEADROOM_DIVISOR,
     REGION_GROWTH_DIVISOR,
     SPARE_NODE_POSITIONS,
     UNLIMITED_POSITIONS,
 )
+from paceline.errors import CapacityError
+from paceline.kv_cache.settings import MAX_SLOTS, NODE_POSITIONS
 
 if TYPE_CHECKING:
     from paceline.core.target import Target
@@ -45,6 +48,7 @@ class CacheSpace(ABC):
     ) -> None:
         self._model, self._max_slots, self._max_bytes = model, max_slots, max_bytes
         self._kept, self._forget_oldest = kept, forget_oldest
+        self._num_prepared = UNLIMITED_POSITIONS
 
     @abstractmethod
     def admit(
@@ -67,6 +71,26 @@ class CacheSpace(ABC):
     def num_positions(self) -> int:
         """Return the number of allocated cache positions."""
 
+    def preallocate(self, max_length: int) -> None:
+        """Prepare the cache for the longest requests, so that growing copies nothing.
+
+        Args:
+            max_length: Maximum number of tokens per request.
+        Raises:
+            CapacityError: The device has less free memory than the limit allows the cache to take.
+        """
+        slots = self._max_slots or MAX_SLOTS
+        positions = min(max_length, self.max_positions(1)) + NODE_POSITIONS
+        limit = self.max_positions(slots)
+        self._num_prepared = positions * (slots if self._model.slots.has_regions else 1)
+        try:
+            self._model.preallocate(slots, positions, limit + limit // POOL_HEADROOM_DIVISOR)
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"got a KV cache of up to {limit} tokens, for which the device has too little free"
+                " memory. Lower cache_gib, max_batch or max_length."
+            ) from error
+
     def max_positions(self, slots: int) -> int:
         """Return the maximum number of cache positions, counted over all slots."""
         if self._max_bytes is None:
@@ -75,6 +99,11 @@ class CacheSpace(ABC):
         if each := self._model.position_bytes:
             return max(0, left // each)
         return UNLIMITED_POSITIONS if left >= 0 else 0
+
+    def _growth(self, size: int, needed: int) -> int:
+        """Return a capacity of about `size`, within the prepared memory if possible."""
+        step = self._model.growth_step
+        return max(needed, min(-(-size // step) * step, self._num_prepared))
 
     def _resized(self, slots: int, positions: int, num_active: int) -> bool:
         try:
@@ -132,8 +161,9 @@ class EqualSlots(CacheSpace):
             slots = num_active + len(self._kept)
             required = max([positions, *(request.cached for request in self._kept)])
             enough = self._model.capacity >= required
-            step = self._model.growth_step
-            size = self._model.capacity if enough else -(-max(ideal, required) // step) * step
+            size = self._model.capacity
+            if not enough:
+                size = self._growth(max(ideal, required), required)
             for count in (self._preferred_slots(slots), slots):
                 limit = self.max_positions(count)
                 if limit < UNLIMITED_POSITIONS:
@@ -204,7 +234,7 @@ class SlotRegions(CacheSpace):
             wish: Number of additional positions that will probably be needed soon.
             num_active: Number of active requests.
         """
-        current, step = self._model.capacity, self._model.growth_step
+        current = self._model.capacity
         for count in (self._preferred_slots(slots), slots):
             limit = self.max_positions(count)
             if limit < positions:
@@ -213,7 +243,7 @@ class SlotRegions(CacheSpace):
                 sizes = [min(current, limit)]
             else:
                 grown = max(positions + wish, int(POOL_GROWTH_FACTOR * current))
-                sizes = [min(-(-size // step) * step, limit) for size in (grown, positions)]
+                sizes = [min(self._growth(size, positions), limit) for size in (grown, positions)]
             enough = count == len(self._model.slots) and sizes == [current]
             if enough or any(self._resized(count, size, num_active) for size in sizes):
                 return True

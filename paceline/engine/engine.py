@@ -48,6 +48,8 @@ class Engine(SharedSteps):
         tokenizer: Tokenizer of the prompts, for drafters that work with only one tokenizer.
         max_batch: Maximum number of requests per forward pass; None means no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
+        max_length: Maximum number of tokens per request, for which the KV cache is prepared; None
+            means the model's context length.
         prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
             may lower this limit. None means the default for the model's device.
         ranks: Processes that share the computation of every draft tree (`engine/parallel`).
@@ -73,6 +75,7 @@ class Engine(SharedSteps):
         tokenizer: Any = None,
         max_batch: int | None = 8,
         max_nodes: int = 256,
+        max_length: int | None = None,
         prefill_chunk: int | None = None,
         ranks: Ranks | None = None,
         batch_invariant: BatchInvariant = BATCH_INVARIANT,
@@ -110,7 +113,7 @@ class Engine(SharedSteps):
         )
         self._use(drafter, spec)
         max_bytes = max_cache_bytes(model, cache_gib)
-        self._kv_cache = KVCacheManager(self.model, max_batch, keep_prefixes, max_bytes)
+        self._kv_cache = KVCacheManager(self.model, max_batch, keep_prefixes, max_bytes, max_length)
         self._schedule = Scheduler(
             self.model, self._kv_cache, max_batch, self.invariance.max_rows, target.chunking
         )

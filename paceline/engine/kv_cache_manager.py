@@ -35,12 +35,18 @@ class KVCacheManager:
         max_kept: Maximum number of finished requests that stay cached; the least recently used is
             evicted first.
         max_bytes: Maximum size of the cache in bytes; None means no limit.
+        max_length: Maximum number of tokens per request; None means the model's context length.
     Attributes:
         reused: Number of prompt tokens found in the cache so far.
     """
 
     def __init__(
-        self, model: Target, max_batch: int | None, max_kept: int, max_bytes: int | None
+        self,
+        model: Target,
+        max_batch: int | None,
+        max_kept: int,
+        max_bytes: int | None,
+        max_length: int | None = None,
     ) -> None:
         self._model = model
         self._max_kept, self._max_bytes = max_kept, max_bytes
@@ -54,6 +60,7 @@ class KVCacheManager:
         self._space: CacheSpace = space(
             model, max_slots, max_bytes, self._kept, self._forget_oldest
         )
+        self._space.preallocate(min(max_length or model.context_length, model.context_length))
         self.reused = 0
 
     @property

@@ -13,12 +13,12 @@ MAX_PADDING_RATIO = 1.25
 # engine's default. Each may hold a draft model in memory.
 MAX_NAMED_DRAFTERS = 16
 
-# Number of cache positions allocated before answers need them; doubled each time. Growing copies
-# the cache.
+# Number of cache positions that slots of equal length gain before answers need them; doubled each
+# time. Growing may copy the cache on a GPU.
 CACHE_GROWTH_POSITIONS = 512
 
-# Number of cache positions reserved per request for draft nodes. Larger trees make the cache grow
-# once.
+# Number of cache positions reserved per request for draft nodes. Larger trees take positions beyond
+# the limit.
 SPARE_NODE_POSITIONS = 32
 
 # Number of positions by which an answer may grow right after admission, so that the engine does not
@@ -55,5 +55,9 @@ UNKNOWN_MEMORY = 1 << 33
 REGION_GROWTH_DIVISOR = 8
 MIN_REGION_GROWTH = 64
 
-# Factor by which the memory of such slots grows. Growing copies them.
+# Factor by which the total length of such slots grows. Spare positions make moves rare.
 POOL_GROWTH_FACTOR = 1.25
+
+# Share of positions beyond the limit for which such slots have memory: 1 divided by this number.
+# Large draft trees use them when all slots are full.
+POOL_HEADROOM_DIVISOR = 16

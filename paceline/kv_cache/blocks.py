@@ -5,12 +5,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from paceline.kv_cache.memory import ZeroMemory
 from paceline.kv_cache.regions import RegionMove
+
+
+class CacheSize(NamedTuple):
+    """Size of a cache or of its memory.
+
+    Attributes:
+        slots: Number of slots.
+        positions: Number of cache positions per slot.
+    """
+
+    slots: int
+    positions: int
+
+    def fits(self, other: CacheSize) -> bool:
+        """Return whether a cache of this size fits into memory of the other size."""
+        return self.slots <= other.slots and self.positions <= other.positions
+
+    def raised_to(self, needed: CacheSize) -> CacheSize:
+        """Return this size; each number that is too small becomes twice the needed one."""
+        return CacheSize(
+            *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +56,15 @@ class Block:
         like: Keys or values, [batch, heads, queries, dim]. The stores have the same heads, dim,
             dtype and device.
         num_stores: Number of stores.
-        slots: Number of slots.
-        capacity: Number of cache positions per slot.
+        size: Number of slots, and of cache positions per slot.
     Attributes:
         stores: All stores, [stores, slots, heads, capacity, dim].
     """
 
-    def __init__(self, like: Tensor, num_stores: int, slots: int, capacity: int) -> None:
-        shape = slots, like.shape[1], capacity
-        self._rows = _zeros(like, num_stores, math.prod(shape) + 1, like.shape[-1])
+    def __init__(self, like: Tensor, num_stores: int, size: CacheSize) -> None:
+        shape = size.slots, like.shape[1], size.positions
+        self._memory = ZeroMemory(like, num_stores, math.prod(shape) + 1, like.shape[-1])
+        self._rows = self._memory.tensor
         self.stores: Tensor = self._rows[:, :-1].view(num_stores, *shape, like.shape[-1])
         self._num_taken = 0
 
@@ -69,28 +91,53 @@ class Block:
         """Return the stores in use, [stores, slots, heads, capacity, dim]."""
         return self.stores[: self._num_taken]
 
-    def resized(self, slots_kept: slice | list[int], slots: int, capacity: int) -> Block:
-        """Return a block with a different number of slots; copied slots come first.
+    def resized(self, slots_kept: slice | list[int], size: CacheSize, length: int) -> Block:
+        """Return a block of a different size; copied slots come first.
 
         Args:
             slots_kept: Slots whose content is copied, in order.
-            slots: New number of slots.
-            capacity: New number of cache positions per slot.
+            size: New number of slots, and of cache positions per slot.
+            length: Number of cache positions that are copied.
         """
-        new = self._empty(slots, capacity)
-        common = min(capacity, self.stores.shape[3])
+        new = Block(self.stores[0], len(self.stores), size)
+        new._num_taken = self._num_taken
         for old, store in zip(self.taken, new.taken, strict=True):
-            content = old[slots_kept, :, :common]
-            store[: len(content), :, :common] = content
+            content = old[slots_kept, :, :length]
+            store[: len(content), :, :length] = content
         return new
 
-    def copy_regions(self, moves: Sequence[RegionMove], capacity: int) -> Block:
-        """Return a block with a different capacity and the contents of some regions."""
-        new = self._empty(len(self.stores[0]), capacity)
-        for old, store in zip(self.taken, new.taken, strict=True):
-            for move in moves:
-                store[:, :, move.new] = old[:, :, move.old]
-        return new
+    def move_slots(self, slots_kept: Sequence[int], length: int) -> None:
+        """Move the first positions of some slots, in ascending order, to the first slots."""
+        for store in self.taken:
+            for new, old in enumerate(slots_kept):
+                if new != old:
+                    store[new, :, :length] = store[old, :, :length]
+
+    def use_huge_pages(self, positions: int) -> None:
+        """Let the system use huge pages for the first positions of each head."""
+        row_bytes = self._rows.stride(1) * self._rows.element_size()
+        head_bytes = self.stores.shape[3] * row_bytes
+        for store in range(self._num_taken):
+            first = store * self._rows.shape[1] * row_bytes
+            for head in range(self.stores.shape[1] * self.stores.shape[2]):
+                begin = first + head * head_bytes
+                self._memory.use_huge_pages(begin, begin + positions * row_bytes)
+
+    def release(self, used: CacheSize, before: CacheSize) -> None:
+        """Return the memory outside a size to the system, if it was inside another size."""
+        row = self._rows.stride(1) * self._rows.element_size()
+        _, _, heads, positions, _ = self.stores.shape
+        for store in range(self._num_taken):
+            first = store * self._rows.shape[1]
+            if used.positions < before.positions:
+                for head in range(min(used.slots, before.slots) * heads):
+                    begin = first + head * positions
+                    self._memory.release(
+                        (begin + used.positions) * row, (begin + before.positions) * row
+                    )
+            if used.slots < before.slots:
+                ends = (first + count * heads * positions for count in (used.slots, before.slots))
+                self._memory.release(*(end * row for end in ends))
 
     def pack_regions(self, moves: Sequence[RegionMove]) -> None:
         """Carry out the moves that `Regions.pack` returned, within this block."""
@@ -102,11 +149,6 @@ class Block:
                 elif move.source != move.target:
                     store[:, :, move.new] = store[:, :, move.old].clone()
             store[:, :, moves[-1].new] = last
-
-    def _empty(self, slots: int, capacity: int) -> Block:
-        new = Block(self.stores[0], len(self.stores), slots, capacity)
-        new._num_taken = self._num_taken
-        return new
 
 
 class BlockList:
@@ -124,16 +166,15 @@ class BlockList:
         """Yield the used stores of each block, [stores, slots, heads, capacity, dim]."""
         return (block.taken for block in self._blocks)
 
-    def take(self, states: Tensor, slots: int, capacity: int) -> tuple[int, int]:
+    def take(self, states: Tensor, size: CacheSize) -> tuple[int, int]:
         """Take a free store; return the index of its block, and its index in the block.
 
         Args:
             states: First keys or values of the layer, [batch, heads, queries, dim].
-            slots: Number of slots.
-            capacity: Number of cache positions per slot.
+            size: Number of slots, and of cache positions per slot, of a new block.
         """
         if not self._blocks or not self._blocks[-1].fits(states):
-            self._blocks.append(Block(states, self._stores_per_block, slots, capacity))
+            self._blocks.append(Block(states, self._stores_per_block, size))
         return len(self._blocks) - 1, self._blocks[-1].take()
 
     def store(self, address: tuple[int, int]) -> Store:
@@ -141,33 +182,34 @@ class BlockList:
         block, index = address
         return self._blocks[block].store(index)
 
-    def resize(self, slots_kept: slice | list[int], slots: int, capacity: int) -> None:
-        """Resize the blocks one by one, so that at most one is in memory twice."""
-        for number, block in enumerate(self._blocks):
-            self._blocks[number] = block.resized(slots_kept, slots, capacity)
+    def resize(self, slots_kept: slice | list[int], size: CacheSize, length: int) -> None:
+        """Reallocate the blocks one by one, so that at most one is in memory twice.
 
-    def copy_regions(self, moves: Sequence[RegionMove], capacity: int) -> None:
-        """Change the capacity of each block in turn.
-
-        The contents of the regions in `moves` are kept.
+        Args:
+            slots_kept: Slots whose content is copied, in order.
+            size: New number of slots, and of cache positions per slot.
+            length: Number of cache positions that are copied.
         """
         for number, block in enumerate(self._blocks):
-            self._blocks[number] = block.copy_regions(moves, capacity)
+            self._blocks[number] = block.resized(slots_kept, size, length)
+
+    def move_slots(self, slots_kept: Sequence[int], length: int) -> None:
+        """Move the first positions of some slots, in ascending order, to the first slots."""
+        for block in self._blocks:
+            block.move_slots(slots_kept, length)
+
+    def release(self, used: CacheSize, before: CacheSize) -> None:
+        """Return the memory outside a size to the system, if it was inside another size."""
+        if not before.fits(used):
+            for block in self._blocks:
+                block.release(used, before)
+
+    def use_huge_pages(self, positions: int) -> None:
+        """Let the system use huge pages for the first positions of each head."""
+        for block in self._blocks:
+            block.use_huge_pages(positions)
 
     def pack_regions(self, moves: Sequence[RegionMove]) -> None:
         """Carry out the moves that `Regions.pack` returned, in every block."""
         for block in self._blocks:
             block.pack_regions(moves)
-
-
-def _zeros(like: Tensor, *shape: int) -> Tensor:
-    # Not all forward passes that write to them are in inference mode.
-    with torch.inference_mode(False):
-        if like.device.type != "cpu":
-            return torch.zeros(shape, dtype=like.dtype, device=like.device)
-        # numpy's zeros take memory only once they are written, so that growing is quick.
-        return (
-            torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8))
-            .view(like.dtype)
-            .view(shape)
-        )

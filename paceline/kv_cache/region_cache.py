@@ -2,7 +2,8 @@
 
 Each head has one row of cache positions, which is divided into a region for each slot. A region
 that becomes too short is extended or moved. A long text therefore does not enlarge the slots of
-short texts.
+short texts. A region takes the first gap that is long enough, so the written positions stay at the
+front of the memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.tree import IntArray
-from paceline.kv_cache.blocks import Store
+from paceline.kv_cache.blocks import CacheSize, Store
+from paceline.kv_cache.cache_memory import DEFAULT_MAXIMUM
 from paceline.kv_cache.regions import Regions
 from paceline.kv_cache.settings import POOL_GROWTH, REGION_SLACK, SPARE_POSITIONS
 from paceline.kv_cache.slot_cache import SlotCache
@@ -33,6 +35,7 @@ class RegionCache(SlotCache):
 
     Args:
         layers, stores_per_block, states: As in `SlotCache`.
+        maximum: As in `SlotCache`; its slots share all their positions.
         growth_step: Number of cache positions; the cache grows by multiples of it.
     Attributes:
         growth_step: Number of cache positions, as above.
@@ -45,12 +48,23 @@ class RegionCache(SlotCache):
         layers: int,
         stores_per_block: int = 1,
         states: Mapping[int, StateKind] | None = None,
+        maximum: CacheSize = DEFAULT_MAXIMUM,
         growth_step: int = 1,
     ) -> None:
-        super().__init__(layers, stores_per_block, states)
+        pool = CacheSize(1, maximum.slots * maximum.positions)
+        super().__init__(layers, stores_per_block, states, pool)
         self.regions = Regions()
         self.growth_step = growth_step
         self._reserved = 0  # length of new regions, from `reserve`
+
+    @property
+    def _size(self) -> CacheSize:
+        """Return the size of the memory in use."""
+        return CacheSize(1, self.capacity)
+
+    def preallocate(self, slots: int, positions: int, limit: int) -> None:
+        """Prepare for the maximum size; see `SlotCache.preallocate`."""
+        self._preallocate(CacheSize(1, min(slots * positions, limit)), True)
 
     def reserve(self, slots: int, capacity: int) -> None:
         """Allocate at least `slots` slots, each with room for `capacity` tokens."""
@@ -82,25 +96,26 @@ class RegionCache(SlotCache):
         return moved
 
     @torch.inference_mode()
-    def _set_capacity(self, capacity: int, last: int = 0) -> None:
-        """Reallocate all positions, placing the region of slot `last` at the end."""
-        if capacity == self.capacity:
-            return
-        if self.slots:
-            self.blocks.copy_regions(self.regions.pack(last), capacity)
-        self.regions.num_positions = capacity
-        self._find_stores(capacity)
+    def _set_capacity(self, capacity: int) -> None:
+        """Set the number of positions, and provide memory for them.
+
+        All positions will soon be written, so huge pages waste no memory.
+        """
+        if capacity < self.regions.end:
+            self._pack(0)
+        if self._memory.resize(None, CacheSize(1, capacity), self._size):
+            self._find_stores()
+        self.regions.num_positions = self.capacity = capacity
+        self.blocks.use_huge_pages(capacity)
 
     def _add_slot(self) -> None:
         self.resize(self.slots + 1, self.capacity)
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values with the heads, size and dtype of `states`.
-
-        Return the index of its block, and its index within the block.
-        """
-        self._forget_addresses()
-        return self.blocks.take(states, 1, self.capacity)
+        """Reserve a store; see `SlotCache.take_store`."""
+        address = super().take_store(states)
+        self.blocks.use_huge_pages(self.capacity)
+        return address
 
     def store(self, address: tuple[int, int]) -> Store:
         """Return a store, given the index of its block and its index within the block.
@@ -127,15 +142,16 @@ class RegionCache(SlotCache):
         old = int(regions.sizes[slot])
         if size <= old or regions.widen(slot, size):
             return
+        needed = regions.used - old + size
         target = regions.find_gap(size)
+        if target is None and needed > self.capacity:
+            self._set_capacity(self._grown(needed))
+            if regions.widen(slot, size):
+                return
+            target = regions.find_gap(size)
         if target is None:
-            needed = regions.used - old + size
-            if needed > self.capacity:
-                self._set_capacity(self._grown(needed), slot)
-            else:
-                self._pack(slot)
-            if old:
-                regions.widen(slot, size)
+            self._pack(slot)
+            if regions.widen(slot, size):
                 return
             target = regions.find_gap(size)
             assert target is not None, "there are enough positions"
@@ -146,7 +162,9 @@ class RegionCache(SlotCache):
     def _grown(self, needed: int) -> int:
         """Return a capacity for the required positions, with room for growth."""
         grown = max(needed, int(POOL_GROWTH * self.capacity), self.slots * self._reserved)
-        return -(-grown // self.growth_step) * self.growth_step
+        grown = -(-grown // self.growth_step) * self.growth_step
+        allocated = self.allocated.positions
+        return grown if needed > allocated else min(grown, allocated)
 
     def shorten(self, slot: int, size: int) -> None:
         """Free all positions of a slot except the first `size`."""

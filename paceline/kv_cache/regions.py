@@ -52,6 +52,11 @@ class Regions:
         """Return the number of positions that belong to slots."""
         return int(self.sizes.sum())
 
+    @property
+    def end(self) -> int:
+        """Return the position after the last region."""
+        return int((self.first + self.sizes).max(where=self.sizes > 0, initial=0))
+
     def select(self, slots: list[int], num_slots: int) -> None:
         """Move the regions of some slots to the front, and add free slots."""
         for name in ("first", "sizes"):

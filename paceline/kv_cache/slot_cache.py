@@ -19,7 +19,8 @@ from transformers.cache_utils import Cache
 from paceline.backend.interface import RowMover
 from paceline.backend.resolve import backend_of
 from paceline.core.tree import IntArray
-from paceline.kv_cache.blocks import BlockList, Store
+from paceline.kv_cache.blocks import CacheSize, Store
+from paceline.kv_cache.cache_memory import DEFAULT_MAXIMUM, CacheMemory
 from paceline.kv_cache.settings import SPARE_POSITIONS
 from paceline.kv_cache.slot_layer import SlotLayer, WriteWindow
 from paceline.kv_cache.state_layer import MixedLayer, StateKind, StateLayer
@@ -31,9 +32,10 @@ class SlotCache(Cache):  # type: ignore[misc]
     Args:
         layers: Number of decoder layers.
         stores_per_block: Number of stores (two per layer) that share one tensor. One operation
-            moves all stores of a tensor, but growing the cache temporarily needs twice their
+            moves all stores of a tensor, but copying the cache temporarily needs twice their
             memory. Default 1.
         states: Layers with recurrent states, by index; None means no such layers.
+        maximum: Size for which address space is reserved. A cache that exceeds it is copied.
     Attributes:
         slots: Total number of slots.
         capacity: Number of cache positions per slot.
@@ -49,12 +51,14 @@ class SlotCache(Cache):  # type: ignore[misc]
         layers: int,
         stores_per_block: int = 1,
         states: Mapping[int, StateKind] | None = None,
+        maximum: CacheSize = DEFAULT_MAXIMUM,
     ) -> None:
         self.slots = 0
         self.capacity = 0
         self.generation = 0
         self.window = WriteWindow()
-        self.blocks = BlockList(stores_per_block)
+        self._memory = CacheMemory(2 * layers, stores_per_block, maximum)
+        self.blocks = self._memory.blocks
         self._free: list[int] = []
         self._mover: RowMover | None = None  # None after a reallocation
         self.state_layers = {
@@ -68,10 +72,12 @@ class SlotCache(Cache):  # type: ignore[misc]
     @property
     def position_bytes(self) -> int:
         """Return the size of a cache position in all layers, in bytes; initially 0."""
-        return sum(
-            len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
-            for stores in self.blocks
-        )
+        return self._memory.position_bytes
+
+    @property
+    def allocated(self) -> CacheSize:
+        """Return the size of the stores, which may exceed that of the cache."""
+        return self._memory.allocated
 
     @property
     def state_bytes(self) -> int:
@@ -83,9 +89,28 @@ class SlotCache(Cache):  # type: ignore[misc]
         if slots <= self.slots and capacity <= self.capacity:
             return
         new_slots = max(slots, self.slots)
-        self._reallocate(slice(0, self.slots), new_slots, max(capacity, self.capacity))
+        self._set_size(None, CacheSize(new_slots, max(capacity, self.capacity)))
         self._free.extend(range(self.slots, new_slots))
         self.slots = new_slots
+
+    def preallocate(self, slots: int, positions: int, limit: int) -> None:
+        """Prepare for the maximum size, so that the cache never has to be copied.
+
+        Args:
+            slots: Maximum number of slots.
+            positions: Maximum number of cache positions per slot.
+            limit: Maximum number of cache positions in all slots together.
+        """
+        self._preallocate(CacheSize(slots, positions), slots * positions <= limit)
+
+    def _preallocate(self, maximum: CacheSize, has_memory: bool) -> None:
+        if self._memory.preallocate(maximum, has_memory, self._size):
+            self._find_stores()
+
+    @property
+    def _size(self) -> CacheSize:
+        """Return the size of the memory in use."""
+        return CacheSize(self.slots, self.capacity)
 
     def resize(self, slots: int, capacity: int) -> dict[int, int]:
         """Resize the cache; if it shrinks, the taken slots move to the front.
@@ -100,7 +125,7 @@ class SlotCache(Cache):  # type: ignore[misc]
             self.reserve(slots, capacity)
             return {slot: slot for slot in self._taken_slots()}
         taken = self._taken_slots()
-        self._reallocate(taken, slots, capacity)
+        self._set_size(taken, CacheSize(slots, capacity))
         return self._renumber(taken, slots)
 
     def _taken_slots(self) -> list[int]:
@@ -112,15 +137,21 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.slots, self._free = slots, list(range(len(taken), slots))
         return {old: new for new, old in enumerate(taken)}
 
-    def _reallocate(self, rows: slice | list[int], slots: int, capacity: int) -> None:
-        self.blocks.resize(rows, slots, capacity)
-        for states in self.state_layers.values():
-            states.resize(rows, slots)
-        self._find_stores(capacity)
+    def _set_size(self, kept: list[int] | None, size: CacheSize) -> None:
+        """Set the number of positions, and provide memory for a size.
 
-    def _find_stores(self, capacity: int) -> None:
-        """Set the capacity, and let every layer look up its reallocated stores."""
-        self.capacity = capacity
+        Args:
+            kept: Slots that move to the front, ascending; None if all slots stay.
+            size: Number of slots, and of cache positions per slot.
+        """
+        if self._memory.resize(kept, size, self._size):
+            self._find_stores()
+        for states in self.state_layers.values():
+            states.resize(slice(0, self.slots) if kept is None else kept, size.slots)
+        self.capacity = size.positions
+
+    def _find_stores(self) -> None:
+        """Let every layer look up its reallocated stores."""
         for layer in self.layers:
             if isinstance(layer, SlotLayer) and layer.is_initialized:
                 layer.find_stores()
@@ -132,7 +163,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         Return the index of its block, and its index within the block.
         """
         self._forget_addresses()
-        return self.blocks.take(states, self.slots, self.capacity)
+        return self._memory.take(states, self._size)
 
     def store(self, address: tuple[int, int]) -> Store:
         """Return a store, given the index of its block and its index within the block."""
@@ -192,27 +223,8 @@ class SlotCache(Cache):  # type: ignore[misc]
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return the rows of cache positions in a store [slots * heads * capacity, dim].
-
-        Args:
-            slots: Slots, [n, width] or [n, 1].
-            positions: Cache positions, [n, width].
-            heads: Number of key heads.
-            device: Device of the result.
-        Returns:
-            Row indices, int64 [n * heads * width], ordered by row of `slots`, then head, then
-            column.
-        """
-        key = (id(positions), heads, device)
-        index = self.window.indices.get(key)
-        if index is None:
-            flat = (
-                (slots[:, None, :] * heads + np.arange(heads)[:, None]) * self.capacity
-            ) + positions[:, None, :]
-            index = self.window.indices[key] = torch.from_numpy(flat.reshape(-1)).to(
-                device, non_blocking=True
-            )
-        return index
+        """Return the rows of cache positions in a store; see `WriteWindow.row_index`."""
+        return self.window.row_index(slots, positions, heads, self.allocated.positions, device)
 
     @torch.inference_mode()
     def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
@@ -235,7 +247,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def clear(self, slot: int, first: int) -> None:
         """Write zeros to the positions of a slot, starting at `first`."""
         for stores in self.blocks:
-            stores[:, slot, :, first:] = 0
+            stores[:, slot, :, first : self.capacity] = 0
 
     def read(self, slot: int, length: int) -> list[tuple[Tensor, Tensor] | None]:
         """Return views of the keys and values in a slot's first `length` positions.

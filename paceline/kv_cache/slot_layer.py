@@ -32,7 +32,7 @@ class WriteWindow:
             [requests].
         gathered: Cache positions that attention sees for each request, [requests, visible]; None
             if attention can use a view of the keys without copying them.
-        indices: Results of `SlotCache.flat_index` for this window.
+        indices: Results of `row_index`.
     """
 
     first: int = 0
@@ -45,6 +45,38 @@ class WriteWindow:
     key_rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     gathered: IntArray | None = None
     indices: dict[tuple[int, int, torch.device], Tensor] = field(default_factory=dict)
+
+    def row_index(
+        self,
+        slots: IntArray,
+        positions: IntArray,
+        heads: int,
+        slot_length: int,
+        device: torch.device,
+    ) -> Tensor:
+        """Return the rows of cache positions in a store.
+
+        A store is viewed as [slots * heads * slot_length, dim].
+
+        Args:
+            slots: Slots, [n, width] or [n, 1].
+            positions: Cache positions, [n, width].
+            heads: Number of key heads.
+            slot_length: Number of positions per slot for which the store has memory.
+            device: Device of the result.
+        Returns:
+            Row indices, int64 [n * heads * width], ordered by row of `slots`, then head, then
+            column.
+        """
+        key = (id(positions), heads, device)
+        index = self.indices.get(key)
+        if index is None:
+            first = (slots[:, None, :] * heads + np.arange(heads)[:, None]) * slot_length
+            flat = first + positions[:, None, :]
+            index = self.indices[key] = torch.from_numpy(flat.reshape(-1)).to(
+                device, non_blocking=True
+            )
+        return index
 
 
 class SlotMemory(Protocol):

@@ -96,6 +96,9 @@ class GgufTarget(TargetBase):
         """Return the device of the logits."""
         return self.model.device
 
+    def preallocate(self, slots: int, positions: int, limit: int) -> None:
+        """Do nothing, because llama.cpp would take memory for the maximum at once."""
+
     @property
     def capacity(self) -> int:
         """Return the number of cache positions in all slots."""

@@ -199,6 +199,23 @@ class CachedLM(ForwardPasses):
         has_graphs = self._runner.fixed_shapes is not None and self.device.type == "cuda"
         return GRAPH_GROWTH_POSITIONS if has_graphs else 1
 
+    def preallocate(self, slots: int, positions: int, limit: int) -> None:
+        """Prepare the cache for its maximum size, so that it never has to be copied.
+
+        On a GPU, compute one token, because the first keys and values determine the memory.
+
+        Args:
+            slots: Maximum number of slots.
+            positions: Maximum number of cache positions per slot.
+            limit: Maximum number of cache positions in all slots together.
+        """
+        self._cache.preallocate(slots, positions, limit)
+        if self.device.type == "cuda" and not self._cache.allocated.slots:
+            request = Request([0], SamplingParams())
+            self.open(request)
+            self.feed([request])
+            self.close(request)
+
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
         """Assign a slot to a request.
 

@@ -12,8 +12,14 @@ from transformers import PreTrainedModel
 from paceline.core.request import Request
 from paceline.core.target_base import TargetBase
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.kv_cache.blocks import CacheSize
 from paceline.kv_cache.region_cache import RegionCache
-from paceline.kv_cache.settings import CHECKPOINT_INTERVAL
+from paceline.kv_cache.settings import (
+    CHECKPOINT_INTERVAL,
+    MAX_POSITIONS,
+    MAX_SLOTS,
+    NODE_POSITIONS,
+)
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.kv_cache.slots import Slots
 from paceline.model.architecture import Architecture
@@ -45,11 +51,12 @@ class CachedRequests(TargetBase):
         self, model: PreTrainedModel, architecture: Architecture, growth_step: int | None = None
     ) -> None:
         self.architecture = architecture
-        arguments = architecture.layers, _stores_per_block(model), architecture.states
+        maximum = CacheSize(
+            MAX_SLOTS, min(architecture.context_length, MAX_POSITIONS) + NODE_POSITIONS
+        )
+        arguments = architecture.layers, _stores_per_block(model), architecture.states, maximum
         self._cache: SlotCache = (
-            SlotCache(*arguments)
-            if growth_step is None
-            else RegionCache(*arguments, growth_step=growth_step)
+            SlotCache(*arguments) if growth_step is None else RegionCache(*arguments, growth_step)
         )
         self.slots = Slots(self._cache)
         self._requests: list[Request] = []  # of the last forward pass

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline.cpu.kv_row_moves import CacheTensors
+from paceline.kv_cache.blocks import CacheSize
 from paceline.kv_cache.slot_cache import SlotCache
 
 SLOTS, CAPACITY = 3, 40
@@ -14,7 +15,7 @@ SLOTS, CAPACITY = 3, 40
 
 def filled(dims: list[tuple[int, int]], dtype: torch.dtype) -> SlotCache:
     """Return a cache of random bits with the given heads and dims per layer."""
-    cache = SlotCache(len(dims))
+    cache = SlotCache(len(dims), maximum=CacheSize(SLOTS, CAPACITY))
     cache.reserve(SLOTS, CAPACITY)
     random = torch.Generator().manual_seed(1)
     for layer, (heads, dim) in enumerate(dims):
@@ -45,8 +46,8 @@ def test_rows_move_as_torch_moves_them(dtype: torch.dtype, monkeypatch: pytest.M
         torchs.window.indices.clear()
         torchs.move(slots, source, target)
     for column, other in zip(moved.layers, torchs.layers, strict=True):
-        assert torch.equal(column.keys[:SLOTS, :, :CAPACITY], other.keys)
-        assert torch.equal(column.values[:SLOTS, :, :CAPACITY], other.values)
+        for store, expected in ((column.keys, other.keys), (column.values, other.values)):
+            assert torch.equal(store[:SLOTS, :, :CAPACITY], expected)
 
 
 def test_torch_moves_rows_of_other_sizes() -> None:

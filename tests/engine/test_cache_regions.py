@@ -13,12 +13,13 @@ from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.kv_cache.region_cache import RegionCache
 from paceline.model import cached_lm
-from paceline.model.cached_lm import CachedLM
+from paceline.model.cached_lm import CachedLM, as_cached_lm
 from tests.engine.test_kv_cache_manager import prompts
 from tests.model.test_fixed_shapes import run_steps
 from tests.support.models import make
+from tests.support.resident import needs_page_map, resident_bytes
 
-LENGTHS = [4000] + [250] * 31
+LENGTHS = [8000] + [500] * 31
 PARAMS = SamplingParams(max_new_tokens=4, ignore_eos=True)
 TOKENS = sum(LENGTHS) + len(LENGTHS) * PARAMS.max_new_tokens
 
@@ -55,6 +56,15 @@ def test_long_request_leaves_room_for_short_ones(model: Any) -> None:
     alone = LLM(model, "none", batch_invariant=True)
     for index in (0, 1):
         assert answers[index] == alone.generate([mixed_load()[index]], PARAMS)[0].token_ids
+
+
+@needs_page_map
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_mixed_load_writes_little_more_than_it_needs(model: Any, batch_invariant: bool) -> None:
+    _, engine, _ = run_mixed_load(model, 20, batch_invariant=batch_invariant)
+    needed = TOKENS * engine.model.position_bytes
+    blocks = as_cached_lm(engine.model)._cache.blocks
+    assert needed <= resident_bytes(blocks) <= 1.3 * needed
 
 
 def test_slots_of_equal_length_need_more_memory(model: Any) -> None:

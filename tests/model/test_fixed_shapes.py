@@ -13,6 +13,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
+from paceline.kv_cache.settings import MAX_SLOTS
 from paceline.model.cached_lm import CachedLM
 from paceline.model.fixed_shapes import padded_bucket, runner
 from paceline.model.fixed_shapes.masks import MaskBuilder
@@ -98,7 +99,8 @@ def test_states_equal_those_of_exact_shapes() -> None:
     torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=1e-4)
 
 
-def test_few_shapes_serve_many_steps() -> None:
+@pytest.mark.parametrize("moves", [False, True])
+def test_few_shapes_serve_many_steps(moves: bool) -> None:
     lm = CachedLM(models.make("llama", "sdpa"), fixed_shapes=True)
     lm.reserve(4, 256)
     run_steps(lm, [30, 7, 18], steps=2)
@@ -106,9 +108,13 @@ def test_few_shapes_serve_many_steps() -> None:
     assert fixed is not None
     assert {key.columns for key in fixed._buckets} <= set(COLUMNS)
     assert {key.positions for key in fixed._buckets} == {256}
-    lm.reserve(4, 512)  # the stores move
+    before = list(fixed._buckets.values())
+    lm.reserve(MAX_SLOTS + 1 if moves else 4, 512)  # the stores move beyond the maximum only
     run_steps(lm, [5], steps=1, max_nodes=0)
-    assert len(fixed._buckets) == 2
+    after = list(fixed._buckets.values())
+    assert (
+        not any(bucket in after for bucket in before) if moves else after[: len(before)] == before
+    )
     assert {key.positions for key in fixed._buckets} == {256}
 
 

@@ -59,7 +59,7 @@ class TorchWriter:
     def __init__(self, key: BucketKey, cache: SlotCache, cache_positions: Tensor) -> None:
         self._positions = cache_positions
         self._slots = key.first_slot + torch.arange(key.rows, device=cache_positions.device)
-        self._num_slots, self._capacity = cache.slots, cache.capacity
+        self._num_slots, self._capacity = cache.allocated
         self._first_rows: dict[int, Tensor] = {}
         self._indices: dict[int, Tensor] = {}
         self._heads = {layer.keys.shape[1] for layer in cache.layers}

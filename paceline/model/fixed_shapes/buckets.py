@@ -67,7 +67,9 @@ def padded_bucket(
         rows = num_rows
     if rows * columns > MAX_TOKENS:
         return None
-    positions = min(_position_bucket(cache.window.visible, reads_lengths), cache.capacity)
+    positions = min(
+        _position_bucket(cache.window.visible, reads_lengths), cache.allocated.positions
+    )
     return BucketKey(rows, columns, positions, first_slot, reduced_logits, states)
 
 
@@ -94,7 +96,7 @@ def packed_bucket(
     if tokens > MAX_TOKENS:
         return None
     rows = 1 << (len(packing.cached) - 1).bit_length()
-    positions = min(_position_bucket(cache.window.visible, True), cache.capacity)
+    positions = min(_position_bucket(cache.window.visible, True), cache.allocated.positions)
     return BucketKey(rows, tokens, positions, 0, reduced_logits, states)
 
 
