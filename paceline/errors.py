@@ -44,7 +44,10 @@ class LogitsError(PacelineError):
 
 
 class DrafterError(PacelineError):
-    """Raised if a drafter breaks its contract; names the drafter, request and rule."""
+    """Raised if a drafter breaks its contract.
+
+    The message names the drafter, the request and the rule.
+    """
 
 
 class ParallelError(PacelineError):

@@ -67,8 +67,8 @@ class LLM(ChatFacade):
             in a parallel run: True, or `Ranks` that have joined. Each process has a copy of the
             model and makes the same calls. Default: False.
         batch_invariant: If True, the logits for a given text are bit-for-bit identical in any
-            batch and data type, with or without drafts. "auto" (default) turns this on if a check
-            at load time shows a cost below 5 %. False turns it off.
+            batch, with or without drafts. This holds for every data type. "auto" (default) turns
+            this on if a check at load time shows a cost below 5 %. False turns it off.
         fixed_shapes: Whether decode steps use a few fixed tensor shapes, which CUDA runs as
             captured graphs. "auto" (default) uses them on CUDA only.
         cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when it is full.

@@ -150,7 +150,7 @@ class Engine(SharedSteps):
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Observed acceptance rates, binned by confidence; None without a budget."""
+        """Observed acceptance rates, binned by confidence; None without a draft budget."""
         stats = self._drafters.own.stats
         return None if stats is None else stats.acceptance_calibration
 
@@ -239,9 +239,10 @@ class Engine(SharedSteps):
                     self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
     def check_loaded_costs(self) -> None:
-        """Check a cost curve from the cache now, so that no answer waits for the check.
+        """Check a cost curve loaded from disk now, so that no answer waits for the check.
 
-        If the curve was given or measured, or is not needed, there is no check.
+        Nothing is checked if the caller gave the curve, this engine measured it, or no curve is
+        needed.
         """
         with self._turn:
             if self.draft_budget is not None:

@@ -122,7 +122,7 @@ class InputProcessor:
         return request
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
-        """Validate the token ids in the parameters, and convert bad words to token ids."""
+        """Validate the token ids in the parameters, and convert `bad_words` to token ids."""
         words = [entry for entry in params.bad_words if isinstance(entry, str)]
         if words:
             if self.tokenizer is None:

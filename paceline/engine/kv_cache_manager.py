@@ -71,7 +71,7 @@ class KVCacheManager:
     def usage(self) -> float:
         """Return how much of the cache's memory limit is in use, from 0 to 1.
 
-        Without a limit, return the share of the allocated memory.
+        Without a limit, return the share of the allocated memory that is in use.
         """
         each, slots = self._model.position_bytes, len(self._model.slots)
         states = self._model.state_bytes

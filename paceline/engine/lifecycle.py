@@ -65,7 +65,7 @@ class Lifecycle:
                     raise
 
     def _start_drafter(self, handle: RequestHandle) -> None:
-        """Start the drafter for an admitted request, unless it was preempted before."""
+        """Start an admitted request's drafter, unless the request was preempted before."""
         if handle.started:
             return
         handle.started, handle.admitted = True, time.perf_counter()

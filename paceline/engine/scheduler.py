@@ -100,7 +100,7 @@ class Scheduler:
             self.active.remove(handle)
 
     def grow_cache(self) -> None:
-        """Grow the cache for longer answers; if it cannot, preempt the newest requests."""
+        """Grow the cache for longer answers; if that fails, preempt the newest requests."""
         while (
             not self._kv_cache.grow([handle.request for handle in self.active])
             and len(self.active) > 1

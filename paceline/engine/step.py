@@ -160,7 +160,7 @@ def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
 def _trees_of(
     drafts: Sequence[Drafts], requests: Sequence[Request]
 ) -> tuple[list[DraftTree], list[int]]:
-    """Return one tree per request, and the indices of the ready requests."""
+    """Return one tree per request, and the indices of requests ready to decode."""
     if len(drafts) == 1 and len(drafts[0].ready) == len(requests):  # in the order of `requests`
         return list(drafts[0].trees), list(range(len(requests)))
     by_request = {
@@ -265,7 +265,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Pass outcomes to their drafter; return the result, with any error it raised."""
+    """Pass outcomes to their drafter; return the result, with any drafter error."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter

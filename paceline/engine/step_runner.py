@@ -28,8 +28,8 @@ class StepRunner:
         schedule: Scheduler that chooses the requests for a step.
         lifecycle: Receiver of outcomes and errors.
         max_nodes: Maximum number of draft nodes verified per request and step.
-        verify: Verification rule; None means the default. With ranks, the rule of `ParallelLM` is
-            used instead.
+        verify: Verification rule; None means the default. In a lookahead-parallel run,
+            `ParallelLM.verify` replaces the rule.
     Attributes:
         steps: Number of steps so far.
     """

@@ -72,11 +72,12 @@ class TargetSetup:
     Attributes:
         model: The model with its KV cache.
         invariance: State of batch invariance: on or off, and the reason.
-        costs: Measured cost of the model's forward passes; None with ranks, because each rank would
-            measure different times.
-        draft_budget: Draft budget that cuts draft trees; None with ranks.
-        chunking: Controller that limits prefill chunks while streams are open; None with ranks.
-        draft_heads: Hidden-state draft heads of the model; None with ranks.
+        costs: Measured cost of the model's forward passes; None in a lookahead-parallel run,
+            because each process would measure different times.
+        draft_budget: Draft budget that cuts draft trees; None in a lookahead-parallel run.
+        chunking: Controller that limits prefill chunks while streams are open; None in a
+            lookahead-parallel run.
+        draft_heads: Hidden-state draft heads of the model; None in a lookahead-parallel run.
     """
 
     model: TimedTarget
@@ -114,11 +115,13 @@ def set_up_target(model: LoadedModel, drafter: Drafter, options: TargetOptions) 
     Args:
         model: Decoder-only transformers model, in eval mode, on its device; or a GGUF
             file that llama.cpp has loaded.
-        drafter: The engine's drafter; with ranks, its trees must be divisible among them.
+        drafter: The engine's drafter. In a lookahead-parallel run, its trees must be divisible
+            among the ranks (processes).
         options: The engine's options for the model.
     Raises:
         UnsupportedModelError: The model cannot be verified losslessly.
-        ConfigError: Batch invariance is required but impossible, or the ranks do not fit.
+        ConfigError: Batch invariance is required but impossible. In a lookahead-parallel run, also
+            raised if the trees have too few branches, or if the ranks' options or weights differ.
     """
     if not isinstance(model, PreTrainedModel):
         return _set_up_gguf(model, options)

@@ -57,8 +57,9 @@ def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enou
         model: Loaded model.
         min_rows: Minimum number of rows in batch-invariant forward passes.
         products: Matrix products for batch-invariant forward passes.
-        enough: Cost at which the measurement stops early. Load from other programs can only slow
-            forward passes down, so more rounds are unlikely to change the decision.
+        enough: The measurement stops early once it shows this cost or a lower one. Load from other
+            programs can only slow forward passes down, so more rounds are unlikely to change the
+            decision.
     """
     invariant = CachedLM(model, batch_invariant=True, min_rows=min_rows, products=products)
     usual = CachedLM(model)
@@ -96,7 +97,7 @@ def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
     The products are those of a whole answer: a prompt and the decoding steps after it.
 
     Args:
-        modules: Modules of a view whose products have a fixed number of rows.
+        modules: Modules of a `ModelView` whose products have a fixed number of rows.
     """
 
     compared: list[_Compared] = []

@@ -64,7 +64,7 @@ class Invariance:
         """Return the options for `CachedLM` that implement the decision.
 
         Args:
-            prefill_chunk: Prefill chunk in tokens; the result may reduce it.
+            prefill_chunk: Prefill chunk in tokens; the returned options may contain a smaller one.
         """
         chunk = prefill_chunk if self.max_rows is None else min(prefill_chunk, self.max_rows)
         return {

@@ -120,8 +120,8 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
 def _probe_module(module: RowModule) -> ProbeResult:
     """Find the row counts for which one kind of module gives bit-identical rows.
 
-    A product is tested on folded weights, which leave only rounding errors, and then with its
-    bias. Other modules are tested on many random rows.
+    A product is tested with folded weights (`fold`), whose results consist only of rounding errors,
+    and then with its bias. Other modules are tested on many random rows.
     """
     noise = torch.Generator().manual_seed(0)
     counts = module.counts()

@@ -162,7 +162,7 @@ def _row_module(
 
 
 def _row_mixers(model: PreTrainedModel) -> Iterator[RowMixer]:
-    """Yield the mixers of a view that compute recurrences token by token."""
+    """Yield those mixers of a `ModelView` that compute recurrences token by token."""
     hidden_size = model.config.get_text_config(decoder=True).hidden_size
     for name, module in model.named_modules():
         forward = vars(module).get("forward")
@@ -217,6 +217,6 @@ def _row_router(
 
 
 def _override(module: nn.Module) -> ForwardOverride | None:
-    """Return the override of a module's `forward` in a view, or None."""
+    """Return what overrides a module's `forward` in a `ModelView`, or None."""
     override = vars(module).get("forward")
     return override if isinstance(override, ForwardOverride) else None

@@ -68,7 +68,7 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """This kind of module as it is in the user's model, without the view's override."""
+        """This kind of module in the user's model, without the override of `ModelView`."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)

@@ -1,4 +1,7 @@
-"""Allocate memory for keys and values, in blocks of stores with the same shape."""
+"""Allocate memory for keys and values, in blocks of stores with the same shape.
+
+A store holds either the keys or the values of one layer.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class Store:
     Attributes:
         tensor: Keys or values, [slots, heads, capacity, dim].
         rows: The same memory, viewed as [slots * heads * capacity + 1, dim]. The last row is
-            scratch space for columns without a token.
+            scratch space for columns of a forward pass without a token.
     """
 
     tensor: Tensor
@@ -51,6 +54,8 @@ class Store:
 
 class Block:
     """A tensor that is divided into stores of the same shape.
+
+    A store holds either the keys or the values of one layer.
 
     Args:
         like: Keys or values, [batch, heads, queries, dim]. The stores have the same heads, dim,

@@ -2,9 +2,9 @@
 
 A forward pass writes the states of its query tokens after the cached tokens of each slot.
 `SlotCache.move` then moves the rows of accepted tree nodes directly after the cached tokens; the
-next forward pass overwrites the others. Rolling back only lowers the number of cached tokens.
-Layers with a sliding window store all positions, and the mask applies the window, so rejected
-tokens do not evict others.
+next forward pass overwrites the rows of the other nodes. Rolling back only lowers the number of
+cached tokens. Layers with a sliding window store all positions, and the mask applies the window, so
+rejected tokens do not evict others.
 """
 
 from __future__ import annotations

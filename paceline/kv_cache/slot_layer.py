@@ -28,8 +28,8 @@ class WriteWindow:
             plus 1.
         in_order: Whether the columns of every row have consecutive cache positions.
         start: First cache position that attention sees.
-        key_rows: For each request, the row of the visible keys that holds its first position,
-            [requests].
+        key_rows: For each request, the row of the visible keys that holds the request's first
+            position, [requests].
         gathered: Cache positions that attention sees for each request, [requests, visible]; None
             if attention can use a view of the keys without copying them.
         indices: Results of `row_index`.
@@ -174,8 +174,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Return the number of tokens in the longest row before this forward pass.
 
-        A packed row holds the tokens of several requests. All of them are subtracted, so the
-        result is then too small, but never negative.
+        A packed row holds the tokens of several requests. The result for such a row is too small,
+        because the tokens of all requests are subtracted, but it is never negative.
         """
         return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 

@@ -55,8 +55,8 @@ class SlotCount:
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     """Recurrent states of one layer.
 
-    transformers' mixers read and write the working states, which are copies for the rows of one
-    call. `load` sets them, and `working` returns them.
+    transformers' recurrent modules (mixers) read and write the working states, which are copies for
+    the rows of one call. `load` sets them, and `working` returns them.
 
     Args:
         owner: Cache to which the layer belongs.
@@ -87,7 +87,10 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
         return {name: states[slots] for name, states in self.held.items()}
 
     def load(self, states: States) -> None:
-        """Set the states from which the next mixer call starts; empty for new texts."""
+        """Set the states from which the next call of the recurrent module starts.
+
+        `states` is empty for new texts.
+        """
         LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
         for name, rows in states.items():
             kind, _, number = name.partition(".")
@@ -102,7 +105,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
                 self.is_recurrent_states_initialized[index] = True
 
     def working(self) -> dict[str, Tensor]:
-        """Return the states after a mixer call, by name."""
+        """Return the states after a call of the recurrent module, by name."""
         kinds = ((_CONVOLUTION, self.conv_states), (_RECURRENT, self.recurrent_states))
         return {
             f"{kind}.{index}": states

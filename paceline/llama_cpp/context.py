@@ -89,7 +89,7 @@ class Context:
     def _check(self, options: ContextOptions) -> None:
         """Raise an error if the context did not adopt the options.
 
-        The assumed layout of llama.cpp's structures is then wrong.
+        The error means that paceline assumes a wrong layout of llama.cpp's structures.
         """
         library, handle = self._library, self._handle
         expected = {
@@ -156,7 +156,7 @@ class Context:
         self._library.memory_clear(self._memory, False)
 
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
-        """Remove a sequence from its cells `start` to `end`; return False on failure."""
+        """Remove a sequence's positions `start` to `end`; return False on failure."""
         return bool(self._library.memory_seq_rm(self._memory, sequence, start, end))
 
     def first_position(self, sequence: int) -> int:

@@ -26,7 +26,7 @@ class GgufModel:
     """A GGUF model in llama.cpp, with the attributes that drafters read.
 
     Args:
-        path: The file; any file of a model that is split into several.
+        path: The file. If the model is split into several files, any one of them.
         on_gpu: Whether llama.cpp computes on a GPU, if its build supports one.
     Attributes:
         library: The llama.cpp library.

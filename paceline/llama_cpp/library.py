@@ -104,7 +104,7 @@ class Library:
         )
 
     def max_rollback(self, context: int) -> int:
-        """Return how many earlier states a sequence keeps; 0 in older builds."""
+        """Return how many earlier states a sequence keeps; 0 for older llama.cpp builds."""
         function = getattr(self._library, "llama_n_rs_seq", None)
         if function is None:
             return 0
@@ -126,7 +126,7 @@ def load_library() -> Library:
     """Return the llama.cpp library of the first installed package that has one.
 
     Raises:
-        ConfigError: No package is installed.
+        ConfigError: No package with a llama.cpp library is installed.
         UnsupportedModelError: As in `Library`.
     """
     for package, path in _library_files():

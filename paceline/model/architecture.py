@@ -190,7 +190,7 @@ class Architecture:
     def attention_mask(self, layout: PaddedBatch, visible: int, device: torch.device) -> Masks:
         """Return the model's `attention_mask` for a padded forward pass.
 
-        None means plain causal attention over the cache.
+        A result of None means plain causal attention over the cache.
 
         Args:
             layout: Padded batch.

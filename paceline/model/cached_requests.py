@@ -125,7 +125,7 @@ class CachedRequests(TargetBase):
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
         """Limit a draft tree to the nodes that the model can verify.
 
-        For a model that supports only chains, the result is the best chain. If the rotary
+        For a model that supports only chains, the result is `DraftTree.best_chain`. If the rotary
         frequencies of all tokens change at some text length, nodes beyond that length are removed.
         """
         if (switch := self.architecture.restart_length) is not None:
@@ -139,7 +139,7 @@ class CachedRequests(TargetBase):
         return tree.best_chain()
 
     def restart_if_due(self, request: Request) -> None:
-        """Drop a request's cache if its text is now long enough for new frequencies."""
+        """Drop a request's cache if its text now needs new rotary frequencies."""
         if (switch := self.architecture.restart_length) is not None:
             restart_beyond_switch(request, switch)
 

@@ -93,7 +93,7 @@ class ForwardPasses(CachedRequests):
                 False.
         Returns:
             For each request, the logits after its last pending token and after each node, preceded
-            by the logits of any scored tokens.
+            by the logits of any prompt tokens to be scored (`prompt_logprobs`).
         """
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
         self._requests = list(requests)
@@ -180,7 +180,7 @@ class ForwardPasses(CachedRequests):
             self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
     def _begin_states(self, trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch) -> None:
-        """Set the part of the forward state that recurrent mixers read."""
+        """Set the fields of `ForwardState` that recurrent mixers read."""
         if self.architecture.states:
             self._begin_recurrent(recurrent_batch(self._requests, trees, layout))
 

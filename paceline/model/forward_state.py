@@ -33,7 +33,8 @@ class TargetStates:
 class ForwardState(AttentionState):
     """Inputs of a forward pass that are not arguments of the model.
 
-    Each view owns one such object, and the model runner sets its fields before each forward pass.
+    Each `ModelView` owns one such object, and the model runner sets its fields before each forward
+    pass.
 
     Attributes:
         implementation: Name of the attention function that the model calls; None means the
@@ -64,7 +65,7 @@ class StateReader(nn.Module):
 
     @property
     def state(self) -> ForwardState:
-        """Forward state of the module's view; outside a view, the default state."""
+        """Forward state of the module's `ModelView`; outside a view, the default state."""
         state: ForwardState = vars(self).get(STATE, _NO_STATE)
         return state
 

@@ -159,7 +159,7 @@ class TensorReordering:
         """Return the row permutation of a tensor; see `TensorTable.orders`.
 
         Returns:
-            Row indices; None if the tensors differ in more than the order of their rows.
+            Row indices; None if transformers changes more than the order of the rows.
         """
         numbers = np.arange(rows, dtype=np.float64)[:, None]
         try:

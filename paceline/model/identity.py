@@ -1,7 +1,7 @@
 """Identify a model by a fingerprint of its weights or a sketch of its embedding.
 
-Copying, renaming or converting a checkpoint to another dtype does not change the fingerprint. The
-sketch also recognises quantised and fine-tuned copies.
+A checkpoint keeps its fingerprint if it is copied, renamed or converted to another dtype. The
+sketch, a small sample of the embedding, also recognises quantised and fine-tuned copies.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _entries(weight: PackedWeight) -> Tensor:
 class Sketch:
     """Sample of an embedding, for recognising quantised and fine-tuned copies.
 
-    A head trained on a model's hidden states also works with models whose weights are nearly the
-    same. Embeddings from different training runs are unrelated, even if their shapes match.
+    A draft head trained on a model's hidden states also works with models whose weights are nearly
+    the same. Embeddings from different training runs are unrelated, even if their shapes match.
 
     Attributes:
         vocab_size: Number of rows in the model's embedding.

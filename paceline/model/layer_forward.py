@@ -1,4 +1,4 @@
-"""Run each decoder layer of a view in one compiled call.
+"""Run each decoder layer of a `ModelView` in one compiled call.
 
 In a decoding step with few rows, the overhead of calling a layer's modules one by one is as large
 as the time of the matrix products. A backend may compute the same steps in one call
@@ -37,10 +37,10 @@ _INSIDE = (*_PRODUCTS, *_NORMS, "self_attn", "mlp")
 
 
 def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) -> None:
-    """Replace the `forward` methods of supported decoder layers in a view.
+    """Replace the `forward` methods of supported decoder layers in a `ModelView`.
 
     Args:
-        module: The view's copy of the model.
+        module: Copy of the model in the view.
         products: Matrix products and norms of the view.
         state: Forward state of the view.
     """
@@ -90,10 +90,10 @@ def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
 
 
 class LayerCalls:
-    """Runs the decoder layers of a view with a backend's runner.
+    """Runs the decoder layers of a `ModelView` with a backend's runner.
 
     Args:
-        twins: The view's copies of all layers.
+        twins: Copies of all layers in the view.
         runner: Runner of the layers.
         products: Matrix products and norms of the view.
         state: Forward state of the view.
@@ -202,10 +202,10 @@ class LayerCalls:
 
 
 class LayerForward:
-    """The `forward` method of a decoder layer in a view.
+    """The `forward` method of a decoder layer in a `ModelView`.
 
     Args:
-        twin: The view's copy of the layer.
+        twin: Copy of the layer in the view.
         index: Index of the layer.
         calls: Runner of all layers of the view.
     Attributes:

@@ -1,4 +1,4 @@
-"""Run all decoder layers of a view in one compiled call.
+"""Run all decoder layers of a `ModelView` in one compiled call.
 
 transformers' models loop over a list of layers. In a view, the list yields one function that runs
 all layers, which saves the time of the loop.
@@ -15,7 +15,7 @@ from paceline.backend.decoder_layer import DecoderLayers
 
 
 class _Calls(Protocol):
-    """The calls of `layer_forward` that a stack needs."""
+    """The part of `LayerCalls` that a `LayerStack` uses."""
 
     runner: DecoderLayers
 
@@ -24,14 +24,14 @@ class _Calls(Protocol):
 
 
 def stack_layers(module: nn.Module, twins: Sequence[nn.Module], calls: _Calls) -> None:
-    """Replace a view's list of decoder layers by a `LayerStack`.
+    """Replace the list of decoder layers in a `ModelView` with a `LayerStack`.
 
     If the layers have several kinds of attention, they need different masks, and the list is not
     replaced.
 
     Args:
-        module: The view's copy of the model.
-        twins: The view's copies of all layers.
+        module: Copy of the model in the view.
+        twins: Copies of all layers in the view.
         calls: Runner of the layers.
     """
     for parent in list(module.modules()):
@@ -42,12 +42,12 @@ def stack_layers(module: nn.Module, twins: Sequence[nn.Module], calls: _Calls) -
 
 
 class LayerStack(nn.ModuleList):
-    """The decoder layers of a view.
+    """The decoder layers of a `ModelView`.
 
     A slice of all layers has a single element: a function that runs all of them.
 
     Args:
-        twins: The view's copies of all layers.
+        twins: Copies of all layers in the view.
         calls: Runner of the layers.
     """
 

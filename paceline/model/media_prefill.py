@@ -88,8 +88,8 @@ class Prefilled:
 class MediaPrefill:
     """Runs a model's own `forward` over prompts with images, videos or audio.
 
-    Its view of the model has torch's matrix products and the model's own attention. Attributes
-    that the model writes, such as position offsets, are therefore invisible to other calls.
+    Its `ModelView` uses torch's matrix products and the model's own attention. The model writes
+    attributes, such as position offsets, to the view only, so other calls do not see them.
 
     Args:
         model: Loaded model.

@@ -28,7 +28,7 @@ class RecurrentPrefill:
         folds: Whether every mixer adds accepted nodes to the stored states.
     Attributes:
         cache: Empty cache for the forward pass. Layers with a window keep all keys.
-        current: Description of the forward pass, which the mixers of a view read.
+        current: Description of the forward pass, which the recurrent mixers of a `ModelView` read.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RecurrentPrefill:
 
 
 def _prompt_batch(first: IntArray, columns: int) -> RecurrentBatch:
-    """Lay out prompts as recurrent rows.
+    """Lay out prompts as rows for recurrent layers.
 
     The last token of a prompt becomes a draft node, and all other tokens become pending tokens.
     Every row needs a pending token, so the token of a one-token prompt becomes a pending token.

@@ -30,13 +30,13 @@ class ModelRunner:
     """Runs one model with one cache.
 
     Args:
-        view: View of the model.
+        view: `ModelView` of the model, whose modules run.
         device: Device of the inputs.
         architecture: Properties of the model.
         cache: Cache to which keys and values are written.
         products: Matrix products for the forward passes.
     Attributes:
-        view: View of the model; replaced when it becomes stale.
+        view: `ModelView` of the model; replaced when it becomes stale.
         timer: Time that the device spends in the model.
         fixed_shapes: Runner of forward passes with fixed shapes, or None.
         states_wanted: Hidden states requested by the caller of the current forward pass.
@@ -152,7 +152,7 @@ class ModelRunner:
         )
 
     def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
-        """Run a padded batch in a bucket, and return its logits; None if no bucket fits."""
+        """Run a padded batch in a fixed shape; return its logits, None if no shape fits."""
         # A fixed shape's masks would read shifted positions.
         if self.fixed_shapes is None or self._offsets is not None:
             return None
@@ -165,7 +165,7 @@ class ModelRunner:
         return output.logits
 
     def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
-        """Run a packed batch in a bucket, and return its logits; None if no bucket fits."""
+        """Run a packed batch in a fixed shape; return its logits, None if no shape fits."""
         if self.fixed_shapes is None or self._offsets is not None:
             return None
         self._begin_packed(packing, int((packing.pending + packing.nodes).sum()))

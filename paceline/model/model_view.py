@@ -34,7 +34,7 @@ _STEADY = ("torch", "transformers")
 
 
 def use_attention(view: ModelView, implementation: str) -> None:
-    """Choose the attention function that a view's layers call.
+    """Choose the attention function that the layers of a `ModelView` call.
 
     Args:
         view: View of a model.
@@ -48,11 +48,11 @@ def use_attention(view: ModelView, implementation: str) -> None:
 class ModelView:
     """A view of a transformers model, with copies of some of its modules.
 
-    The view copies modules that have a configuration, read the forward state or do not use torch's
-    matrix products, and the modules that contain them. A copied module shares its parameters,
-    buffers and hooks with the original. Compiled `forward` methods are not copied, because they
-    were compiled for the caller's inputs, and the shape of paceline's inputs changes at every
-    step.
+    The view copies modules that have a configuration, read the forward state, or use matrix
+    products other than torch's. It also copies the modules that contain these. A copied module
+    shares its parameters, buffers and hooks with the original. Compiled `forward` methods are not
+    copied, because they were compiled for the caller's inputs, and the shape of paceline's inputs
+    changes at every step.
 
     Args:
         model: Model to view.
@@ -83,10 +83,10 @@ class ModelView:
 
 
 class ModuleCopier:
-    """Copies modules for one view.
+    """Copies modules for one `ModelView`.
 
     Args:
-        products: Matrix products for the view's forward passes.
+        products: Matrix products for the forward passes of the view.
         mixers: Ids of the modules that `mixers.seam` runs; None means no modules.
     Attributes:
         state: Forward state of the copies.

@@ -66,8 +66,8 @@ class PaddedBatch(NamedTuple):
     def causal(self) -> int:
         """Number of leading columns that see all tokens up to and including their own.
 
-        These columns exist only if no request has cached tokens. The number is used only if all
-        layers have full attention.
+        0 if a request has cached tokens or a row starts with padding. The number is used only if
+        all layers have full attention.
         """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not any(self.cached.tolist()) else 0

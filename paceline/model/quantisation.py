@@ -38,10 +38,10 @@ def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
 
 def foreign_weights(model: PreTrainedModel) -> str | None:
-    """Return a clause naming weights that are not plain tensors in torch modules.
+    """Return a clause about the first weight that is not plain; None if all are plain.
 
-    The model's own code computes with such weights, as in `generate`. None means that all weights
-    are plain tensors.
+    A plain weight is an unpacked tensor in a module with its class's own `forward`. The model's own
+    code computes with all other weights, as in `generate`.
     """
     return next(
         (

@@ -1,4 +1,4 @@
-"""Check at load time that passes over cached draft trees match plain passes.
+"""Check at load time that forward passes over draft trees match plain ones.
 
 Architectures covered by the test suite are known to pass. Any other architecture is checked once,
 when the engine is built.

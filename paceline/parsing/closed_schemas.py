@@ -33,7 +33,7 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Any, combined: frozenset[str], is_open: bool = False) -> Any:
-    """Close the objects of a schema; `is_open` leaves the outermost object open."""
+    """Limit a schema's objects to listed properties; `is_open` exempts the outermost."""
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = dict(schema)
@@ -64,7 +64,7 @@ def _lists_all(schema: Mapping[str, Any]) -> bool:
 
 
 def _have_tags(branches: Any) -> bool:
-    """Return whether a required property has a different constant in every branch."""
+    """Return whether a required property has a different constant in each alternative."""
     if not isinstance(branches, Sequence) or not all(isinstance(b, Mapping) for b in branches):
         return False
     tags = [

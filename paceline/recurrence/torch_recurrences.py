@@ -197,7 +197,7 @@ class _Walk:
         self.after = start
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each token index, with every request's column and the state before it."""
+        """Yield each token index, with each request's column and state before that token."""
         for token in range(self._columns.shape[1]):
             before = self._states[self._requests, self._sources[:, token]]
             yield token, self._columns[:, token], before
@@ -242,7 +242,7 @@ def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, 
 
 
 def _taps(tree: TokenTree, size: int) -> IntArray:
-    """Return the indices of each token's inputs.
+    """Return the indices of the inputs that a convolution reads for each token.
 
     The result is [requests, width, size], with the oldest input first.
 

@@ -1,7 +1,7 @@
 """Generate user prompts with a chat model (Magpie, Xu et al. 2024).
 
 The model is given its chat template up to the start of the user's turn, and then generates the
-user's message. Such prompts are meant for recording answers if there are none from real users.
+user's message. Use such prompts to record answers if there are no prompts from real users.
 """
 
 from __future__ import annotations

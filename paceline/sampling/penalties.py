@@ -27,7 +27,7 @@ def penalise(
     Args:
         scores: Scores [rows, vocab].
         counts: Counts of the requests' tokens, from `counts_of`.
-        indices: Indices of the scores' rows.
+        indices: Result of `find_score_indices` for these rows.
         on_device: `owner`, `penalties` and `paths` of `indices`, on the device.
         requests: Requests with penalties.
     """

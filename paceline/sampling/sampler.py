@@ -46,7 +46,7 @@ def target_scores(
         trees: Draft trees that were verified with them.
     Returns:
         Scores, float32 [batch, 1 + width, vocab], with excluded tokens at -inf. Scores of greedy
-        requests are adjusted, but not warped.
+        requests include the adjustments, but not temperature, top_k, top_p and min_p.
     """
     return warp_scores(
         adjust_scores(logits.float(), requests, trees), [request.params for request in requests]

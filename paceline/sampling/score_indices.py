@@ -24,9 +24,9 @@ class ScoreIndices(NamedTuple):
     """Indices of the scores that options change.
 
     Attributes:
-        owner: Request of each row, [rows]; empty if no request counts tokens.
+        owner: Request of each row, [rows]; empty if no request has penalties.
         penalties: Repetition, frequency and presence penalty of each row, float32 [3, rows]; empty
-            if no request counts tokens.
+            if no request has penalties.
         paths: Indices of the tokens on the path to each row's node, in the order of the rows.
         biased: Indices of tokens with a bias.
         biases: Bias at each index in `biased`, float32.

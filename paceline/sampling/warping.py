@@ -21,7 +21,7 @@ from paceline.util.device_copies import upload
 
 
 class Warped(NamedTuple):
-    """Warped scores. They are wrong if too few tokens were sorted.
+    """Scores after temperature, top_k, top_p and min_p; wrong if `is_short` is true.
 
     Attributes:
         scores: Scores, with excluded tokens at -inf.

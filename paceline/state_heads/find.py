@@ -1,4 +1,4 @@
-"""Find a state head by its folder or hub id."""
+"""Find a head that drafts from hidden states, by its folder or hub id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MTP = "mtp"  # Name of the MTP layer in the target's checkpoint.
 
 
 def find_head(source: str) -> StateHead:
-    """Return a head; the caller must attach it to its target.
+    """Return a draft head; the caller must attach it to its target.
 
     Args:
         source: Folder or hub id of an EAGLE-3 or DFlash head; or "mtp" for the MTP layer in the

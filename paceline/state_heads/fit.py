@@ -1,4 +1,4 @@
-"""Check whether a head fits a target, by shape, vocabulary and embedding."""
+"""Check whether a draft head fits a target, by shape, vocabulary and embedding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lay out the tokens of several texts for one forward pass of a head."""
+"""Lay out the tokens of several texts for one forward pass of a draft head."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HeadRow:
             text: Text to which the nodes belong.
             nodes: Draft nodes to process.
             states: States that accompany the tokens as input to the head, [n, hidden].
-            window: As in `of_text`.
+            window: Number of newest positions that a token sees; None for all.
         """
         begin = len(text.offsets)
         text.offsets.update({node.node: begin + index for index, node in enumerate(nodes)})

@@ -1,4 +1,4 @@
-"""Define the settings of state heads."""
+"""Define the settings of heads that draft from the target's hidden states."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class Conditions:
             if unknown, as on an accelerator.
         load: The machine's load average over the last minute; None if the system does not report
             it.
-        made: Time of the measurement, in seconds since the epoch. Saved measurements contain this
-            name.
+        made: Time of the measurement, in seconds since the epoch. Files with saved measurements use
+            the name `made`.
     """
 
     spread: float

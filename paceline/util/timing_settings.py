@@ -27,8 +27,8 @@ class TimingSettings:
             the curve is in use.
         max_cost_error: Maximum relative difference between the cost of rows in a check and in the
             curve. Up to this difference, the check confirms the curve.
-        loaded_pause_s: Seconds for which a curve from the cache is used before it is checked. The
-            first token does not wait for the check.
+        loaded_pause_s: Seconds for which a cost curve loaded from disk is used before it is
+            checked. The first token does not wait for the check.
         first_pause_s: Seconds for which a curve is used before it is checked again. Each later
             pause is twice as long.
         disturbed_pause_s: First pause for a curve whose measurement was disturbed. Later pauses

@@ -1,11 +1,11 @@
 """Split a step's draft tree among processes that have copies of the model.
 
 This is lookahead parallelism (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference
-Using Lookahead Decoding", section 3.4). Every rank runs the same loop, proposes the same trees and
-computes its share of the nodes. In a single exchange of integers, all ranks then get the target's
-token and argmax after every node. Random numbers depend only on seed and position, so they are the
-same on every rank. If a rank has not computed an accepted node, it computes that node's token in
-the next step.
+Using Lookahead Decoding", section 3.4). Every process (rank) runs the same loop, proposes the same
+trees and computes its share of the nodes. In a single exchange of integers, all ranks then get the
+target's token and argmax after every node. Random numbers depend only on seed and position, so they
+are the same on every rank. If a rank has not computed an accepted node, it computes that node's
+token in the next step.
 """
 
 from __future__ import annotations
@@ -195,12 +195,12 @@ class ParallelLM(CachedLM):
         """Reject a drafter whose trees cannot be split among the ranks.
 
         Raises:
-            ConfigError: As for `check_columns`.
+            ConfigError: The trees cannot be split, or there are more ranks than branches.
         """
         check_columns(drafter, self.ranks.size)
 
     def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
-        """Check that all ranks have the same requests, once per engine call.
+        """Check, once per engine call, that all ranks have the same requests.
 
         Args:
             requests: Requests on this rank.

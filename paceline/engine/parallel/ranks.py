@@ -27,7 +27,7 @@ _ADDRESS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
-    """The processes in a run; all must make the same calls in the same order.
+    """The processes in a parallel run; all must make the same calls in the same order.
 
     Args:
         timeout: Number of seconds to wait for a message from another process before the run fails;

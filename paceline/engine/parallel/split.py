@@ -96,7 +96,10 @@ def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 
 def _cut(num_ancestors: list[int], ranks: int) -> list[int]:
-    """Cut the nodes into runs so that the largest share is minimal; return the ends.
+    """Cut the nodes into runs so that the largest share is minimal.
+
+    A run contains consecutive nodes. Its share also contains the ancestors of these nodes. The
+    result is the end of each run.
 
     Args:
         num_ancestors: Number of ancestors of each node; the nodes are in depth-first order.

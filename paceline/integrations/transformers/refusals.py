@@ -163,7 +163,7 @@ def refuse_positions(input_ids: Tensor, padding: list[int], position_ids: Tensor
     """Reject positions unless they number each row's tokens from 0.
 
     Raises:
-        ConfigError: Such positions were passed.
+        ConfigError: The positions number the tokens differently.
     """
     if position_ids is None:
         return

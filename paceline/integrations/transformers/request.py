@@ -79,9 +79,9 @@ class GenerateCall:
 
     @property
     def plain(self) -> bool:
-        """Return whether every token is the argmax of the raw logits.
+        """Return whether the call needs only the argmax of the raw logits for each token.
 
-        If so, the call returns no logits.
+        If not, it samples, has logits processors, or returns logits or scores.
         """
         return not (self.sampled or self.keep_scores or self.keep_logits or self.processors)
 

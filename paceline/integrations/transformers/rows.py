@@ -32,7 +32,7 @@ class SharedNoise:
 
     `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise that is
     drawn for the whole batch. Noise is drawn once per step, in the order of the steps, as soon as
-    one row needs it. Each row takes its part when it needs it.
+    one row needs it. The parts of the other rows are kept until those rows need them.
 
     Args:
         batch: Number of rows.
@@ -136,7 +136,7 @@ class RowRequest(Request):
         self._processed.extend([token])
 
     def end_reason(self, run: list[int]) -> str | None:
-        """Return the reason why the row ends after `run`, or None if it continues.
+        """Return why the row ends after the new tokens `run`; None if it continues.
 
         Each criterion is evaluated once per token.
         """

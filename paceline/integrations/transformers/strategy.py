@@ -48,19 +48,20 @@ _Held = tuple[Architecture, torch.device, Engine]
 class Strategy:
     """Adds drafting to `model.generate(..., custom_generate=Strategy(...))`.
 
-    A strategy can be reused for any number of models. For each model, it keeps the KV cache memory
-    that the largest call needed until the model or the strategy is deleted. A `streamer`, and
-    `stop_strings` with a `tokenizer`, work as without drafting. If a generation configuration
-    contains stop strings, call this module's `generate` instead, because transformers does not pass
-    a tokenizer to a callable.
+    A strategy can be reused for any number of models. For each model, it keeps enough KV cache
+    memory for the largest call so far. The memory is freed when the model or the strategy is
+    deleted. A `streamer`, and `stop_strings` with a `tokenizer`, work as without drafting. If a
+    generation configuration contains stop strings, call this module's `generate` instead, because
+    transformers does not pass a tokenizer to a callable.
 
     Args:
         drafter: "name", "name:key=value,key=value", or a `Drafter`. Default: "auto".
         draft_model: Draft model: directory, hub id, GGUF file or loaded model. It proposes its
             most likely tokens.
-        batch_invariant: True, False or "auto", as in `LLM`. With batch invariance, the tokens are
-            the same with every drafter, batch and dtype. In half precision, transformers itself
-            may produce different tokens, because its kernels sum in a different order.
+        batch_invariant: True, False or "auto", as in `LLM`. With batch invariance, the tokens
+            depend neither on the drafter nor on the batch, in any dtype. In half precision,
+            transformers itself may produce other tokens, because its kernels sum in a different
+            order.
     Attributes:
         stats: Statistics of the latest call, one entry per row of its result.
     Raises:

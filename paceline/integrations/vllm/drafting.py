@@ -27,7 +27,7 @@ _SETTINGS = ProposerSettings()
 
 
 class RowDrafting:
-    """Drafts for every row of a vLLM engine with one drafter.
+    """Drafts tokens for every row of a vLLM batch, with one drafter.
 
     Args:
         drafter: Drafter, wrapped to isolate its errors.

@@ -66,7 +66,7 @@ class GuardedDrafter:
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return a draft tree for each request; trees of failed requests are empty.
 
-        If drafting fails for the batch, the requests are drafted one at a time.
+        If the drafter fails for the batch, it is called again for one request at a time.
         """
         trees = [EMPTY_TREE] * len(seqs)
         indices = [index for index, seq in enumerate(seqs) if seq.id not in self._muted]

@@ -68,8 +68,8 @@ class TargetStateEmbedding(StateReader):
 
         Args:
             token_ids: Token ids, [rows, columns].
-            target_states: Target states of some tokens, with the tokens' rows and columns.
-                Default: those in the view's forward state.
+            target_states: Target states of some tokens, with the tokens' rows and columns. Default:
+                the target states in the module's `ForwardState`.
         """
         assert self.table is not None, "attached when an engine is built"
         dtype = self.read.weight.dtype

@@ -1,4 +1,4 @@
-"""Run the forward passes of one bucket."""
+"""Run forward passes in one bucket, that is, with one fixed tensor shape."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from paceline.model.model_view import ModelView
 
 @dataclass(frozen=True, slots=True)
 class BucketModel:
-    """A model whose forward passes run in buckets.
+    """A model whose forward passes run in buckets (fixed tensor shapes).
 
     Attributes:
         model: The transformers model.
-        view: View of the model.
+        view: The model's `ModelView`, whose modules run.
         architecture: Properties of the model.
         groups: Number of query heads per key head.
         device: Device of the inputs.

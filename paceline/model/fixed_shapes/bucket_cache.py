@@ -1,4 +1,7 @@
-"""Give a model access to the cache slots of a bucket, at fixed addresses."""
+"""Give a model access to a bucket's cache slots, at fixed addresses.
+
+A bucket is a fixed tensor shape in which forward passes run.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class TorchWriter:
     """Writes columns with torch, by row index in the stores.
 
     Args:
-        key: Shape of the bucket.
+        key: Fixed shape of the forward passes (bucket).
         cache: KV cache.
         cache_positions: Cache position of each column, int64 [rows, columns], on the device;
             negative for columns without a token.
@@ -87,7 +90,7 @@ class TorchWriter:
 
 
 class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
-    """The keys and values of one layer, for a bucket's slots and cache positions.
+    """The keys and values of one layer, as a pass with a fixed shape sees them.
 
     Args:
         layer: Layer with all slots.
@@ -131,7 +134,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class BucketCache(Cache):  # type: ignore[misc]
-    """The keys and values of all layers, for a bucket's slots and cache positions.
+    """The keys and values of all layers, as a pass with a fixed shape sees them.
 
     Args:
         cache: KV cache in which every layer stores keys and values.

@@ -46,7 +46,7 @@ def padded_bucket(
     reduced_logits: bool,
     states: StateRequest | None,
 ) -> BucketKey | None:
-    """Return the bucket for a padded batch, or None if no bucket is large enough.
+    """Return the bucket (fixed shape) for a padded batch; None if all are too small.
 
     Args:
         layout: Padded batch.
@@ -80,7 +80,7 @@ def packed_bucket(
     reduced_logits: bool,
     states: StateRequest | None,
 ) -> BucketKey | None:
-    """Return the bucket for a packed batch, or None if no bucket is large enough.
+    """Return the bucket (fixed shape) for a packed batch; None if all are too small.
 
     Args:
         packing: Packed batch.
@@ -101,7 +101,7 @@ def packed_bucket(
 
 
 def _position_bucket(visible: int, reads_lengths: bool) -> int:
-    """Return the smallest position bucket that holds `visible` cache positions."""
+    """Return the smallest fixed number of cache positions that is at least `visible`."""
     size, ratio = (
         (MIN_POSITIONS_BY_LENGTH, POSITIONS_RATIO_BY_LENGTH)
         if reads_lengths

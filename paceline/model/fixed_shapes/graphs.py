@@ -16,7 +16,7 @@ class GraphMemory:
     """Memory and CUDA stream shared by the graphs of one model.
 
     Args:
-        max_tokens: Maximum total number of columns in a bucket.
+        max_tokens: Maximum total number of columns in a captured forward pass.
     """
 
     def __init__(self, max_tokens: int) -> None:

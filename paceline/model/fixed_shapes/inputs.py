@@ -1,4 +1,4 @@
-"""Hold a bucket's inputs in one buffer, which one copy sends to the device."""
+"""Hold the inputs of a fixed shape (bucket) in one buffer, sent in one copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TABLES = 4  # of integers for each column
 
 
 class BucketTensors(NamedTuple):
-    """Views of a bucket's inputs.
+    """The inputs of a pass with a fixed shape (bucket), as views of one buffer.
 
     Attributes:
         token_ids: Token ids, int64 [rows, columns].
@@ -40,7 +40,7 @@ class BucketTensors(NamedTuple):
 
 
 class BucketInputs:
-    """Buffers for the inputs of one bucket, on the host and on the device.
+    """Input buffers of one fixed shape (bucket), on the host and on the device.
 
     Args:
         rows: Number of rows in the bucket.

@@ -11,7 +11,7 @@ from paceline.model.fixed_shapes.settings import MASKED_SCORE
 
 
 class MaskBuilder:
-    """Builds the masks of one bucket without waiting for the device.
+    """Builds the masks for one fixed shape (bucket) without waiting for the device.
 
     Args:
         shape: Number of rows in the bucket, columns per row, and cache positions that attention
@@ -37,7 +37,7 @@ class MaskBuilder:
         """Return one mask per kind of layer, [rows, 1, groups * columns, positions].
 
         Args:
-            inputs: Inputs of the bucket.
+            inputs: Inputs of the forward pass.
             reaches: How far back each kind of layer attends.
         """
         offsets = self._span - inputs.cached[:, None]  # from the first column of each row
@@ -72,10 +72,10 @@ class MaskBuilder:
 
 
 def key_positions(inputs: BucketTensors) -> Tensor:
-    """Return the text position of each cache position after the cached tokens.
+    """Return the text positions of the cache positions after the cached tokens.
 
     Args:
-        inputs: Inputs of the bucket.
+        inputs: Inputs of the forward pass.
     Returns:
         Text positions, int64 [rows, columns].
     """

@@ -69,8 +69,8 @@ class PaddedBucket(Bucket):
     def _masks(self) -> dict[str, Tensor]:
         """Return one mask per kind of layer.
 
-        If attention reads `TreeVisibility` instead, the masks are placeholders. The visible keys
-        for each kind of layer are then set in the view's state.
+        If attention reads `TreeVisibility` instead of masks, the masks are placeholders. The method
+        then also sets the visible keys of each kind of layer in the attention state.
         """
         state, inputs = self._owner.view.state, self._inputs.tensors
         reaches = self._owner.architecture.reaches

@@ -29,11 +29,11 @@ from paceline.model.ragged_batch import RaggedBatch
 
 
 class FixedShapeRunner:
-    """Runs a model's decode forward passes in buckets, on CUDA as captured graphs.
+    """Runs a model's decode passes in fixed shapes; on CUDA, as captured graphs.
 
     Args:
         model: The transformers model.
-        view: View of the model.
+        view: The model's `ModelView`, whose modules run.
         architecture: Properties of the model.
         cache: KV cache of the model.
         groups: Number of query heads per key head, the same in all layers.
@@ -60,7 +60,7 @@ class FixedShapeRunner:
 
     @property
     def num_graphs(self) -> int:
-        """Return the number of buckets in use."""
+        """Return the number of buckets (fixed shapes) in use."""
         return len(self._buckets)
 
     def check_weights(self) -> None:
@@ -77,7 +77,7 @@ class FixedShapeRunner:
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a padded batch in its bucket, or return None if no bucket fits.
+        """Run a padded batch in its bucket (fixed shape); return None if no bucket fits.
 
         Args:
             layout: Padded batch, for which the cache's write window is already set.
@@ -105,7 +105,7 @@ class FixedShapeRunner:
         positions: IntArray,
         states: StateRequest | None,
     ) -> BucketOutput | None:
-        """Run a packed batch in its bucket, or return None if no bucket fits.
+        """Run a packed batch in its bucket (fixed shape); return None if no bucket fits.
 
         Args:
             packing: Packed batch, for which the cache's write window is already set.
@@ -125,7 +125,10 @@ class FixedShapeRunner:
         return self._run(bucket) if bucket.fill(packing, token_ids, positions) else None
 
     def _has_stores(self) -> bool:
-        """Drop buckets of replaced stores, and return whether every layer has a store."""
+        """Drop all buckets if the cache was reallocated.
+
+        Return whether every layer has stores for its keys and values.
+        """
         if self._generation != self._cache.generation:
             self._drop_buckets()
             self._generation = self._cache.generation
@@ -167,7 +170,7 @@ def fixed_shape_runner(
 
     Args:
         model: The transformers model.
-        view: View of the model.
+        view: The model's `ModelView`, whose modules run.
         architecture: Properties of the model.
         cache: KV cache of the model.
         fixed_rows: Number of rows in every matrix product; 0 means any number.
@@ -224,7 +227,7 @@ def reads_regions(
 
 
 def _is_capturable(module: nn.Module) -> bool:
-    """Return whether a module's operations are the same in all passes of a bucket.
+    """Return whether a module's operations are the same in all passes of one shape.
 
     Modules from other packages, such as adapters, may change between two forward passes.
     paceline's modules depend only on the fields of `BucketKey`.

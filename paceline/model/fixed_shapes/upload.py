@@ -1,4 +1,4 @@
-"""Send a bucket's inputs to the device in one copy."""
+"""Send the inputs of a forward pass with a fixed shape to the device in one copy."""
 
 from __future__ import annotations
 

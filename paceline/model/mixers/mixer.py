@@ -1,4 +1,7 @@
-"""Define how a mixer processes pending tokens, draft trees and stored states."""
+"""Define how a recurrent mixer processes pending tokens, trees and stored states.
+
+A mixer is the module that replaces attention, or its projections, in a recurrent layer.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class StateUpdate(Protocol):
 
 
 class Mixer(Protocol):
-    """Runs the mixer of one layer over a batch of draft trees.
+    """Runs the recurrent mixer of one layer over a batch of draft trees.
 
     Attributes:
         folds: Whether a commit adds accepted nodes to the stored states. Otherwise, the next

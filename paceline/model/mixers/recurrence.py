@@ -51,7 +51,7 @@ class RecurrenceMixer:
     """Runs a mixer so that each token continues from its parent's state in the tree.
 
     Args:
-        module: The view's copy of the module.
+        module: Copy of the mixer in the `ModelView`.
         forward: `forward` method of the module's class, without decorators.
         override: Replacement for the matrix products in the module's own code; None means torch's
             products.
@@ -120,7 +120,7 @@ def recurrence_mixer(
     """Return a `RecurrenceMixer` for a module, or None if it is not supported.
 
     Args:
-        twin: The view's copy of the module.
+        twin: Copy of the mixer in the `ModelView`.
         override: Replacement for the matrix products in the module's own code; None means torch's
             products.
     """

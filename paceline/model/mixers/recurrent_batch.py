@@ -1,4 +1,4 @@
-"""Describe the token order of a forward pass for mixers."""
+"""Describe the token order of a forward pass for recurrent mixers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replace the `forward` methods of the mixers in a view."""
+"""Replace the `forward` methods of the recurrent mixers in a `ModelView`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RecurrentPass:
 
 
 class RecurrentState(Protocol):
-    """The fields of a view's forward state that its mixers read.
+    """The fields of `ForwardState` that the recurrent mixers of a `ModelView` read.
 
     Attributes:
         folds: Whether every mixer of the view adds accepted nodes to the stored states.
@@ -70,10 +70,10 @@ class RecurrentState(Protocol):
 
 
 class MixerForward:
-    """Replaces the `forward` method of a mixer in a view.
+    """Replaces the `forward` method of a recurrent mixer in a `ModelView`.
 
     Args:
-        twin: The view's copy of the mixer.
+        twin: Copy of the mixer in the view.
         mixer: Implementation that runs over a batch of trees.
         state: Forward state of the view.
     Attributes:
@@ -88,7 +88,7 @@ class MixerForward:
         state.folds = state.folds and mixer.folds
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the mixer instead of the module, and return the same kind of result."""
+        """Run `mixer`, and return a result of the same kind as the module's own `forward`."""
         current = self._state.recurrent
         if current is None:
             return self._forward(hidden_states, *args, **kwargs)
@@ -156,7 +156,7 @@ def mixer_for(twin: nn.Module, override: ForwardOverride | None = None) -> Mixer
     """Choose how to run a mixer over pending tokens and draft trees.
 
     Args:
-        twin: The view's copy of the module.
+        twin: Copy of the mixer in the `ModelView`.
         override: Replacement for the matrix products in the mixer's own code; None means torch's
             products.
     """

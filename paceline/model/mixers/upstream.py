@@ -48,7 +48,7 @@ class UpstreamMixer:
     change the state of a token.
 
     Args:
-        module: Copy of the transformers module in the model view.
+        module: Copy of the transformers module in the `ModelView`.
     """
 
     folds = False

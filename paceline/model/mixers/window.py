@@ -33,7 +33,7 @@ class WindowMixer:
     """Runs a short convolution over draft trees, starting from stored last inputs.
 
     Args:
-        module: The view's copy of the module.
+        module: Copy of the module in the `ModelView`.
         forward: `forward` method of the module's class, without decorators.
     """
 
@@ -85,7 +85,7 @@ def window_mixer(twin: nn.Module) -> WindowMixer | None:
     bias, in which case the module is not supported.
 
     Args:
-        twin: Copy of the module in the model view.
+        twin: Copy of the module in the `ModelView`.
     """
     forward = own_forward(twin)
     if forward is None or not hasattr(twin, "conv_kernel_size"):
@@ -109,8 +109,8 @@ def _sequence(
         num_columns: Number of columns of the forward pass.
         device: Device of the results.
     Returns:
-        For each element of the sequence, its index in the stored inputs of all requests followed
-        by the columns, int64 [length]. For each column, the position of its output in the
+        For each element of the sequence, its index in the list of the stored inputs of all requests
+        and then all columns, int64 [length]. For each column, the position of its output in the
         sequence, int64 [num_columns].
     """
     key = "window", size, num_columns, device

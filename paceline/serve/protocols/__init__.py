@@ -1,1 +1,4 @@
-"""Serve other protocols by converting requests to chats and answers back."""
+"""Serve other API protocols by converting their requests to chats.
+
+The answers are converted back to the format of the protocol.
+"""

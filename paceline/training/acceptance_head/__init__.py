@@ -1,1 +1,1 @@
-"""Record data for, train, evaluate and calibrate acceptance heads (SpecDec++)."""
+"""Record data for acceptance heads (SpecDec++); train, evaluate, calibrate them."""

@@ -121,7 +121,7 @@ def draft_along(
 
 
 def _drafting_rows(rows: Rows) -> Tensor:
-    """Return, for each row with guesses, the row whose output predicts its token."""
+    """Return the row that predicts the token of each row with guesses (draft tokens)."""
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}
     before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]

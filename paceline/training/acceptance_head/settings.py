@@ -1,4 +1,4 @@
-"""Define the settings for recording data for, and training, acceptance heads."""
+"""Define the settings for acceptance heads: recording of data, and training."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class Eagle3Student:
 
 
 def _from_second_token(rows: Rows) -> Rows:
-    """Sort rows by their number of guesses, and move them to the next text position.
+    """Sort rows by number of guesses (draft tokens); move them one text position on.
 
     No state precedes the first token of a text, so the head starts at the second.
     """

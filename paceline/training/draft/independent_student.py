@@ -120,7 +120,7 @@ def shrink_residuals(layers: Iterable[Any]) -> None:
 
 
 def principal(rows: Tensor, size: int) -> Tensor:
-    """Project rows [n, d] onto their first principal axes (not centred), [n, size].
+    """Project rows [n, d], without centring, onto their principal axes, [n, size].
 
     If `size` exceeds d, the remaining columns are zeros.
     """

@@ -92,7 +92,7 @@ def states_loss(
     Args:
         draft: The draft model's hidden states, [n, d].
         target: The target's hidden states, [n, d].
-        weight: Rows of the LM head, [vocab, d]; matrix products use their dtype.
+        weight: Rows of the LM head, [vocab, d]. Their dtype is used in matrix products.
         bias: Bias of the LM head, [vocab].
         shares: Weight of each position in the loss, float32 [n].
     """

@@ -22,7 +22,8 @@ class Rows(NamedTuple):
 
     Attributes:
         positions: Position of each row in the text, [rows].
-        guessed: Number of guesses among the tokens up to that position, [rows].
+        guessed: Number of guesses (draft tokens) at the end of the tokens up to that position,
+            [rows].
         mask: Whether a row (first index) sees another row (second index), bool [rows, rows].
     """
 
@@ -32,7 +33,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows with the given positions and guesses, and compute their mask."""
+        """Return rows with these positions and numbers of guesses; compute their mask."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (
@@ -44,13 +45,13 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return the rows for training: one per position, then the rows with guesses.
+        """Return the rows for training: one per position, then those with draft tokens.
 
         Args:
             length: Number of tokens in the text.
-            chain: Every `chain`-th position is the root of a chain of guesses.
+            chain: Every `chain`-th position is the root of a chain of draft tokens.
             offset: Position of the first root.
-            first: Position of the first token that may be guessed.
+            first: Position of the first token that may be a draft token.
         """
         positions = torch.arange(length)
         guessed = (positions - offset) % chain
@@ -67,7 +68,7 @@ class Rows(NamedTuple):
         Args:
             length: Number of tokens in the text.
             chain: Number of tokens in a chain.
-            first: Position of the first token that may be guessed.
+            first: Position of the first token that may be a draft token.
         """
         positions = [
             torch.arange(length),
@@ -77,7 +78,7 @@ class Rows(NamedTuple):
         return Rows.of(torch.cat(positions), torch.cat(guessed))
 
     def with_drafts(self) -> Rows:
-        """Return these rows, then a copy of each row with guesses.
+        """Return these rows, then a copy of each row with guesses (draft tokens).
 
         No other row sees a copy, so the copy's token can be replaced by another draft token.
         """

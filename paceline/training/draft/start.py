@@ -49,7 +49,7 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
 
 
 def load_start(model: nn.Module, start: str) -> None:
-    """Copy the weights of another draft model, except the reduced vocabulary.
+    """Copy the weights, but not the reduced vocabulary, of another draft model.
 
     Args:
         model: Draft model to train.
