@@ -92,7 +92,7 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 
 
 def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
-    """Return the relative cost of matrix products with a fixed number of rows.
+    """Return the cost of products with a fixed row count, relative to ordinary ones.
 
     The products are those of a whole answer: a prompt and the decoding steps after it.
 

@@ -162,7 +162,7 @@ def _row_module(
 
 
 def _row_mixers(model: PreTrainedModel) -> Iterator[RowMixer]:
-    """Yield those mixers of a `ModelView` that compute recurrences token by token."""
+    """Yield those recurrent mixers of a `ModelView` that compute token by token."""
     hidden_size = model.config.get_text_config(decoder=True).hidden_size
     for name, module in model.named_modules():
         forward = vars(module).get("forward")

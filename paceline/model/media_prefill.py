@@ -271,7 +271,7 @@ def _offsets(module: Any, inputs: dict[str, Any], first: IntArray) -> list[int]:
 
     The offset is the number added to the index of a later token to get the token's position. In
     `generate`, the positions of the answer continue after the last token of the prompt.
-    `rope_deltas` continues after the largest position instead, which may belong to a video.
+    `rope_deltas` continues after the largest position of the prompt, which may belong to a video.
 
     Args:
         module: View that has run the forward pass.

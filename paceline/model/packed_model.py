@@ -52,7 +52,7 @@ def load_packed(path: Path) -> PreTrainedModel:
 
 
 def load_described(path: Path, files: Sequence[Path], folder: Path) -> PreTrainedModel:
-    """Return a model with packed weights from files described in a folder.
+    """Return a model with packed weights, from files that a folder describes.
 
     Args:
         path: Name of the model, for error messages.

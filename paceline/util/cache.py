@@ -117,8 +117,8 @@ def obtain(
     Args:
         kind: Kind of the folder, with its format version, such as "gguf-v1".
         source: Source file.
-        make: Function that receives an empty folder, fills it, and returns entries for its card. It
-            runs in only one process at a time.
+        make: Function that receives an empty folder, fills it, and returns entries for its
+            metadata. It runs in only one process at a time.
         waiting: Function called once if another process is already creating the folder.
     Raises:
         ConfigError: The cache cannot be written, or `make` raised the error. In either case, no
@@ -134,8 +134,9 @@ def obtain_folder(
 
     Args:
         folder: Path of the folder.
-        source: Description of the source, for the card.
-        make: Function that receives an empty folder, fills it, and returns entries for its card.
+        source: Description of the source, for the folder's metadata.
+        make: Function that receives an empty folder, fills it, and returns entries for its
+            metadata.
         waiting: Function called once if another process is already creating the folder.
     Raises:
         ConfigError: As for `obtain`.
@@ -215,7 +216,7 @@ def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> 
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return a folder's card; None if it is missing or a file's size has changed."""
+    """Return a folder's metadata; None if missing, or if a file's size has changed."""
     try:
         card: dict[str, Any] = parse_json((folder / CARD).read_bytes())
         complete = all(

@@ -20,7 +20,8 @@ class Conditions:
     """The extent to which other programs interfered with a measurement.
 
     Attributes:
-        spread: Relative interquartile range of a call's repeats; the median over all calls.
+        spread: Interquartile range of a call's repeats, relative to the lower quartile; the median
+            over all calls.
         waited: Share of the time during which the work waited for a processor, from 0 to 1. None
             if unknown, as on an accelerator.
         load: The machine's load average over the last minute; None if the system does not report

@@ -24,7 +24,7 @@ def check_plain_trees(
 ) -> FlatTrees | None:
     """Return trees as arrays, or None if they need a detailed check.
 
-    A tree needs a detailed check if it breaks a rule, is sampled, has probes, or has no
+    A tree needs a detailed check if it breaks a rule, is sampled, has scoring-only nodes, or lacks
     confidences.
 
     Args:

@@ -27,7 +27,7 @@ def own_forward(twin: nn.Module) -> FunctionType | None:
 
 
 class StateUpdate(Protocol):
-    """Result of a mixer call, which advances the stored states after verification."""
+    """A recurrent mixer's result, which advances the stored states after verification."""
 
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]

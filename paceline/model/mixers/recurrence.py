@@ -1,4 +1,4 @@
-"""Run a mixer's own `forward` with recurrences that follow draft trees.
+"""Run a recurrent mixer's own `forward` with recurrences that follow draft trees.
 
 transformers' mixers compute projections, gates and norms with submodules. For recurrences, they
 call functions of their Python module, which have the same names in all models. A `RecurrenceMixer`
@@ -48,7 +48,7 @@ _UNUSED = frozenset(
 
 
 class RecurrenceMixer:
-    """Runs a mixer so that each token continues from its parent's state in the tree.
+    """Runs a recurrent mixer along a tree; tokens continue from their parents' states.
 
     Args:
         module: Copy of the mixer in the `ModelView`.
@@ -101,7 +101,7 @@ class RecurrenceMixer:
 
 
 class _Folds:
-    """Adds accepted tokens to the states of the recurrences in one mixer call."""
+    """Adds accepted tokens to the recurrent states of one mixer call."""
 
     def __init__(self, call: RecurrenceCall) -> None:
         self._tree, self._folds = call.tree, call.folds

@@ -1,4 +1,4 @@
-"""Run the recurrences of one mixer call, and record how to commit its tokens."""
+"""Run the recurrences of a mixer call on a tree; record how to commit its tokens."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def convolutions_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> 
 
 
 def mixer_for(twin: nn.Module, override: ForwardOverride | None = None) -> Mixer:
-    """Choose how to run a mixer over pending tokens and draft trees.
+    """Choose how to run a recurrent mixer over pending tokens and draft trees.
 
     Args:
         twin: Copy of the mixer in the `ModelView`.

@@ -1,4 +1,4 @@
-"""Run a mixer's own `forward` over pending tokens and draft-tree branches."""
+"""Run a recurrent mixer's own `forward` over pending tokens and tree branches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Advanced:
 
 
 class UpstreamMixer:
-    """Runs a mixer with transformers' module, using one row per tree branch.
+    """Runs a recurrent mixer with transformers' module, using one row per tree branch.
 
     Requests with the same number of pending tokens share a call. Each branch of a tree is a row
     that starts from the state after the pending tokens. Padding comes last in a row, so it cannot
@@ -132,7 +132,7 @@ _NO_LIMITS = (0.0, math.inf)
 
 
 def clamps_prompts(module: nn.Module) -> bool:
-    """Return whether a mixer limits step sizes in prompts only.
+    """Return whether a recurrent mixer limits step sizes in prompts only.
 
     transformers limits step sizes only in forward passes with several tokens. `generate` decodes
     one token at a time, so the limits apply only to prompts.
@@ -142,7 +142,7 @@ def clamps_prompts(module: nn.Module) -> bool:
 
 
 def ignores_states(module: nn.Module) -> bool:
-    """Return whether a mixer ignores its state if it receives several tokens.
+    """Return whether a recurrent mixer ignores its state if it gets several tokens.
 
     This is the case for transformers' selective scan (Mamba-1), which has no argument for a state.
     """

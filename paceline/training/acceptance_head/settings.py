@@ -85,7 +85,8 @@ class TrainConfig(TrainingSettings):
         batch: Number of positions per training step; at least 1.
         lr: Peak learning rate of AdamW; above 0.
         seed: Random seed for the split, weight initialisation and data order.
-        note: Text for the card, such as sources and licences of the prompts. Default: none.
+        note: Text for the head's card (its description), such as sources and licences of the
+            prompts. Default: none.
         depth: Number of residual blocks, from 0 to 4 (the paper's D).
         reject_weight: Weight of rejections in the loss (the paper's w_rej); above 0. Acceptances
             have weight 1.
