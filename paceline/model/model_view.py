@@ -48,11 +48,11 @@ def use_attention(view: ModelView, implementation: str) -> None:
 class ModelView:
     """A view of a transformers model, with copies of some of its modules.
 
-    The view copies modules that have a configuration, read the forward state, or use matrix
-    products other than torch's. It also copies the modules that contain these. A copied module
-    shares its parameters, buffers and hooks with the original. Compiled `forward` methods are not
-    copied, because they were compiled for the caller's inputs, and the shape of paceline's inputs
-    changes at every step.
+    The view copies modules that have a configuration, read the forward state, or run other matrix
+    products than torch's in the view. It also copies the modules that contain these. A copied
+    module shares its parameters, buffers and hooks with the original. Compiled `forward` methods
+    are not copied, because they were compiled for the caller's inputs, and the shape of paceline's
+    inputs changes at every step.
 
     Args:
         model: Model to view.
