@@ -31,8 +31,8 @@ class AttentionState:
             cache is empty. Default 0.
         metadata: Keys of each row, ordered by position; None if the keys are in the order of their
             cache positions.
-        trees: Visible keys of the columns, by address of the placeholder mask; empty if real masks
-            are used.
+        trees: Which keys each column attends to, by address of the placeholder mask that the model
+            receives; empty if the model receives real masks.
         grouped: Masks of the pass, and the additive masks that `sdpa` derives from them. A key
             consists of a mask's address, number of columns, and number of query heads per key
             head. With None (default), no masks are stored.

@@ -34,7 +34,7 @@ class DivergenceProbe:
     def verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
-        """Verify the trees of a step (the `Verifier` of an engine)."""
+        """Verify the trees of a step, as the engine's `Verifier`."""
         outcomes = verify_batch(requests, trees, logits)
         for row, (request, tree, outcome) in enumerate(zip(requests, trees, outcomes, strict=True)):
             self.drawn |= tree.probs is not None

@@ -125,7 +125,7 @@ def _row_module(
     output: Any,
     constants: Set[int],
 ) -> RowModule | None:
-    """Return a `RowModule` for a module, given one of its calls.
+    """Return a `RowModule` for a module, from the inputs and output of one call.
 
     Return None if the module does not map each token's values to values of the same token.
     """

@@ -29,7 +29,7 @@ def mode_of(model: PreTrainedModel) -> Mode:
     """Return the context manager in which a model's forward passes run.
 
     torch's inference mode does not support some quantised weight classes. A model with such
-    weights runs without gradients instead, as in `generate`.
+    weights runs in `torch.no_grad()` instead, as in transformers' `generate`.
     """
     without_gradients: Mode = (
         torch.inference_mode if foreign_weights(model) is None else _as_generate

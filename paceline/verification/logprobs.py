@@ -20,7 +20,7 @@ Scored = list[dict[int, float]]
 
 
 class _Tokens(NamedTuple):
-    """Tokens of one request to score, and the rows of the logits that score them."""
+    """A request's tokens to be scored, and the rows of the logits that predict them."""
 
     rows: Sequence[int]
     token_ids: Sequence[int]

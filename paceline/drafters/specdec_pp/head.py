@@ -82,7 +82,10 @@ class AcceptanceHead:
 
     @staticmethod
     def load(path: str | Path, draft: PreTrainedModel) -> AcceptanceHead:
-        """Load a head from its folder, for its draft model or an enlarged copy.
+        """Load a head from its folder, for use with a draft model.
+
+        The draft model is the one that the head was trained for, or that model with its dimensions
+        enlarged by `paceline.bench.cost_scale`.
 
         A folder in the format of the SpecDec++ code (config.json and model.safetensors) is also
         accepted. This format does not name the draft model, so only the hidden size is checked.

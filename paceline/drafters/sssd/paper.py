@@ -6,8 +6,8 @@ are not looked up once 50 continuations are known. The request yields one tree f
 m from 1 to 4. A token's share is its part of the counts after its parent. The score of a token from
 the datastore is share * parent's score. The score of a token from the request is 0.6 * share on the
 first level, and (0.6 + 0.1 m) * share * parent's score on deeper levels. A heap merges the trees; a
-token from two sources gets the larger score. As in the authors' code, a position in the output is
-searched once the window of 8 tokens that starts there is complete.
+token from two sources gets the larger score. As in the authors' code, a match in the output counts
+only if the text contains at least 8 tokens from the start of the match.
 
 For example, the newest tokens are "1 2". The request contains "1 2 3" twice and "1 2 4" once. In
 the datastore, 9 of 10 matches of "1 2" continue with 4:

@@ -55,7 +55,9 @@ class Chains:
 def expected_chains(
     answers: Iterable[Sequence[float] | NDArray[np.float64]], length: int
 ) -> Chains:
-    """Return the expected acceptance of successive draft chains in each answer.
+    """Return how many draft tokens the target is expected to accept in all answers.
+
+    In each answer, the drafter drafts one chain after another until the answer ends.
 
     Args:
         answers: For each answer, the acceptance probability of the draft token at each position of
