@@ -54,10 +54,10 @@ class WriteOptions:
     """Set how shards are written.
 
     Attributes:
-        shard_tokens: Maximum number of tokens per shard; at least 0. With 0, only --memory limits
-            the size of shards.
+        shard_tokens: Maximum number of tokens per shard (data file); at least 0. With 0, only
+            --memory limits the size of shards.
         memory: Memory that sorting a shard may use, in GiB; at least 0.001.
-        workers: Number of threads that sort; at least 0. 0 uses one thread per core.
+        workers: Number of threads that sort shards; at least 0. 0 uses one thread per core.
 
     Raises:
         ConfigError: A value is out of range.
@@ -129,7 +129,7 @@ def add(
     skip_invalid: bool = False,
     writing: WriteOptions = WriteOptions(),
 ) -> None:
-    """Add text files to a datastore; small shards are merged.
+    """Add text files to a datastore, and merge small shards (data files).
 
     Example: paceline datastore add store more.jsonl --tokenizer smollm2
 

@@ -48,8 +48,8 @@ def train(
     Args:
         out: Folder in which the best draft model so far is stored. The folder also receives the
             learning curve at the end.
-        texts: Text or chat file for pre-training (.jsonl, .txt, .npy, .parquet), as for `paceline
-            datastore`; repeatable. Default: none.
+        texts: Text or chat file for pre-training (.jsonl, .txt, .npy, .parquet), with the fields
+            that `paceline datastore` reads; repeatable. Default: none.
     """
     use_threads(models.threads)
     from paceline.model.cached_lm import CachedLM

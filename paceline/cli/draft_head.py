@@ -45,8 +45,8 @@ def train(
     Args:
         out: Write the draft head to this file (safetensors). Pass the file to the auto drafter as
             `draft_head`.
-        texts: Additional text or chat file for training (.jsonl, .txt, .npy, .parquet), as for
-            `paceline datastore`; repeatable. Default: none.
+        texts: Additional text or chat file for training (.jsonl, .txt, .npy, .parquet), with the
+            fields that `paceline datastore` reads; repeatable. Default: none.
     """
     require_writable(out)
     use_threads(models.threads)

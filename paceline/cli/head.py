@@ -90,7 +90,8 @@ def train(
 ) -> None:
     """Train an acceptance head, and report its quality.
 
-    After training, the command calibrates the head and measures its quality on held-out prompts.
+    After training, the command calibrates the head's probabilities and measures the head's quality
+    on held-out prompts.
 
     Example: paceline head train recording --out head
 
@@ -154,10 +155,10 @@ def calibrate(
     limit: int = 0,
     models: Annotated[ModelOptions, WITHOUT_MODEL] = ModelOptions(),
 ) -> None:
-    """Measure the cost of each threshold; store it in the head's card.
+    """Measure the cost of each stopping threshold, and store the costs.
 
-    The command decodes prompts to measure the cost. A drafter with threshold=auto uses the stored
-    costs.
+    The command decodes prompts with each threshold, and stores the costs in the head's card (its
+    metadata). A drafter with threshold=auto uses the stored costs.
 
     Example: paceline head calibrate demo head recording --limit 20
 

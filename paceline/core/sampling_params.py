@@ -42,8 +42,8 @@ class SamplingParams:
         stop: Strings that end the answer. The answer does not include the stop string. Stop strings
             may be special tokens. Default: none.
         ignore_eos: Continue after an end-of-sequence token.
-        min_tokens: Minimum number of tokens in an answer before an end token may stop it; at least
-            0. Stop strings may end the answer earlier.
+        min_tokens: Minimum number of tokens in an answer before an end-of-sequence token may end
+            it; at least 0. Stop strings may end the answer earlier.
         presence_penalty: Number subtracted from the logits of tokens already in the answer; from
             -2 to 2; 0 disables the penalty.
         frequency_penalty: Number subtracted from a token's logit for each occurrence of the token

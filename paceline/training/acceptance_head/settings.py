@@ -27,20 +27,19 @@ class RecordConfig:
             resumes it.
         models: Target and draft model.
         selection: Prompts, selected as for a benchmark.
-        answers: Use the answers and the sampling settings in this file from `paceline record`
-            instead of prompts. Default: none.
-        skip_every: Reserve every n-th line of each file for a later report; at least 0. 0 reserves
-            none.
+        answers: File written by `paceline record`, used instead of prompts. The command takes the
+            answers and the sampling settings from this file. Default: none.
+        skip_every: Leave out every n-th line of each input file, so that you can evaluate the head
+            on these lines later; at least 0. 0 leaves out none.
         keep: Probability that a position keeps the target's token instead of the draft model's (the
             paper's r); from 0 to below 1. The higher this probability, the more the head's training
             inputs resemble those during decoding.
         mixtures: Number of training sequences per answer that mix tokens of both models (1 in the
-            paper); at least 1. If the draft model uses the target's states, mixtures is instead the
-            number of draft tokens recorded after each token.
+            paper); at least 1. For a draft model that uses the target's hidden states, mixtures is
+            the number of draft tokens recorded after each token.
         sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
             min_tokens are not supported.
-        batch: Number of prompts that are answered at the same time and stored in one shard; at
-            least 1.
+        batch: Number of prompts that are answered together and stored in one file; at least 1.
 
     Raises:
         ConfigError: A value is out of range.
