@@ -18,9 +18,9 @@ class SpecDecPPOptions:
     Attributes:
         head: Folder of the acceptance head. Defaults to the head for the built-in draft model.
         threshold: Probability of a rejection above which drafting stops; above 0 and below 1.
-            "auto" picks the fastest threshold from measured times and from the costs that
-            `paceline head calibrate` stores with the head. Defaults to "auto" if the head has such
-            costs, otherwise to 0.7.
+            "auto" picks the fastest threshold from measured times and from the threshold costs that
+            `paceline head calibrate` stores with the head. Defaults to "auto" if the head stores
+            threshold costs, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
         count_undecided: Include the newest draft token in the rejection probability. The head makes
