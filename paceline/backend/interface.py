@@ -147,9 +147,10 @@ class Backend(Protocol):
                 use.
         """
 
-    def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
+    def thread_team(self, num_helpers: int | None) -> AbstractContextManager[None]:
         """Return a context in which helper threads share this thread's operations.
 
         Args:
-            num_helpers: Number of helper threads; may be 0.
+            num_helpers: Number of helper threads; 0 means that this thread works alone, and None
+                that each operation may wake threads of its own.
         """

@@ -75,6 +75,8 @@ class Products:
         norms: Modules whose RMS norms the backend computes for any number of rows, with their eps.
         routing: Overrides of experts and their routers; default: none.
         backend: Backend that computes the products and norms; default: torch.
+        max_helpers: Maximum number of helper threads that share the products of a forward pass;
+            default `MAX_HELPERS`.
     """
 
     modules: tuple[nn.Module, ...] = ()
@@ -84,6 +86,7 @@ class Products:
     norms: Mapping[nn.Module, float] = field(default_factory=dict)
     routing: Mapping[nn.Module, type[ForwardOverride]] = field(default_factory=dict)
     backend: Backend = field(default=TORCH, compare=False, repr=False)
+    max_helpers: int = field(default=MAX_HELPERS, compare=False)
     _overrides: dict[int, type[ForwardOverride]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -151,15 +154,15 @@ class Products:
             return self.backend.linear(rows, weight, bias)
         return functional.linear(rows, weight, bias)
 
-    def num_helpers(self, num_rows: int) -> int:
+    def num_helpers(self, num_rows: int) -> int | None:
         """Return the number of helper threads in a forward pass over `num_rows` rows.
 
-        The result is 0 if torch uses all threads itself.
+        The result is None if each operation divides its work among torch's threads.
         """
         threads = torch.get_num_threads()
         if threads == 1 or self.fixed_rows or num_rows * self._max_width >= MAX_HELPER_NUMBERS:
-            return 0
-        return min(threads - 1, MAX_HELPERS)
+            return None
+        return min(threads - 1, self.max_helpers)
 
     def thread_team(self, num_rows: int) -> AbstractContextManager[None]:
         """Return a context in which helper threads share the products of a forward pass."""

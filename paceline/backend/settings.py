@@ -14,6 +14,21 @@ With more values, torch's own operations divide their work among all threads.
 MAX_HELPERS = 7
 """Maximum number of helper threads; a few cores read memory as fast as all of them."""
 
+HELPER_ROWS = (1, 8)
+"""Row counts for which products are timed with different numbers of helper threads."""
+
+MAX_HELPER_WEIGHTS = 1 << 26
+"""Number of weights that these products multiply; more than a processor's caches hold."""
+
+NUM_HELPER_ROUNDS = 5
+"""Repeats of each of these timings; the median counts."""
+
+MIN_HELPER_GAIN = 0.15
+"""Minimum share of the products' time that helper threads must save, from 0 to 1.
+
+Starting the helpers takes time in each step, and they slow down work on the same physical core.
+"""
+
 MIN_HEAD_RATIO = 16
 """Minimum ratio of outputs to inputs at which a product counts as the LM head.
 

@@ -131,7 +131,7 @@ class TorchBackend:
 
         return move
 
-    def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
+    def thread_team(self, num_helpers: int | None) -> AbstractContextManager[None]:
         """Return a context without helpers, because torch starts its own threads."""
         return nullcontext()
 

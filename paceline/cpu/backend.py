@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from torch import Tensor, nn
@@ -80,9 +80,9 @@ class CpuBackend(TorchBackend):
         described = CacheTensors.of([store for stores in blocks for store in stores])
         return super().row_mover(blocks) if described is None else partial(move_rows, described)
 
-    def thread_team(self, num_helpers: int) -> AbstractContextManager[None]:
+    def thread_team(self, num_helpers: int | None) -> AbstractContextManager[None]:
         """Return a context in which helper threads actively wait for this thread's jobs."""
-        return TEAM.running(num_helpers)
+        return nullcontext() if num_helpers is None else TEAM.running(num_helpers)
 
 
 CPU = CpuBackend()

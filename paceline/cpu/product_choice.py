@@ -34,6 +34,7 @@ from paceline.backend.settings import (
 from paceline.backend.torch_backend import TORCH
 from paceline.cpu.backend import CPU
 from paceline.cpu.expert_times import ExpertsKind, experts_of, time_experts
+from paceline.cpu.helper_choice import with_fastest_team
 from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
@@ -121,7 +122,8 @@ def fastest(model: PreTrainedModel) -> Products:
         return Products()
     routing = routing_overrides(model, CPU) if times.experts_are_faster else {}
     experts = {module: kind for module, kind in routing.items() if kind is ExpertsOverride}
-    return Products.of_backend(model, CPU, min_rows, max_rows, experts)
+    products = Products.of_backend(model, CPU, min_rows, max_rows, experts)
+    return with_fastest_team(model, products)
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
@@ -189,7 +191,7 @@ class _Timed(NamedTuple):
     """A product function, and the number of helper threads that it uses."""
 
     multiply: Callable[..., Tensor]
-    num_helpers: int
+    num_helpers: int | None
 
 
 @torch.inference_mode()
@@ -203,7 +205,7 @@ def _try(modules: tuple[nn.Linear, ...], experts: Sequence[ExpertsKind]) -> Tria
     single_row = torch.ones(1, first.in_features, dtype=first.weight.dtype)
     stopwatch = Stopwatch.suited(first.weight.device, lambda: first(single_row))
     for num_rows in TIMED_ROWS:
-        timed = (_Timed(CPU.linear, products.num_helpers(num_rows)), _Timed(TORCH.linear, 0))
+        timed = (_Timed(CPU.linear, products.num_helpers(num_rows)), _Timed(TORCH.linear, None))
         totals = [0.0, 0.0]
         for (inner, outer), alike in shapes.items():
             if num_rows >= MIN_MANY_ROWS and inner * outer >= MAX_WIDE_WEIGHTS:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 # Polls without a job before a helper returns to the pool. A poll takes 10 to 40 ns.
 MAX_SPINS = 1 << 18
+# Polls after which a waiting thread offers its core to another thread.
+SPINS_PER_YIELD = 64
 
 # Matrix products
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from paceline.cpu.emit import operation, pointer
-from paceline.cpu.settings import MAX_SPINS
-from paceline.util.compiled import callback, compiled
+from paceline.cpu.settings import MAX_SPINS, SPINS_PER_YIELD
+from paceline.util.compiled import callback, compiled, inlined
 from paceline.util.machine import on_x86
 from paceline.util.threads import follow_forks, share, submit
 
@@ -60,11 +61,19 @@ def _pause(builder: Any) -> None:
         builder.call(called, [])
 
 
+def _yield_core(builder: Any) -> None:
+    """Emit a call that lets another runnable thread of this core run first."""
+    name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
+    kind = ir.FunctionType(ir.IntType(32), [])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+
+
 call = operation(types.int64, (types.int64,) * 2, _call)  # (job address, argument address)
 load_shared = operation(types.int64, (types.int64,), _load)
 store_shared = operation(types.void, (types.int64,) * 2, _store)
 add_shared = operation(types.int64, (types.int64,) * 2, _add)
 pause = operation(types.void, (), _pause)
+yield_core = operation(types.void, (), _yield_core)
 
 
 class TeamJob:
@@ -199,10 +208,10 @@ class ThreadTeam:
         """Keep helpers spinning for this thread's jobs during the `with` block.
 
         Args:
-            helpers: Number of helper threads; 0 starts none.
+            helpers: Number of helper threads; with 0, the calling thread runs its jobs alone.
         """
         lock = self._lock
-        if not helpers or not lock.acquire(blocking=False):
+        if not lock.acquire(blocking=False):
             yield
             return
         try:
@@ -239,6 +248,19 @@ def _do(job: int, arguments: int) -> int:
     return num_done
 
 
+@inlined
+def _wait(num_spins: int) -> None:
+    """Wait a few nanoseconds before the next poll.
+
+    The operating system may run leader and helper on the same core. Without yielding, the one that
+    waits would then use up its time slice of milliseconds before the other can continue.
+    """
+    if num_spins % SPINS_PER_YIELD:
+        pause()
+    else:
+        yield_core()
+
+
 @compiled
 def lead(mailbox: int, number: int, job: int, arguments: int) -> int:
     """Post a job, run its tasks, and wait until no helper is running it."""
@@ -247,8 +269,10 @@ def lead(mailbox: int, number: int, job: int, arguments: int) -> int:
     store_shared(mailbox + _OPEN, number)
     num_done: int = call(job, arguments)
     store_shared(mailbox + _OPEN, 0)
+    num_spins = 0
     while load_shared(mailbox + _INSIDE):  # the job is closed: no more helpers enter
-        pause()
+        num_spins += 1
+        _wait(num_spins)
     return num_done
 
 
@@ -267,7 +291,7 @@ def _help(mailbox: int) -> int:
             if load_shared(mailbox + _STOP):
                 break
             num_spins += 1
-            pause()
+            _wait(num_spins)
             continue
         add_shared(mailbox + _INSIDE, 1)
         # The job may have closed meanwhile. If it is still open, the leader waits for this helper.

@@ -119,12 +119,12 @@ class DraftHead:
     @torch.inference_mode()
     def _predict(self, states: Tensor, token_ids: Tensor, levels: int) -> Pending:
         """Start the computation of `predict`, without waiting for the device."""
-        level = self._after(states, token_ids)
-        predicted = [level]
         continued = min(_SETTINGS.num_continued, _SETTINGS.max_rows // len(token_ids))
-        for _ in range(min(levels, self.levels) - 1 if continued else 0):
-            level = self._next(level, min(continued, level.token_ids.shape[1]))
-            predicted.append(level)
+        with self._products.thread_team(len(token_ids) * max(1, continued)):
+            predicted = [self._after(states, token_ids)]
+            for _ in range(min(levels, self.levels) - 1 if continued else 0):
+                level = predicted[-1]
+                predicted.append(self._next(level, min(continued, level.token_ids.shape[1])))
         return Pending([tensor for each in predicted for tensor in each.to_fetch], _trees)
 
     def _after(self, states: Tensor, token_ids: Tensor) -> _Level:

@@ -203,12 +203,16 @@ def _cheapest(
 def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Products, Trial] | None:
     if model.device.type != "cpu":
         return None
-    from paceline.cpu import product_choice  # imports the kernels
+    from paceline.cpu import helper_choice, product_choice  # imports the kernels
 
-    products = None
-    if with_kernels or product_choice.is_large(model):
+    products, is_large = None, product_choice.is_large(model)
+    if with_kernels or is_large:
         products = product_choice.everywhere(model)
-    return None if products is None else (products, product_choice.trial(model))
+    if products is None:
+        return None
+    if is_large:
+        products = helper_choice.with_fastest_team(model, products)
+    return products, product_choice.trial(model)
 
 
 def allowed(conditions: Conditions | None) -> float:

@@ -185,6 +185,7 @@ class CachedLM(ForwardPasses):
             batch_invariant=self.architecture.by_position,
             rows=[self.min_rows, max_rows],
             products=[len(products.modules), products.min_rows, products.max_rows],
+            helpers=products.num_helpers(1),
         )
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.cpu.backend import CPU
 from paceline.cpu.linear.dispatch import product
 from paceline.cpu.thread_team import (
     TEAM,
@@ -68,11 +69,20 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 @pytest.mark.parametrize(("woken", "waiting"), [(0, 0), (2, 0), (0, 1), (2, 3)])
 def test_each_task_is_done_once(woken: int, waiting: int) -> None:
-    with TEAM.running(waiting):
+    with CPU.thread_team(waiting or None):
         for _ in range(300):
             numbers = np.zeros(TASKS + 1, dtype=np.int64)
             count_up.share(numbers.ctypes.data, woken)
             assert (numbers[1:] == 1).all()
+
+
+def test_a_team_without_helpers_wakes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("submit", "share"):
+        monkeypatch.setattr(f"paceline.cpu.thread_team.{name}", None)
+    with CPU.thread_team(0):
+        numbers = np.zeros(TASKS + 1, dtype=np.int64)
+        count_up.share(numbers.ctypes.data, 2)
+    assert (numbers[1:] == 1).all()
 
 
 def test_helpers_take_part_and_leave(monkeypatch: pytest.MonkeyPatch) -> None:

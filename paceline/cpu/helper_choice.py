@@ -1,0 +1,125 @@
+"""Choose how many helper threads share the products of a decoding step.
+
+A helper does not always help: logical cores that share a physical core, or few memory channels, may
+make two threads slower than one. The choice is therefore measured on the model's own products, once
+per machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from paceline.backend.products import Products
+from paceline.backend.settings import (
+    HELPER_ROWS,
+    MAX_HELPER_WEIGHTS,
+    MAX_HELPERS,
+    MIN_HELPER_GAIN,
+    NUM_HELPER_ROUNDS,
+)
+from paceline.cpu.backend import CPU
+from paceline.util import result_cache
+from paceline.util.environment_key import environment_key
+from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
+
+_KIND = "helper-threads-v1"  # increased when what is timed or written changes
+
+
+@dataclass(frozen=True, slots=True)
+class HelperTimes:
+    """Times of a model's products with different numbers of helper threads.
+
+    Attributes:
+        counts: Numbers of helper threads, in ascending order.
+        seconds: Total time of the products with each number of helpers.
+        conditions: Interference by other programs.
+    """
+
+    counts: tuple[int, ...]
+    seconds: tuple[float, ...]
+    conditions: Conditions
+
+    @property
+    def best(self) -> int:
+        """Return the smallest number of helpers that is about as fast as the fastest one."""
+        limit = min(self.seconds) / (1 - MIN_HELPER_GAIN)
+        each = zip(self.counts, self.seconds, strict=True)
+        return next(count for count, seconds in each if seconds <= limit)
+
+
+def with_fastest_team(model: PreTrainedModel, products: Products) -> Products:
+    """Return a model's products with the number of helper threads that is fastest here.
+
+    Args:
+        model: Model on a CPU.
+        products: Products of the CPU backend for this model.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or not products.modules:
+        return products
+    key = result_cache.ResultKey(
+        _KIND,
+        environment_key(model),
+        f"helper threads of {model.__class__.__name__}",
+        "helpers.json",
+    )
+    times = result_cache.load_or_compute(key, lambda: _time(products, threads), _read)
+    if not times.conditions.quiet and times.conditions.calmer_now:
+        times = _time(products, threads)
+        result_cache.replace(key, times)
+    return replace(products, max_helpers=times.best)
+
+
+def _read(values: dict[str, Any]) -> HelperTimes:
+    conditions = Conditions.read(values["conditions"])
+    return HelperTimes(tuple(values["counts"]), tuple(values["seconds"]), conditions)
+
+
+@torch.inference_mode()
+def _time(products: Products, threads: int) -> HelperTimes:
+    """Time the products with no helpers, with half of the threads, and with all threads."""
+    counts = sorted({0, *(min(count - 1, MAX_HELPERS) for count in (-(-threads // 2), threads))})
+    modules = _first_modules(products.modules)
+    totals, spreads = [0.0] * len(counts), []
+    stopwatch = Stopwatch(torch.device("cpu"))
+    for num_rows in HELPER_ROWS:
+        inputs = [
+            torch.ones(num_rows, module.in_features, dtype=module.weight.dtype)
+            for module in modules
+        ]
+
+        def multiply_all(inputs: Sequence[torch.Tensor] = inputs) -> None:
+            for rows, module in zip(inputs, modules, strict=True):
+                CPU.linear(rows, module.weight, module.bias)
+
+        # All counts in each round, so that other programs disturb them alike.
+        rounds = []
+        for _ in range(1 + NUM_HELPER_ROUNDS):
+            taken = []
+            for count in counts:
+                with CPU.thread_team(count):
+                    taken.append(stopwatch.seconds(multiply_all))
+            rounds.append(taken)
+        for index, repeats in enumerate(zip(*rounds[1:], strict=True)):  # the first one warms up
+            totals[index] += median(repeats)
+            spreads.append(spread_of(repeats))
+    return HelperTimes(tuple(counts), tuple(totals), Conditions.of(spreads, stopwatch))
+
+
+def _first_modules(modules: Sequence[nn.Module]) -> list[nn.Linear]:
+    """Return the first modules, with about `MAX_HELPER_WEIGHTS` weights in total."""
+    linear = [module for module in modules if isinstance(module, nn.Linear)]
+    before = accumulate((module.weight.numel() for module in linear), initial=0)
+    return [
+        module
+        for module, weights in zip(linear, before, strict=False)
+        if weights < MAX_HELPER_WEIGHTS
+    ]
