@@ -152,5 +152,5 @@ class Backend(Protocol):
 
         Args:
             num_helpers: Number of helper threads; 0 means that this thread works alone, and None
-                that each operation may wake threads of its own.
+                that each operation may wake other threads.
         """

@@ -85,7 +85,7 @@ def _read(values: dict[str, Any]) -> HelperTimes:
 
 @torch.inference_mode()
 def _time(products: Products, threads: int) -> HelperTimes:
-    """Time the products with no helpers, with half of the threads, and with all threads."""
+    """Time the products with one thread, with half of the threads, and with all."""
     counts = sorted({0, *(min(count - 1, MAX_HELPERS) for count in (-(-threads // 2), threads))})
     modules = _first_modules(products.modules)
     totals, spreads = [0.0] * len(counts), []
