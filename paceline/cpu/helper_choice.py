@@ -56,7 +56,7 @@ class HelperTimes:
 
 
 def with_fastest_team(model: PreTrainedModel, products: Products) -> Products:
-    """Return a model's products with the number of helper threads that is fastest here.
+    """Return a model's products with the fastest number of helper threads.
 
     Args:
         model: Model on a CPU.
