@@ -72,7 +72,8 @@ class LLM(ChatFacade):
         fixed_shapes: Whether decode steps use a few fixed tensor shapes, which CUDA runs as
             captured graphs. "auto" (default) uses them on CUDA only.
         cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when it is full.
-            Default: most of the available memory.
+            On a GPU, the engine allocates this memory at once. Default: the cache grows as needed,
+            up to most of the available memory.
         keep_prefixes: Number of finished requests that stay cached; at least 0. Prompts with the
             same beginning, such as the next turn of a conversation, reuse their keys and values
             (prefix caching). The weights must not change in the meantime.

@@ -113,7 +113,10 @@ class Engine(SharedSteps):
         )
         self._use(drafter, spec)
         max_bytes = max_cache_bytes(model, cache_gib)
-        self._kv_cache = KVCacheManager(self.model, max_batch, keep_prefixes, max_bytes, max_length)
+        self._kv_cache = KVCacheManager(self.model, max_batch, keep_prefixes, max_bytes)
+        # On a GPU, other programs and models may need the memory that no limit reserves.
+        if model.device.type == "cpu" or cache_gib is not None:
+            self._kv_cache.preallocate(max_length)
         self._schedule = Scheduler(
             self.model, self._kv_cache, max_batch, self.invariance.max_rows, target.chunking
         )

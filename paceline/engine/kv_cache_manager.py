@@ -35,7 +35,6 @@ class KVCacheManager:
         max_kept: Maximum number of finished requests that stay cached; the least recently used is
             evicted first.
         max_bytes: Maximum size of the cache in bytes; None means no limit.
-        max_length: Maximum number of tokens per request; None means the model's context length.
     Attributes:
         reused: Number of prompt tokens found in the cache so far.
     """
@@ -46,7 +45,6 @@ class KVCacheManager:
         max_batch: int | None,
         max_kept: int,
         max_bytes: int | None,
-        max_length: int | None = None,
     ) -> None:
         self._model = model
         self._max_kept, self._max_bytes = max_kept, max_bytes
@@ -60,8 +58,18 @@ class KVCacheManager:
         self._space: CacheSpace = space(
             model, max_slots, max_bytes, self._kept, self._forget_oldest
         )
-        self._space.preallocate(min(max_length or model.context_length, model.context_length))
         self.reused = 0
+
+    def preallocate(self, max_length: int | None) -> None:
+        """Prepare the cache for its maximum size, so that growing copies nothing.
+
+        Args:
+            max_length: Maximum number of tokens per request; None means the model's context length.
+        Raises:
+            CapacityError: The device has less free memory than the limit allows the cache to take.
+        """
+        context = self._model.context_length
+        self._space.preallocate(min(max_length or context, context))
 
     @property
     def num_kept(self) -> int:

@@ -103,7 +103,7 @@ def test_draft_models_grow_without_copies() -> None:
 def test_device_memory_is_allocated_once() -> None:
     with simulated_cuda():
         model: Any = moved(copy.deepcopy(make("llama", "sdpa")))
-        llm = LLM(model, "none", max_batch=12, max_length=500, batch_invariant=False)
+        llm = LLM(model, "none", max_batch=12, max_length=500, cache_gib=1, batch_invariant=False)
         assert cache_of(llm).allocated.slots == 12
         assert 500 < cache_of(llm).allocated.positions < llm.model.context_length + 600
         stores = [layer.keys for layer in cache_of(llm).layers]
