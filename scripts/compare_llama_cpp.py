@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -73,23 +73,25 @@ def serve_ours(options: argparse.Namespace) -> None:
         outs = llm.generate(prompts, SamplingParams(count))
         return [{"text": out.text, "tokens": len(out.token_ids)} for out in outs]
 
-    _serve(answer_all, f"paceline {__version__}")
+    # As in `paceline serve`, the check of cached costs does not delay an answer.
+    _serve(answer_all, f"paceline {__version__}", llm.check_loaded_costs)
 
 
-def _serve(answer_all: Any, version: str) -> None:
+def _serve(answer_all: Any, version: str, prepare: Callable[[], None] = lambda: None) -> None:
+    """Answer groups of prompts; run `prepare` before the reply to the first group."""
     answer_all([[1, 2, 3]], 1)
     _reply({"version": version, "processor": time.process_time()})
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin):
         request = json.loads(line)
         start, processor = time.perf_counter(), time.process_time()
-        answers = answer_all(request["prompts"], request["count"])
-        _reply(
-            {
-                "answers": answers,
-                "seconds": time.perf_counter() - start,
-                "processor": time.process_time() - processor,
-            }
-        )
+        reply = {
+            "answers": answer_all(request["prompts"], request["count"]),
+            "seconds": time.perf_counter() - start,
+            "processor": time.process_time() - processor,
+        }
+        if not number:
+            prepare()
+        _reply(reply)
 
 
 def _reply(content: dict[str, Any]) -> None:
