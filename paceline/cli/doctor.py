@@ -196,6 +196,8 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 def _products(target: CachedLM) -> str:
     """Return the backend for matrix products, and times of paceline's and torch's."""
+    import torch
+
     from paceline.backend.settings import TIMED_ROWS
     from paceline.cpu.product_choice import trial
 
@@ -204,6 +206,8 @@ def _products(target: CachedLM) -> str:
         return f"torch, always padded to {used.fixed_rows} rows"
     max_rows = None if used.max_rows > TIMED_ROWS[-1] else used.max_rows
     backend = "torch" if not used.modules else f"paceline with {_run(used.min_rows, max_rows)} rows"
+    if (helpers := used.num_helpers(1)) is not None:
+        backend += f", decoding with {1 + helpers} of {torch.get_num_threads()} threads"
     timing = trial(target.model)
     if not timing.ours:
         return f"{backend}: paceline's kernels need plain weights on a CPU"
