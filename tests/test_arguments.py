@@ -144,8 +144,7 @@ def test_drafter_specs_may_quote_values() -> None:
     assert parse_spec("x:a=don't,b=5\"") == ("x", {"a": "don't", "b": '5"'})
     with pytest.raises(ConfigError, match="expected a quote at its end"):
         parse_spec('sssd:datastore="/my, store')
-    names = ["sssd", "pia"]
-    assert split_specs([f'{spec},pia none,sssd:datastore="/a pia, sssd"'], names) == [
+    assert split_specs([f'{spec},pia none,sssd:datastore="/a pia, sssd"']) == [
         spec,
         "pia",
         "none",

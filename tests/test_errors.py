@@ -49,9 +49,9 @@ def test_the_hierarchy_of_errors() -> None:
         ),
         (
             "prompt_lookup:max_draft_tokens=four",
-            "prompt_lookup.:max_draft_tokens: got 'four'; expected int",
+            "prompt_lookup.:max_draft_tokens: got 'four'; expected a whole number",
         ),
-        ("prompt_lookup:max_draft_tokens=4.5", "expected int"),
+        ("prompt_lookup:max_draft_tokens=4.5", "expected a whole number"),
         ("prompt_lookup:max_draft_tokens=0", "max_draft_tokens: got 0; expected at least 1"),
         ("prompt_lookup:min_ngram=0", "min_ngram: got 0"),
         ("prompt_lookup:min_ngram=4,max_ngram=2", "got max_ngram=2 with min_ngram=4; expected"),
@@ -71,7 +71,7 @@ def test_bad_drafter_specs_are_refused(pair: Pair, spec: str, words: str) -> Non
 def test_keyword_options_are_checked_for_their_types() -> None:
     assert create("prompt_lookup", max_draft_tokens=4).name == "prompt_lookup"
     for value in (True, "x", 2.5, None):
-        with pytest.raises(ConfigError, match="expected int"):
+        with pytest.raises(ConfigError, match="expected a whole number"):
             create("prompt_lookup", max_draft_tokens=value)
     with pytest.raises(ConfigError, match="got option 'max_draft_tokens' twice"):
         create("prompt_lookup:max_draft_tokens=4", max_draft_tokens=4)

@@ -21,7 +21,7 @@ from paceline.cli.options import (
 )
 from paceline.cli.parallel import joined_ranks
 from paceline.cli.show import INTERRUPTED
-from paceline.drafters import REGISTRY, available
+from paceline.drafters import REGISTRY
 from paceline.errors import ConfigError
 from paceline.util.options import ENGINE, EngineName, ModelOptions, PromptOptions, changed, flat
 
@@ -150,7 +150,7 @@ def run_and_report(
 def chosen_drafters(requested: Sequence[str], models: ModelOptions) -> tuple[str, ...]:
     """Return the requested drafter specs; by default, all that the models support."""
     if requested:
-        return tuple(split_specs(requested, available()))
+        return tuple(split_specs(requested))
     embedded = _embedded(models)
     has_draft = models.draft_model is not None or embedded
     names = [name for name, entry in REGISTRY.items() if has_draft or not entry.needs_draft_model]
@@ -169,7 +169,7 @@ def _baselines(requested: Sequence[str], has_draft: bool, engine: EngineName) ->
     if engine != ENGINE and not requested:
         return ()
     names = (
-        split_specs(requested, BASELINES)
+        split_specs(requested)
         if requested
         else [name for name in BASELINES if has_draft or name != ASSISTANT]
     )

@@ -208,7 +208,8 @@ def print_summary(path: str) -> None:
 
     store_info = info(path)
     counts = (
-        f"{store_info.tokens:,} tokens in {store_info.documents:,} documents,"
+        f"{store_info.tokens:,} tokens in {store_info.documents:,}"
+        f" document{'s' * (store_info.documents != 1)},"
         f" {store_info.size / 1e6:,.1f} MB"
     )
     out.print(Text(f"{path}: {counts}, {len(store_info.shards)} shard(s)"))

@@ -22,16 +22,14 @@ from paceline.cli.prompt_input import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
-from paceline.text.messages import checked_messages, text_of
-from paceline.util.files import parse_json, require_writable
+from paceline.text.prompt_records import read_prompt_record
+from paceline.util.files import require_writable
 from paceline.util.options import ModelOptions
 from paceline.util.text_files import read_text
 from paceline.util.unicode import require_text
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-
-_FIELDS = ("prompt", "text", "turns", "messages")
 
 
 @flattened("Input and output")
@@ -134,30 +132,8 @@ def read_prompts(path: Path) -> list[CliPrompt]:
 
 
 def _record(line: str, where: str) -> CliPrompt:
-    try:
-        record = parse_json(line)
-    except ValueError as error:
-        raise ConfigError(
-            f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]"
-        ) from error
-    field = (
-        next((name for name in _FIELDS if name in record), None)
-        if isinstance(record, dict)
-        else None
-    )
-    value = None if field is None else record[field]
-    if field != "messages" and isinstance(value, list) and value and isinstance(value[0], str):
-        value = value[0]
-    name = str(record["id"]) if isinstance(record, dict) and "id" in record else None
-    if isinstance(value, str):
-        return CliPrompt(require_text(where, value), name, value)
-    if field == "messages":
-        messages = checked_messages(value, f"{where}: messages")
-        return CliPrompt(text_of(messages[-1]), name, messages)
-    raise ConfigError(
-        f"{where}: got {line[:60]!r}; expected an object with one of the fields"
-        f" {', '.join(_FIELDS)}."
-    )
+    record = read_prompt_record(line, where)
+    return CliPrompt(record.text, record.id, record.messages or record.text)
 
 
 def _prompt(llm: LLM, entry: CliPrompt, source: PromptInput) -> str | list[int]:

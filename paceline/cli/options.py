@@ -179,15 +179,13 @@ class ParallelOptions:
         require_range("parallel run", "process_timeout", self.process_timeout, 1)
 
 
-def split_specs(values: Iterable[str], names: Iterable[str]) -> list[str]:
+def split_specs(values: Iterable[str]) -> list[str]:
     """Split repeated options into drafter specs.
 
-    A space separates specs, as does a comma before one of `names`, "none" or module:Class. Text in
-    quotation marks is not split.
+    A space separates specs, as does a comma before a name or module:Class. A comma before
+    key=value separates two options of one spec. Text in quotation marks is not split.
     """
-    known = "|".join(re.escape(name) for name in ("none", *names))
-    outside = r"[\w.]+:[^\W\d][\w.]*(?=[:,\s]|$)"  # module:Class
-    separator = rf"\s+|,\s*(?=(?:{known})\b|{outside})"
+    separator = r"\s+|,\s*(?=[^\W\d][\w.]*(?:[:,\s]|$))"
     return [spec for value in values for spec in cut_outside_quotes(value, separator) if spec]
 
 

@@ -16,7 +16,7 @@ from paceline.cli.files import ResultFiles
 from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import flattened, split_specs, with_store, without
 from paceline.cli.show import INTERRUPTED, print_note
-from paceline.drafters import available, create, entry
+from paceline.drafters import create, entry
 from paceline.errors import ConfigError
 from paceline.util.config import split_spec
 
@@ -85,7 +85,7 @@ def replay(
             f"replay: limit: got {limit}; expected at least 1. Leave it out for all answers."
         )
     answers, loaded = read(traces, tokenizer, limit)
-    names = split_specs(simulation.drafters or _DEFAULT_DRAFTERS, available())
+    names = split_specs(simulation.drafters or _DEFAULT_DRAFTERS)
     specs = [with_store(spec, datastore) for spec in names]
     from paceline.replay.report import draw_replays, print_replays, write_replays
     from paceline.replay.traces import read_told

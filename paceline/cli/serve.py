@@ -187,6 +187,11 @@ def _keys(listen_on: ListenOptions) -> list[str]:
     if listen_on.api_key_file is not None:
         try:
             lines = read_text(listen_on.api_key_file).split("\n")
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"api_key_file: got {str(listen_on.api_key_file)!r}; there is no such file. Check"
+                " the path."
+            ) from error
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"api_key_file: cannot read {str(listen_on.api_key_file)!r}: {error}. Check the"

@@ -185,7 +185,7 @@ def read_manifest(path: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise DatastoreError(
             f"There is no store at {str(path)!r}. Build one: paceline datastore build"
-            f" {shlex.quote(str(path))} ..."
+            f" {shlex.quote(str(path))} ANSWERS.jsonl --tokenizer MODEL"
         ) from None
     except OSError as error:
         raise DatastoreError(

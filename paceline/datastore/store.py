@@ -161,7 +161,7 @@ def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
         raise DatastoreError(
             f"store {str(path)!r}, built with the tokenizer {known}: got the tokenizer {wanted},"
             " whose ids stand for different text; expected the same tokenizer. Build a store"
-            " with this tokenizer: paceline datastore build PATH --tokenizer DIRECTORY ..."
+            " with this tokenizer: paceline datastore build PATH FILE --tokenizer DIRECTORY"
         )
 
 

@@ -1,6 +1,7 @@
-"""Read a benchmark's prompts from JSON Lines.
+"""Read a benchmark's prompts from files.
 
-Each line has the fields `id`, `category` and `turns`; only the first turn is used.
+A `.jsonl` file has one JSON object per line (`read_prompt_record`). Any other file has one prompt
+per line.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from paceline import demo
 from paceline.errors import ConfigError
 from paceline.report.report_settings import HEAD_TOKENS
 from paceline.text.conversations import chat_ids
+from paceline.text.prompt_records import read_prompt_record
 from paceline.text.tokens import text_ids
 from paceline.util.config import require_range
-from paceline.util.files import parse_json
 from paceline.util.text_files import read_text
+from paceline.util.unicode import require_text
 
-_FIELDS = ("id", "category", "turns")
+NO_CATEGORY = "other"  # of prompts without the field `category`
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,14 @@ class Prompt:
     Attributes:
         id: Unique name of the prompt.
         category: Group of the prompt in reports.
-        text: User message.
+        text: User message; the last message of a conversation.
+        messages: The conversation, which needs a chat template; default None: only `text`.
     """
 
     id: str
     category: str
     text: str
+    messages: tuple[dict[str, Any], ...] | None = None
 
 
 def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
@@ -69,7 +73,12 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
     """
     where = f"prompt {prompt.id!r}"
     if getattr(tokenizer, "chat_template", None):
-        ids = chat_ids(tokenizer, [{"role": "user", "content": prompt.text}], where)
+        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        ids = chat_ids(tokenizer, list(messages), where)
+    elif prompt.messages is not None:
+        raise ConfigError(
+            f"{where}: got messages, but the tokenizer has no chat template. Use the field prompt."
+        )
     else:
         ids = text_ids(tokenizer, prompt.text, where)
     if not ids:
@@ -100,40 +109,32 @@ def cut_note(count: int) -> str:
 def _read(path: Path) -> list[Prompt]:
     try:
         lines = read_text(path).split("\n")  # splitlines() would cut texts at U+2028 and the like
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"The prompts {str(path)!r} cannot be read: there is no such file. Check the path."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"The prompts {str(path)!r} cannot be read: {error}. Check the name."
+            f"The prompts {str(path)!r} cannot be read: {error}. Check the path."
         ) from error
+    parse = _parse if path.suffix == ".jsonl" else _parse_text
     return [
-        _parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
+        parse(line.rstrip("\r"), path, number)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
     ]
 
 
-def _parse(line: str, where: str) -> Prompt:
-    try:
-        entry = parse_json(line)
-    except ValueError as error:
-        raise ConfigError(
-            f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]"
-        ) from error
-    missing = [name for name in _FIELDS if not isinstance(entry, dict) or name not in entry]
-    if missing:
-        expected = f"expected an object with {', '.join(_FIELDS)}"
-        raise ConfigError(f"{where}: got {line[:60]!r}; {expected}. Add {', '.join(missing)}.")
-    turns = entry["turns"]
-    if (
-        not isinstance(turns, list)
-        or not turns
-        or not isinstance(turns[0], str)
-        or not turns[0].strip()
-    ):
-        raise ConfigError(
-            f"{where}: turns: got {str(turns)[:60]!r}; expected a list of texts, the first one not"
-            " empty."
-        )
-    if not isinstance(entry["id"], str | int) or not isinstance(entry["category"], str):
-        raise ConfigError(
-            f"{where}: id and category: got {entry['id']!r} and {entry['category']!r}; expected"
-            " texts."
-        )
-    return Prompt(str(entry["id"]), entry["category"], turns[0])
+def _parse(line: str, path: Path, number: int) -> Prompt:
+    where = f"{path}:{number}"
+    record = read_prompt_record(line, where)
+    if not record.text.strip():
+        raise ConfigError(f"{where}: got {line[:60]!r}; expected a prompt that is not empty.")
+    messages = None if record.messages is None else tuple(record.messages)
+    return Prompt(
+        record.id or f"{path.stem}:{number}", record.category or NO_CATEGORY, record.text, messages
+    )
+
+
+def _parse_text(line: str, path: Path, number: int) -> Prompt:
+    return Prompt(f"{path.stem}:{number}", NO_CATEGORY, require_text(f"{path}:{number}", line))

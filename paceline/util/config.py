@@ -146,13 +146,22 @@ def _convert(value: Any, annotation: Any, where: str) -> Any:
     raise ConfigError(f"{where}: got {value!r}; expected {_names(kinds)}.")
 
 
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "none",
+}
+
+
 def is_truth(text: str) -> bool:
     """Return whether a string is a word for true or false, such as "yes" or "0"."""
     return text.lower() in _TRUE | _FALSE
 
 
 def _names(kinds: list[Any]) -> str:
-    return " or ".join("none" if kind is type(None) else kind.__name__ for kind in kinds)
+    return " or ".join(_NAMES.get(kind, kind.__name__) for kind in kinds)
 
 
 def require_range(

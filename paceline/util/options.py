@@ -71,7 +71,7 @@ class PromptOptions:
     """Select prompts from files.
 
     Attributes:
-        prompts: JSONL file with prompts (id, category, turns); repeatable. Default: the built-in
+        prompts: File with prompts, as for `generate --file`; repeatable. Default: the built-in
             prompts.
         limit: Maximum number of prompts per file; at least 0; 0 uses all.
         every: Use only every n-th prompt in a file; at least 1. --limit counts only the selected

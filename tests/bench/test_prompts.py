@@ -44,13 +44,10 @@ def test_prompts_come_from_several_files(tmp_path: Path) -> None:
     [
         ("{", "p.jsonl:2: got '{'; expected JSON"),
         ("[1]", "p.jsonl:2: got '.1.'; expected an object"),
-        (
-            '{"id": "x", "turns": ["a"]}',
-            "p.jsonl:2: got .*; expected an object with .*Add category",
-        ),
+        ('{"id": "x"}', "p.jsonl:2: got .*; expected an object with .*prompt, text, turns"),
         ('{"id": "x", "category": "c", "turns": "a"}', "2: turns:"),
         ('{"id": "x", "category": "c", "turns": []}', "2: turns:"),
-        ('{"id": "x", "category": "c", "turns": [" "]}', "2: turns:"),
+        ('{"id": "x", "category": "c", "turns": [" "]}', "2: got .* not empty"),
         ('{"id": [], "category": "c", "turns": ["a"]}', "2: id"),
     ],
 )
@@ -59,6 +56,24 @@ def test_the_error_names_a_bad_prompt_line(tmp_path: Path, line: str, message: s
     path.write_text('{"id": "ok", "category": "c", "turns": ["a"]}\n' + line)
     with pytest.raises(ConfigError, match=message):
         load_prompts([path])
+
+
+def test_all_documented_fields_are_read(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Hi"}, {"role": "user", "content": "there"}]
+    path = tmp_path / "p.jsonl"
+    lines = [{"prompt": "a"}, {"text": "b", "id": 7}, {"turns": ["c"], "category": "x"}]
+    path.write_text("\n".join(map(json.dumps, [*lines, {"messages": talk}])))
+    assert load_prompts([path]) == [
+        Prompt("p:1", "other", "a"),
+        Prompt("7", "other", "b"),
+        Prompt("p:3", "x", "c"),
+        Prompt("p:4", "other", "there", tuple(talk)),
+    ]
+    text = tmp_path / "q.txt"
+    text.write_text("One\n\nTwo\n")
+    assert load_prompts([text]) == [Prompt("q:1", "other", "One"), Prompt("q:3", "other", "Two")]
+    with pytest.raises(ConfigError, match="no chat template"):
+        encode(load_prompts([path])[3], byte_tokenizer())
 
 
 def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:

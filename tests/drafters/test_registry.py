@@ -250,13 +250,14 @@ def test_specs_split_into_name_and_options() -> None:
         "none,my.module:Class:length=2,width=3,other:Class,sssd:datastore=demo,max_nodes=4",
         "none",
     ]
-    assert split_specs(specs, available()) == [
+    assert split_specs(specs) == [
         "none",
         "my.module:Class:length=2,width=3",
         "other:Class",
         "sssd:datastore=demo,max_nodes=4",
         "none",
     ]
+    assert split_specs(["none,aut,sssd"]) == ["none", "aut", "sssd"]
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -35,7 +35,7 @@ class RestOptions:
         if not self.datastore:
             raise ConfigError(
                 "rest: no datastore was given. Build one with `paceline datastore build PATH"
-                " --tokenizer ...` and pass rest:datastore=PATH."
+                " FILE --tokenizer MODEL` and pass rest:datastore=PATH."
             )
         for name in ("min_ngram", "max_matches", "max_draft_tokens", "max_nodes"):
             require_range("rest", name, getattr(self, name), 1)

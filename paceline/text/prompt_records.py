@@ -1,0 +1,77 @@
+"""Read a prompt from a line of a JSON Lines file."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from paceline.errors import ConfigError
+from paceline.text.messages import checked_messages, text_of
+from paceline.util.files import parse_json
+from paceline.util.unicode import require_text
+
+_FIELDS = ("prompt", "text", "turns", "messages")
+
+
+class PromptRecord(NamedTuple):
+    """A prompt in a file.
+
+    Attributes:
+        text: The prompt; the last message of a conversation.
+        messages: The conversation; None if the prompt is a single text.
+        id: Id of the prompt, or None.
+        category: Category of the prompt, or None.
+    """
+
+    text: str
+    messages: list[dict[str, Any]] | None
+    id: str | None
+    category: str | None
+
+
+def read_prompt_record(line: str, where: str) -> PromptRecord:
+    """Return the prompt in a line.
+
+    Args:
+        line: JSON object with one of the fields prompt, text, turns (the first turn is used) or
+            messages and, optionally, id and category.
+        where: File and line, for errors.
+    Raises:
+        ConfigError: The line is not a prompt.
+    """
+    try:
+        record = parse_json(line)
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]"
+        ) from error
+    field = (
+        next((name for name in _FIELDS if name in record), None)
+        if isinstance(record, dict)
+        else None
+    )
+    if field is None:
+        raise ConfigError(
+            f"{where}: got {line[:60]!r}; expected an object with one of the fields"
+            f" {', '.join(_FIELDS)}. Add one of them."
+        )
+    identity, category = _name(record, "id", where), _name(record, "category", where)
+    if field == "messages":
+        messages = checked_messages(record[field], f"{where}: messages")
+        return PromptRecord(text_of(messages[-1]), messages, identity, category)
+    text = _text(record[field], field, where)
+    return PromptRecord(require_text(where, text), None, identity, category)
+
+
+def _text(value: Any, field: str, where: str) -> str:
+    first = value[0] if isinstance(value, list) and value else value
+    if isinstance(first, str) and (field != "turns" or isinstance(value, list)):
+        return first
+    expected = "a list of texts" if field == "turns" else "a text"
+    raise ConfigError(f"{where}: {field}: got {str(value)[:60]!r}; expected {expected}.")
+
+
+def _name(record: dict[str, Any], field: str, where: str) -> str | None:
+    value = record.get(field)
+    if value is not None and not isinstance(value, str | int):
+        raise ConfigError(f"{where}: {field}: got {value!r}; expected a text. Use quotation marks.")
+    return None if value is None else str(value)
