@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
     """Run the studies, and return a sentence about each result."""
     args = _parser().parse_args(arguments)
     config = ServingConfig(
-        ModelOptions(args.model, dtype=args.dtype, threads=args.threads),
+        ModelOptions(args.model, dtype=args.dtype, threads=args.threads, unpack=True),
         PromptOptions(tuple(args.prompts), limit=args.limit),
         tuple(args.drafters.split(",")),
         LoadOptions(users=str(max(args.users, 2))),

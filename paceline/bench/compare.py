@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.bench.methods import Method, MethodAnswer, Paceline
-from paceline.bench.models import Unit
+from paceline.bench.models import Models, Unit
 from paceline.bench.settings import PLAIN, BenchConfig
 from paceline.bench.timed_calls import AnswerCounts, AnswerRow, Divergence, TimedCall
 from paceline.engine.target_loading import LoadedModel, next_logits
@@ -31,7 +31,7 @@ class Comparison:
 
 def compare(
     config: BenchConfig,
-    target: LoadedModel,
+    models: Models,
     methods: Sequence[Method],
     units: Sequence[Unit],
     timed: Sequence[tuple[TimedCall, list[MethodAnswer]]],
@@ -40,12 +40,12 @@ def compare(
 
     Args:
         config: Configuration for the run.
-        target: Target model, which computes the logits where an answer first differs.
+        models: Models; the target computes the logits where an answer first differs.
         methods: Methods to compare.
         units: Prompts or batches that the methods answered.
         timed: Every timed call, with empty `rows`, and the answers that it returned.
     """
-    reference = _reference(config, tuple(method.name for method in methods))
+    reference = _reference(config, models, tuple(method.name for method in methods))
     comparable = {
         method.name for method in methods if config.sampling.greedy or _keeps_seed(method)
     }
@@ -74,17 +74,20 @@ def compare(
                 )
             )
         calls.append(dataclasses.replace(call, rows=tuple(rows)))
-    divergences = [_divergence(target, *key, *value) for key, value in differing.items()]
+    divergences = [_divergence(models.target, *key, *value) for key, value in differing.items()]
     return Comparison(reference, tuple(calls), tuple(divergences))
 
 
-def _reference(config: BenchConfig, names: tuple[str, ...]) -> str | None:
+def _reference(config: BenchConfig, models: Models, names: tuple[str, ...]) -> str | None:
     """Return the method whose tokens all other methods must match.
 
-    Greedy answers must match transformers' answers. Sampled answers must match plain decoding with
-    the same seed.
+    Greedy answers must match transformers' answers, if transformers runs the same model. Sampled
+    answers must match plain decoding with the same seed.
     """
-    wanted = [PLAIN, "none"] if config.sampling.greedy else ["none"]
+    wanted = ["none"]
+    if config.sampling.greedy:
+        is_shared = models.transformers_target is models.target
+        wanted = [PLAIN, *wanted] if is_shared else [*wanted, PLAIN]
     return next((name for name in wanted if name in names), None)
 
 

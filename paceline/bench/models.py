@@ -19,21 +19,35 @@ from paceline.core.drafter import Drafter
 from paceline.engine.parallel.ranks import local_device
 from paceline.engine.target_loading import LoadedModel, context_length, load_target
 from paceline.errors import CapacityError, ConfigError
-from paceline.model.loading import load_draft
+from paceline.model.loading import load_draft, must_unpack
+from paceline.model.sources import packed_source
 from paceline.model.tokenizer_loading import load_tokenizer
+from paceline.model.weight_formats import packed_formats, with_plain_weights
 from paceline.report.prompts import Prompt, encode, load_prompts, shortened
 from paceline.util.options import ENGINE
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The loaded models, and their names in reports; `draft` is None if unused."""
+    """The loaded models, and their descriptions in reports.
+
+    Attributes:
+        target: Target model of the drafters.
+        draft: Draft model; None if unused.
+        tokenizer: Tokenizer of the target.
+        target_label, draft_label: Names of the models.
+        weights: Format of the target's weights; "" if they are those of the checkpoint.
+        transformers_target: Target model of the baselines. It differs from `target` if the weights
+            are packed, because transformers computes with plain tensors.
+    """
 
     target: LoadedModel
     draft: PreTrainedModel | None
     tokenizer: Any
     target_label: str
     draft_label: str | None
+    weights: str
+    transformers_target: LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +82,11 @@ def load_models(
         demo.target_of(options.model),
         demo.draft_name(options.model, options.draft_model),
     )
-    tokenizer = load_tokenizer(tokenizer, path, options.engine == ENGINE)
     device = local_device(options.device) if config.lookahead_parallel else options.device
+    unpack = options.engine == ENGINE and must_unpack(path, options.dtype, device, options.unpack)
+    tokenizer = load_tokenizer(tokenizer, path, unpack)
     model = target or load_target(
-        path,
-        options.engine,
-        options.dtype,
-        device,
-        options.unpack is not False,
-        options.weights,
+        path, options.engine, options.dtype, device, unpack, options.weights
     )
     if not (config.needs_draft() or config.with_draft()):
         draft = None
@@ -95,11 +105,12 @@ def load_models(
             )
     else:
         model, label = _scaled(model, options.model, config.cost_scale)
-        label += "" if options.weights is None else f", {options.weights}"
-    if draft is None:
-        return Models(model, None, tokenizer, label, None)
-    draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)
-    return Models(model, draft, tokenizer, label, draft_label)
+    draft_label = None
+    if draft is not None:
+        draft, draft_label = _scaled(draft, wanted or "draft", config.draft_cost_scale)
+    plain_target, clause = _transformers_target(config, model)
+    weights = describe_weights(model, options.model) + clause
+    return Models(model, draft, tokenizer, label, draft_label, weights, plain_target)
 
 
 def make_units(
@@ -152,6 +163,30 @@ def torch_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def describe_weights(model: LoadedModel, name: str) -> str:
+    """Return the format of a model's weights; "" if they are those of the checkpoint.
+
+    Args:
+        model: Loaded model.
+        name: Name from which it was loaded.
+    """
+    if not isinstance(model, PreTrainedModel):
+        return ""
+    formats, is_gguf = packed_formats(model), packed_source(name) is not None
+    if not formats:
+        dtype = str(model.dtype).removeprefix("torch.")
+        return f"converted to {dtype} (GGUF)" if is_gguf else ""
+    return f"packed {', '.join(formats)}{' (GGUF)' if is_gguf else ''}"
+
+
+def _transformers_target(config: BenchConfig, model: LoadedModel) -> tuple[LoadedModel, str]:
+    """Return the target of the baselines, and a clause about its weights."""
+    has_baselines = config.skipped().keys() < set(config.baselines)
+    if not isinstance(model, PreTrainedModel) or not (has_baselines and packed_formats(model)):
+        return model, ""
+    return with_plain_weights(model), ", and a second copy in bfloat16 for transformers"
 
 
 def _scaled(model: PreTrainedModel, name: str, spec: str | None) -> tuple[PreTrainedModel, str]:

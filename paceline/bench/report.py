@@ -135,6 +135,7 @@ def setting_parts(result: BenchResult) -> list[str]:
     sampled = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}"
     parts = [f"target model: {result.target}"]
     parts += [f"draft model: {result.draft}"] if result.draft else []
+    parts += [f"weights: {result.weights}"] if result.weights else []
     parts += [
         result.dtype,
         f"batch {config.batch}",

@@ -87,6 +87,7 @@ class BenchResult:
         cut_prompts: Number of prompts that were shortened because they did not fit into the
             context.
         guarantees: For each drafter, whether its answers are guaranteed to equal plain decoding.
+        weights: Format of the target's weights; "" if they are those of the checkpoint.
     """
 
     config: BenchConfig
@@ -103,6 +104,7 @@ class BenchResult:
     divergences: tuple[Divergence, ...]
     cut_prompts: int = 0  # earlier versions lack this and the fields below
     guarantees: dict[str, Guarantee] = field(default_factory=dict)
+    weights: str = ""
 
     @property
     def categories(self) -> list[str]:

@@ -28,7 +28,7 @@ from paceline.bench.methods import (
 from paceline.bench.models import Models, Unit, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.parallel import Lockstep
 from paceline.bench.result import BenchResult
-from paceline.bench.settings import CONTINUOUS, PLAIN, BenchConfig
+from paceline.bench.settings import CONTINUOUS, ONE_BY_ONE, BenchConfig
 from paceline.bench.timed_calls import TimedCall
 from paceline.core.drafter import Drafter
 from paceline.core.metrics import Timing
@@ -42,12 +42,8 @@ from paceline.model.loading import draft_lm, eos_token_ids
 from paceline.report.progress import progress_bar
 from paceline.report.prompts import Prompt
 from paceline.util.garbage_collection import survivors_exempt
-from paceline.util.options import ENGINE
 
 Maker = Callable[[CachedLM], Drafter]
-
-_TRANSFORMERS_ONLY = "not possible for a model in llama.cpp"
-_ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,11 +87,11 @@ def run_bench(
         lockstep = Lockstep(config, options.ranks)
         models = load_models(config, target, draft, tokenizer)
         units = make_units(config, models, prompts)
-        skipped = _skipped(config)
+        skipped = config.skipped()
         methods, eos = _methods(config, models, units, skipped, lockstep, options)
         at_the_end.enter_context(survivors_exempt())  # from the collection before every call
         environment = look_around(models.target.device)
-        with same_rules(models.target, config.sampling, eos):
+        with same_rules(models.transformers_target, config.sampling, eos):
             run = _BenchRun(config, methods, units, models.target.device, lockstep)
             complete = run.all(progress)
         lockstep.count_busiest(run.calls)
@@ -195,16 +191,6 @@ class _BenchRun:
         return torch.cuda.memory_allocated(self._device)
 
 
-def _skipped(config: BenchConfig) -> dict[str, str]:
-    if config.models.engine != ENGINE:
-        return dict.fromkeys(config.baselines, _TRANSFORMERS_ONLY)
-    return {
-        name: _ONE_BY_ONE
-        for name in config.baselines
-        if name not in (PLAIN, CONTINUOUS) and config.batch > 1
-    }
-
-
 def _methods(
     config: BenchConfig,
     models: Models,
@@ -238,14 +224,14 @@ def _methods(
     eos = eos_token_ids(models.target, models.tokenizer)
     baselines: list[Method] = [
         (Continuous if name == CONTINUOUS else Transformers)(
-            name, models.target, models.draft, eos, params
+            name, models.transformers_target, models.draft, eos, params
         )
         for name in config.baselines
         if name not in skipped
     ]
     if not baselines and not drafters:
         raise ConfigError(
-            f"bench: nothing is left to run; {', '.join(skipped)}: {_ONE_BY_ONE}. Add a drafter,"
+            f"bench: nothing is left to run; {', '.join(skipped)}: {ONE_BY_ONE}. Add a drafter,"
             " or use batch=1."
         )
     return baselines + drafters, eos
@@ -273,7 +259,7 @@ def _result(
     complete: bool,
 ) -> BenchResult:
     config, methods, units = run.config, run.methods, run.units
-    comparison = compare(config, models.target, methods, units, run.calls)
+    comparison = compare(config, models, methods, units, run.calls)
     return BenchResult(
         config=config,
         environment=environment,
@@ -281,6 +267,7 @@ def _result(
         target=models.target_label,
         draft=models.draft_label,
         dtype=str(models.target.dtype).removeprefix("torch."),
+        weights=models.weights,
         methods=tuple(method.name for method in methods),
         baseline=methods[0].name,
         reference=comparison.reference,

@@ -11,12 +11,20 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import entry
 from paceline.errors import ConfigError, did_you_mean
 from paceline.util.config import parse_spec, require_range
-from paceline.util.options import ModelOptions, PromptOptions, flat, refuse_per_request
+from paceline.util.options import (
+    ENGINE,
+    ModelOptions,
+    PromptOptions,
+    flat,
+    refuse_per_request,
+)
 
 PLAIN = "transformers"
 LOOKUP = "transformers:prompt_lookup"
 ASSISTANT = "transformers:assistant"
 CONTINUOUS = "transformers:generate_batch"
+_TRANSFORMERS_ONLY = "not possible for a model in llama.cpp"
+ONE_BY_ONE = "not possible in transformers with more than one prompt at a time"
 _LOOKUP_TOKENS = 10  # default of `prompt_lookup_num_tokens`
 _REPEATED = {"drafters": "--drafter", "baselines": "--baseline", "prompts": "--prompts"}
 
@@ -137,6 +145,16 @@ class BenchConfig:
             if scale is not None:
                 CostScale.parse(scale)
 
+    def skipped(self) -> dict[str, str]:
+        """Return the baselines that cannot run, each with the reason."""
+        if self.models.engine != ENGINE:
+            return dict.fromkeys(self.baselines, _TRANSFORMERS_ONLY)
+        return {
+            name: ONE_BY_ONE
+            for name in self.baselines
+            if name not in (PLAIN, CONTINUOUS) and self.batch > 1
+        }
+
     def needs_draft(self) -> list[str]:
         """Return the methods that need a draft model.
 
@@ -193,12 +211,12 @@ def command_words(
 def option_words(name: str, value: Any) -> list[str]:
     """Return the command-line words that set one field of a configuration.
 
-    For True, the result is only the option's name. For a tuple, the option is repeated for each
-    entry.
+    For True, the result is only the option's name, and for False the name with --no-. For a tuple,
+    the option is repeated for each entry.
     """
     flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
-    if value is True:
-        return [flag]
+    if isinstance(value, bool):
+        return [flag if value else flag.replace("--", "--no-", 1)]
     values = value if isinstance(value, tuple) else (value,)
     if name == "baselines":
         values = values or ("none",)  # without the option, all baselines would run

@@ -79,6 +79,7 @@ def run_verify(
             tuple(verdicts),
             sum(unit.cut for unit in units),
             runs,
+            models.weights,
         )
 
 

@@ -88,6 +88,7 @@ class VerifyResult:
         cut_prompts: Number of prompts that were shortened because they did not fit into the
             context.
         runs: Number of comparisons in a complete run; an interrupted run has fewer verdicts.
+        weights: Format of the target's weights; "" if they are those of the checkpoint.
     """
 
     model: str
@@ -98,6 +99,7 @@ class VerifyResult:
     verdicts: tuple[DrafterVerdict, ...]
     cut_prompts: int
     runs: int
+    weights: str
 
     @property
     def complete(self) -> bool:

@@ -43,7 +43,9 @@ def doctor(
     ] = None,
     /,
     *,
-    models: Annotated[ModelOptions, only("dtype", "device", "threads", "engine")] = ModelOptions(),
+    models: Annotated[
+        ModelOptions, only("dtype", "device", "threads", "unpack", "engine")
+    ] = ModelOptions(),
     measure: bool = False,
 ) -> None:
     """Report details of the installation, the machine and a model.

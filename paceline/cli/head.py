@@ -55,7 +55,8 @@ def record(
     /,
     *,
     config: Annotated[
-        RecordConfig, without("model", "repetition_penalty", "stop", "ignore_eos")
+        RecordConfig,
+        without("model", "unpack", "weights", "repetition_penalty", "stop", "ignore_eos"),
     ] = RecordConfig(),
 ) -> None:
     """Record data for training an acceptance head.
@@ -175,7 +176,7 @@ def calibrate(
     from paceline.training.acceptance_head.recording import read_recording
 
     target = load_model(
-        demo.target_of(models.model), models.dtype, models.device, weights=models.weights
+        demo.target_of(models.model), models.dtype, models.device, models.unpack, models.weights
     )
     draft = load_draft(models.draft_model or models.model, models.dtype, str(target.device))
     loaded = AcceptanceHead.load(head_folder, draft)

@@ -153,6 +153,7 @@ class MethodOptions:
 
 
 flattened("Models")(ModelOptions)
+switchable(ModelOptions, "unpack")
 flattened("Prompts")(PromptOptions)
 flattened("Sampling")(SamplingParams)
 _hide_per_request(SamplingParams)

@@ -96,6 +96,8 @@ def _print_summary(console: Console, result: VerifyResult) -> None:
         f" {result.prompts} prompts"
     )
     console.print(Text(differing))
+    if result.weights:
+        console.print(Text(f"weights: {result.weights}"))
     proof = "on" if result.invariance.on else "off"
     console.print(Text(f"batch invariance is {proof}: {result.invariance.reason}"))
     if result.cut_prompts:

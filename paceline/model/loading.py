@@ -47,7 +47,7 @@ def load_model(
     model: str | Path | PreTrainedModel,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
-    unpack: bool = True,
+    unpack: bool | None = True,
     weights: str | None = None,
 ) -> PreTrainedModel:
     """Return a model in eval mode. A loaded model keeps its dtype and device.
@@ -58,7 +58,8 @@ def load_model(
             checkpoint.
         device: Torch device; "auto" selects a GPU if one is available.
         unpack: Whether a GGUF file is converted to a checkpoint. With False, the model uses the
-            weights in the file, in bfloat16 on a CPU.
+            weights in the file, in bfloat16 on a CPU. None converts the file if the processor
+            lacks bfloat16 instructions.
         weights: Format into which the weights of a checkpoint are packed: "q8_0" or "q4_k". Packed
             models run in bfloat16 on a CPU, and packing changes the model. None keeps the weights.
     Raises:

@@ -36,8 +36,9 @@ class ModelOptions:
         threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
         batch_invariant: Make answers bit-identical with any drafts and any other requests in the
             batch; auto enables this if the slowdown is below 5 %.
-        unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache, instead of using its
-            packed weights. Default: only if the processor lacks AVX512_BF16 and AMX.
+        unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache; --no-unpack uses its
+            packed weights on any CPU. Default: convert only if the processor lacks AVX512_BF16 and
+            AMX.
         weights: On a CPU, pack the weights of a safetensors checkpoint as q8_0 or q4_k. This
             changes the model. Default: the weights are not packed.
         engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.

@@ -150,6 +150,19 @@ def test_the_usage_names_every_argument(
     assert capsys.readouterr().out.startswith(f"Usage: paceline {usage}\n\n")
 
 
+@pytest.mark.parametrize("command", ["generate", "serve", "bench", "verify", "record"])
+@pytest.mark.parametrize(
+    ("words", "value"), [([], None), (["--unpack"], True), (["--no-unpack"], False)]
+)
+def test_conversion_of_gguf_files_has_three_states(
+    command: str, words: list[str], value: bool | None
+) -> None:
+    arguments = {"generate": ["hello"], "record": ["--out", "o"]}.get(command, [])
+    _, bound, _ = app.parse_args([command, "demo", *arguments, *words])
+    found = bound.kwargs.get("models", bound.kwargs.get("config", BenchConfig()))
+    assert flat(found)["unpack"] is value
+
+
 @pytest.mark.parametrize(
     ("words", "option", "value"),
     [

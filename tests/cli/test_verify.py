@@ -200,7 +200,7 @@ def test_batch_invariance_pads_row_dependent_layers(monkeypatch: pytest.MonkeyPa
 def test_results_with_replaced_products_are_written(tmp_path: Path) -> None:
     found = Invariance(True, "rows agree", None, 1, Products((nn.Linear(8, 8),)))
     _write_json(
-        VerifyResult("model", "bfloat16", 2, look_around(torch.device("cpu")), found, (), 0, 0),
+        VerifyResult("model", "bfloat16", 2, look_around(torch.device("cpu")), found, (), 0, 0, ""),
         tmp_path / "result.json",
     )
     assert (

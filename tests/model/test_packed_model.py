@@ -26,7 +26,9 @@ from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.gguf_tensors import empty_model
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
+from paceline.model.weight_formats import packed_formats, with_plain_weights
 from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
+from tests.support.shared import reference
 from tests.support.tiny_configs import tiny_config
 
 PROMPTS = [[5, 9, 11, 5, 9], [30, 31, 32], [8, 8, 8, 8]]
@@ -57,6 +59,23 @@ def test_answers_equal_those_of_the_converted_model(tmp_path: Path, kind: str) -
         for model in (packed, unpacked)
     )
     assert [out.token_ids for out in first] == [out.token_ids for out in second]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_copy_with_plain_weights_equals_the_converted_model(tmp_path: Path, tied: bool) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    packed, unpacked = load_model(path, unpack=False), load_model(path)
+    models: list[Any] = [packed, unpacked]
+    for model in models if tied else ():
+        model.lm_head.weight = model.model.embed_tokens.weight
+    copied: Any = with_plain_weights(packed)
+    assert packed_formats(packed) == ("Q8_0",)
+    assert packed_formats(copied) == packed_formats(unpacked) == ()
+    found, expected = dict(copied.named_parameters()), dict(unpacked.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert (copied.lm_head.weight is copied.model.embed_tokens.weight) == tied
+    assert reference(copied, PROMPTS[0], 12) == reference(unpacked, PROMPTS[0], 12)
 
 
 def test_draft_heads_read_packed_weights(tmp_path: Path) -> None:

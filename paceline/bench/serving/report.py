@@ -98,6 +98,7 @@ def setting_parts(result: ServingResult) -> list[str]:
     way = "over HTTP" if config.load.transport == "http" else "asyncio calls"
     parts = [
         f"target model: {result.target}",
+        *([f"weights: {result.weights}"] if result.weights else []),
         result.dtype,
         way,
         "greedy",

@@ -152,6 +152,7 @@ class ServingResult:
         invariant: Whether batch invariance was guaranteed (`LLM.invariance`).
         cells: Measurements of all loads with all drafters.
         invariance: Why `invariant` is true or false; empty in files from earlier versions.
+        weights: Format of the model's weights; "" if they are those of the checkpoint.
     """
 
     config: ServingConfig
@@ -162,6 +163,7 @@ class ServingResult:
     invariant: bool
     cells: tuple[Cell, ...]
     invariance: str = ""
+    weights: str = ""
 
     @property
     def loads(self) -> list[LoadLevel]:

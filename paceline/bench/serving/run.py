@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from paceline import demo
 from paceline.bench.environment import load_average, look_around, peak_memory
-from paceline.bench.models import torch_threads
+from paceline.bench.models import describe_weights, torch_threads
 from paceline.bench.serving.clients import Reply, ask, closed_loop, open_loop, poisson, waited
 from paceline.bench.serving.measure_settings import ARRIVAL_SEED, MIN_PROMPT_TOKENS, WARMUP_TOKENS
 from paceline.bench.serving.prompts import prompts_of
@@ -90,6 +90,7 @@ class _Bench:
             llm.invariance.on,
             tuple(self._cells),
             invariance=llm.invariance.reason,
+            weights=describe_weights(llm.model.model, config.models.model),
         )
 
     def _all(self, transport: Transport) -> bool:
@@ -218,6 +219,8 @@ def engine_of(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
         max_batch=users,
         max_nodes=config.max_nodes,
         batch_invariant=options.invariance,
+        unpack=options.unpack,
+        weights=options.weights,
         engine=options.engine,
     )
     return llm, Maker(draft, options.dtype, str(llm.model.device))

@@ -1,0 +1,40 @@
+"""Describe packed weights of a loaded model, and convert them to plain tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from paceline.backend.packed_weight import PackedWeight
+
+
+def packed_formats(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the block formats of a model's packed weights, the most frequent first.
+
+    Formats are ordered by their number of parameters. Without packed weights, the result is empty.
+    """
+    counts: Counter[str] = Counter()
+    for weight in model.parameters():
+        if isinstance(weight, PackedWeight):
+            counts[weight.block_format.name] += weight.numel()
+    return tuple(name for name, _ in counts.most_common())
+
+
+def with_plain_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model in which all packed weights are bfloat16 tensors.
+
+    The numbers are the same, so the copy is bit-identical to a converted checkpoint.
+    """
+    plain = copy.deepcopy(model)
+    converted: dict[int, nn.Parameter] = {}  # tied weights stay tied
+    for module in plain.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if not isinstance(weight, PackedWeight):
+                continue
+            if id(weight) not in converted:
+                converted[id(weight)] = nn.Parameter(weight.unpacked(), requires_grad=False)
+            module.register_parameter(name, converted[id(weight)])
+    return plain
