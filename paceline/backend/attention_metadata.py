@@ -182,7 +182,7 @@ def mask_address(mask: Tensor) -> int:
 
 @compiled
 def _runs(mask: BoolArray, cached: IntArray, tail: IntArray) -> tuple[NDArray[np.void], IntArray]:
-    """Return the key runs that queries see, and the index of each query's first run.
+    """Return the runs of keys that each query sees, and the index of its first run.
 
     The mask has the shape [rows, columns, positions].
     """

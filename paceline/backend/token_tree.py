@@ -48,7 +48,7 @@ class FoldPath(NamedTuple):
 
     @staticmethod
     def of(columns: Sequence[IntArray]) -> FoldPath:
-        """Return the path that consists of the given columns of each request."""
+        """Return the path for the given columns, one array of columns per request."""
         starts = np.cumsum([0, *map(len, columns)], dtype=np.int64)
         joined = np.concatenate(columns).astype(np.int64, copy=False)
         return FoldPath(joined, starts, (joined.ctypes.data, starts.ctypes.data))

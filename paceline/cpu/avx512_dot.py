@@ -59,13 +59,13 @@ def available() -> bool:
 
 
 def where_available(emit: Emit, otherwise: Any = None) -> Emit:
-    """Wrap an emitter to emit a trap if the processor lacks the instructions.
+    """Return an emitter that replaces AVX512_BF16 code with a trap if it cannot run.
 
-    A kernel that contains the emitted code therefore compiles on any processor. It checks
-    `available()` before it runs that code.
+    A kernel that contains the code therefore compiles on any processor. Callers must check
+    `available()` before they run the code, because the trap ends the process.
 
     Args:
-        emit: Emitter, called with a builder and the argument values.
+        emit: Function that emits the code; receives a builder and the argument values.
         otherwise: Constant used as the result after the trap. Default: no result.
     """
 

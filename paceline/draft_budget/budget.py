@@ -186,7 +186,7 @@ class DraftBudget:
         self._seconds_used = 0.0
 
     def check_loaded(self) -> None:
-        """Check a curve loaded from disk now, so that no answer waits for its first check."""
+        """Check the curve from disk now, so that no answer waits for its first check."""
         self._seconds_used += TIMING.loaded_pause_s
         self.renew()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class PredictionSettings:
     """Limits on the trees that a draft head predicts.
 
-    Chosen with SmolLM2-135M and its trained draft head, on CPUs with two cores.
+    The defaults were chosen with SmolLM2-135M and its trained draft head, on CPUs with two cores.
 
     Attributes:
         num_first: Number of tokens predicted after the newest token.
@@ -31,7 +31,7 @@ class PredictionSettings:
 class FitSettings:
     """Settings for fitting a draft head by least squares instead of training it.
 
-    Chosen with SmolLM2-135M, on CPUs with two cores.
+    The defaults were chosen with SmolLM2-135M, on CPUs with two cores.
 
     Attributes:
         num_texts: Number of texts that the target generates at once.

@@ -242,7 +242,7 @@ class Engine(SharedSteps):
                     self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
     def check_loaded_costs(self) -> None:
-        """Check a cost curve loaded from disk now, so that no answer waits for the check.
+        """Check the cost curve from disk now, so that no answer waits for the check.
 
         Nothing is checked if the caller gave the curve, this engine measured it, or no curve is
         needed.

@@ -61,10 +61,10 @@ class Invariance:
             )
 
     def model_options(self, prefill_chunk: int) -> dict[str, Any]:
-        """Return the options for `CachedLM` that implement the decision.
+        """Return options for `CachedLM`: batch-invariant if `on` is True, else plain.
 
         Args:
-            prefill_chunk: Prefill chunk in tokens; the returned options may contain a smaller one.
+            prefill_chunk: Maximum prefill chunk, in tokens. Batch invariance may reduce it.
         """
         chunk = prefill_chunk if self.max_rows is None else min(prefill_chunk, self.max_rows)
         return {

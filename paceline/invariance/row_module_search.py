@@ -125,9 +125,9 @@ def _row_module(
     output: Any,
     constants: Set[int],
 ) -> RowModule | None:
-    """Return a `RowModule` for a module, from the inputs and output of one call.
+    """Describe a module as a `RowModule`, from the inputs and output of one call.
 
-    Return None if the module does not map each token's values to values of the same token.
+    Return None if the module does not compute each token's output from that token's input.
     """
     override = _override(module)
     if isinstance(override, ExpertsOverride):

@@ -120,7 +120,7 @@ class RegionCache(SlotCache):
     def store(self, address: tuple[int, int]) -> Store:
         """Return a store, given the index of its block and its index within the block.
 
-        Row r of its tensor begins at cache position r.
+        In the tensor of the result, row r begins at cache position r.
         """
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()

@@ -1,4 +1,4 @@
-"""Identify a GGUF model, its library and the machine for measurements."""
+"""Compute the key under which measurements of a GGUF model are stored."""
 
 from __future__ import annotations
 

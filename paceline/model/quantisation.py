@@ -38,10 +38,10 @@ def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
 
 def foreign_weights(model: PreTrainedModel) -> str | None:
-    """Return a clause about the first weight that is not plain; None if all are plain.
+    """Describe the first weight that is not plain; return None if all are plain.
 
-    A plain weight is an unpacked tensor in a module with its class's own `forward`. The model's own
-    code computes with all other weights, as in `generate`.
+    A plain weight is an unpacked tensor in a module with its class's own `forward`. For all other
+    weights, paceline runs the model's own code, as `generate` does.
     """
     return next(
         (

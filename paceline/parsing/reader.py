@@ -30,7 +30,7 @@ class AnswerReader:
         parser: Parser of the answer.
         hidden: Ids of special tokens to omit.
     Attributes:
-        message: Message that the answer has formed so far.
+        message: Message parsed from the answer so far.
         reasoning_tokens: Number of tokens in the reasoning so far, including its markers.
     """
 

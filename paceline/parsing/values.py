@@ -25,7 +25,10 @@ def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 def is_text_only(schema: Mapping[str, Any] | None) -> bool:
-    """Return whether a schema allows only strings, which are written without quotes."""
+    """Return whether a schema allows only strings.
+
+    Some tool-call formats write such values without quotes.
+    """
     return types_of(schema) == {"string"}
 
 

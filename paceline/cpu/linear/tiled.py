@@ -97,7 +97,7 @@ multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
 
 @inlined
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
-    """Transpose blocks of 16 rows to tiles, stored in the order of multiplication.
+    """Transpose blocks of 16 rows into tiles, in the order of multiplication.
 
     The last block is first copied to the end of `packed` and padded with zeros.
     """

@@ -58,11 +58,11 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
 
 
 class _K4(Reader):
-    """Decodes blocks with a scale, a minimum, and six-bit factors per 32 numbers.
+    """Decodes blocks with a scale and a minimum per block and per part.
 
-    With the factors of its part (32 numbers), a number is
+    A part has 32 numbers. Its scale and minimum are stored in six bits each. A number is
 
-        (scale * part's scale) * value - (minimum * part's minimum)
+        (block's scale * part's scale) * value - (block's minimum * part's minimum)
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:

@@ -1,4 +1,4 @@
-"""Pass the tokens of a tree or path to compiled recurrences, and run the tasks.
+"""Pass the tokens of a tree or path to compiled recurrences, and run their tasks.
 
 All recurrences work in the same way. Each thread receives the address of the call, and claims tasks
 from the call's counter until none is left.

@@ -98,8 +98,8 @@ class GrammarSourceSettings:
 
     Attributes:
         max_tokens: Maximum number of forced tokens in a step.
-        confidence: Probability that the target tokenises forced text as proposed. It is assumed
-            until outcomes have been counted.
+        confidence: Probability that the target tokenises forced text as proposed, assumed until
+            `auto` has counted outcomes.
     """
 
     max_tokens: int = 32
@@ -112,10 +112,10 @@ class PredictionSourceSettings:
 
     Attributes:
         max_tokens: Maximum number of predicted tokens in a step.
-        ngram_tokens: Number of tokens that must match before an answer counts as following the
-            prediction again.
-        confidence: Probability that a predicted token is correct. It is assumed until outcomes
-            have been counted.
+        ngram_tokens: Number of matching tokens after which drafting from the prediction resumes,
+            if the answer has departed from it.
+        confidence: Probability that a predicted token is correct, assumed until `auto` has counted
+            outcomes.
     """
 
     max_tokens: int = 32

@@ -122,7 +122,10 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
 
 @kernel
 def _index_for(table: SuccessorTable, key: Any) -> int:
-    """Return the index of a key's entry, or of the oldest entry in its hash bucket."""
+    """Return the index of a key's entry.
+
+    The entry of a new key is the oldest entry in the key's hash bucket.
+    """
     first = _bucket(table, key)
     chosen = first
     for index in range(first, first + _WAYS):

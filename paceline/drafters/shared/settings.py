@@ -90,7 +90,7 @@ class LengthRuleSettings:
 class ChainSettings:
     """Limits on the text that is looked up for a draft model.
 
-    Chosen with the draft model of SmolLM2-135M, on CPUs with two cores.
+    The defaults were chosen with the draft model of SmolLM2-135M, on CPUs with two cores.
 
     Attributes:
         lookup_tokens: Maximum number of tokens looked up at once.

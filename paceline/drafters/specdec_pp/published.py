@@ -34,7 +34,8 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
     """Read the card and the tensors of a head in the SpecDec++ authors' format.
 
     Raises:
-        ConfigError: The file is pickled or damaged, or has a different format or hidden size.
+        ConfigError: The file is pickled or damaged or has another format, or the head does not
+            fit the draft model's hidden size.
     """
     where = str(folder)
     if not (folder / _WEIGHTS).exists() and (folder / _PICKLE).exists():

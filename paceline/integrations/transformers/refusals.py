@@ -31,9 +31,9 @@ _USED_INPUTS = {
 
 
 def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None:
-    """Reject calls whose data-parallel peers must all run the same number of passes.
+    """Reject calls in which all processes must run equally many forward passes.
 
-    With drafting, peers run different numbers of forward passes.
+    With drafting, the processes run different numbers of forward passes.
 
     Raises:
         ConfigError: `synced_gpus` was requested, or transformers would enable it.

@@ -107,7 +107,7 @@ class RowRequest(Request):
 
     @property
     def width(self) -> int:
-        """Return the row's number of tokens: padding, prompt and answer."""
+        """Return the number of tokens in the row: padding, prompt and answer."""
         return self.padding + len(self)
 
     def choose(self, logits: Tensor, most_likely: int) -> int:

@@ -80,7 +80,9 @@ def draft_along(
     length: int,
     label: Labeller,
 ) -> list[Tensor]:
-    """Draft every token of an answer, except the first, at each chain position.
+    """Draft each token of an answer, except the first, once per chain position.
+
+    At chain position k, the k - 1 tokens before the drafted token count as accepted draft tokens.
 
     Args:
         target: Target model.
