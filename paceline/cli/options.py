@@ -186,7 +186,7 @@ def split_specs(values: Iterable[str]) -> list[str]:
     A space separates specs, as does a comma before a name or module:Class. A comma before
     key=value separates two options of one spec. Text in quotation marks is not split.
     """
-    separator = r"\s+|,\s*(?=[^\W\d][\w.]*(?:[:,\s]|$))"
+    separator = r"\s+|,\s*(?=[^\W\d][\w.-]*(?:[:,\s]|$))"
     return [spec for value in values for spec in cut_outside_quotes(value, separator) if spec]
 
 

@@ -258,6 +258,7 @@ def test_specs_split_into_name_and_options() -> None:
         "none",
     ]
     assert split_specs(["none,aut,sssd"]) == ["none", "aut", "sssd"]
+    assert split_specs(["none,my-drafter:a=1,b=2"]) == ["none", "my-drafter:a=1,b=2"]
 
 
 @pytest.mark.parametrize("name", REGISTRY)
