@@ -28,13 +28,10 @@ def with_plain_weights(model: PreTrainedModel) -> PreTrainedModel:
 
     The numbers are the same, so the copy is bit-identical to a converted checkpoint.
     """
-    plain = copy.deepcopy(model)
-    converted: dict[int, nn.Parameter] = {}  # tied weights stay tied
-    for module in plain.modules():
-        for name, weight in module.named_parameters(recurse=False):
-            if not isinstance(weight, PackedWeight):
-                continue
-            if id(weight) not in converted:
-                converted[id(weight)] = nn.Parameter(weight.unpacked(), requires_grad=False)
-            module.register_parameter(name, converted[id(weight)])
-    return plain
+    # `deepcopy` takes the objects in its memo instead of copying, so tied weights stay tied.
+    plain = {
+        id(weight): nn.Parameter(weight.unpacked(), requires_grad=False)
+        for weight in model.parameters()
+        if isinstance(weight, PackedWeight)
+    }
+    return copy.deepcopy(model, plain)
