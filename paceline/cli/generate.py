@@ -22,11 +22,9 @@ from paceline.cli.prompt_input import read_prompt
 from paceline.cli.show import INTERRUPTED, print_stream
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
-from paceline.text.prompt_records import read_prompt_record
+from paceline.text.prompt_records import read_prompt_file
 from paceline.util.files import require_writable
 from paceline.util.options import ModelOptions
-from paceline.util.text_files import read_text
-from paceline.util.unicode import require_text
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -109,31 +107,15 @@ def read_prompts(path: Path) -> list[CliPrompt]:
     """Read the prompts from a file.
 
     Args:
-        path: A .jsonl file has one prompt per line, in the field prompt, text, turns (the first
-            turn is used) or messages, optionally with an id. Any other file has one prompt per
-            line. Empty lines are skipped.
+        path: File to read; see `read_prompt_file`.
     Raises:
         ConfigError: The file cannot be read, or a line is not a prompt; the message names the file
             and line.
     """
-    try:
-        lines = read_text(path, "surrogateescape").split("\n")
-    except OSError as error:
-        raise ConfigError(
-            f"The prompts {str(path)!r} cannot be read: {error.strerror}. Check the path."
-        ) from error
-    read = _record if path.suffix == ".jsonl" else lambda line, where: CliPrompt(line, None, line)
-    numbered = (
-        (line.rstrip("\r"), f"{path}, line {number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    )
-    return [read(require_text(where, line), where) for line, where in numbered]
-
-
-def _record(line: str, where: str) -> CliPrompt:
-    record = read_prompt_record(line, where)
-    return CliPrompt(record.text, record.id, record.messages or record.text)
+    records = read_prompt_file(path, lambda number: f"{path}, line {number}")
+    return [
+        CliPrompt(record.text, record.id, record.messages or record.text) for _, record in records
+    ]
 
 
 def _prompt(llm: LLM, entry: CliPrompt, source: PromptInput) -> str | list[int]:

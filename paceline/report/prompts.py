@@ -1,7 +1,6 @@
 """Read a benchmark's prompts from files.
 
-A `.jsonl` file has one JSON object per line (`read_prompt_record`). Any other file has one prompt
-per line.
+`read_prompt_file` describes the files.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ from paceline import demo
 from paceline.errors import ConfigError
 from paceline.report.report_settings import HEAD_TOKENS
 from paceline.text.conversations import chat_ids
-from paceline.text.prompt_records import read_prompt_record
+from paceline.text.prompt_records import PromptRecord, read_prompt_file
 from paceline.text.tokens import text_ids
 from paceline.util.config import require_range
-from paceline.util.text_files import read_text
-from paceline.util.unicode import require_text
 
 NO_CATEGORY = "other"  # of prompts without the field `category`
 
@@ -107,34 +104,16 @@ def cut_note(count: int) -> str:
 
 
 def _read(path: Path) -> list[Prompt]:
-    try:
-        lines = read_text(path).split("\n")  # splitlines() would cut texts at U+2028 and the like
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"The prompts {str(path)!r} cannot be read: there is no such file. Check the path."
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"The prompts {str(path)!r} cannot be read: {error}. Check the path."
-        ) from error
-    parse = _parse if path.suffix == ".jsonl" else _parse_text
-    return [
-        parse(line.rstrip("\r"), path, number)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    records = read_prompt_file(path, lambda number: f"{path}:{number}")
+    return [_prompt_of(record, path, number) for number, record in records]
 
 
-def _parse(line: str, path: Path, number: int) -> Prompt:
-    where = f"{path}:{number}"
-    record = read_prompt_record(line, where)
+def _prompt_of(record: PromptRecord, path: Path, number: int) -> Prompt:
     if not record.text.strip():
-        raise ConfigError(f"{where}: got {line[:60]!r}; expected a prompt that is not empty.")
+        raise ConfigError(
+            f"{path}:{number}: got {record.text[:60]!r}; expected a prompt that is not empty."
+        )
     messages = None if record.messages is None else tuple(record.messages)
     return Prompt(
         record.id or f"{path.stem}:{number}", record.category or NO_CATEGORY, record.text, messages
     )
-
-
-def _parse_text(line: str, path: Path, number: int) -> Prompt:
-    return Prompt(f"{path.stem}:{number}", NO_CATEGORY, require_text(f"{path}:{number}", line))

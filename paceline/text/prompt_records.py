@@ -1,12 +1,15 @@
-"""Read a prompt from a line of a JSON Lines file."""
+"""Read prompts from files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ConfigError
 from paceline.text.messages import checked_messages, text_of
 from paceline.util.files import parse_json
+from paceline.util.text_files import read_text
 from paceline.util.unicode import require_text
 
 _FIELDS = ("prompt", "text", "turns", "messages")
@@ -28,16 +31,40 @@ class PromptRecord(NamedTuple):
     category: str | None
 
 
-def read_prompt_record(line: str, where: str) -> PromptRecord:
-    """Return the prompt in a line.
+def read_prompt_file(
+    path: Path, position_of: Callable[[int], str]
+) -> list[tuple[int, PromptRecord]]:
+    """Return the number of each line with a prompt, and the prompt.
 
     Args:
-        line: JSON object with one of the fields prompt, text, turns (the first turn is used) or
-            messages and, optionally, id and category.
-        where: File and line, for errors.
+        path: A .jsonl file has one JSON object per line, with one of the fields prompt, text, turns
+            (the first turn is used) or messages and, optionally, id and category. Any other file
+            has one prompt per line. Empty lines are skipped.
+        position_of: Function that describes a line in errors, given its number.
     Raises:
-        ConfigError: The line is not a prompt.
+        ConfigError: The file cannot be read, or a line is not a prompt.
     """
+    try:
+        # splitlines() would cut texts at U+2028 and the like.
+        lines = read_text(path, "surrogateescape").split("\n")
+    except OSError as error:
+        raise ConfigError(
+            f"The prompts {str(path)!r} cannot be read: {error.strerror}. Check the path."
+        ) from error
+    parse = _parse if path.suffix == ".jsonl" else _plain
+    numbered = (
+        (number, require_text(position_of(number), line.rstrip("\r")))
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    )
+    return [(number, parse(line, position_of(number))) for number, line in numbered]
+
+
+def _plain(line: str, where: str) -> PromptRecord:
+    return PromptRecord(line, None, None, None)
+
+
+def _parse(line: str, where: str) -> PromptRecord:
     try:
         record = parse_json(line)
     except ValueError as error:
