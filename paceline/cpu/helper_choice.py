@@ -48,6 +48,11 @@ class HelperTimes:
     conditions: Conditions
 
     @property
+    def doubtful(self) -> bool:
+        """Return True if the timing was disturbed, but the machine is quieter now."""
+        return self.conditions.doubtful
+
+    @property
     def best(self) -> int:
         """Return the smallest number of helpers that is about as fast as the fastest one."""
         limit = min(self.seconds) / (1 - MIN_HELPER_GAIN)
@@ -71,10 +76,7 @@ def with_fastest_team(model: PreTrainedModel, products: Products) -> Products:
         f"helper threads of {model.__class__.__name__}",
         "helpers.json",
     )
-    times = result_cache.load_or_compute(key, lambda: _time(products, threads), _read)
-    if not times.conditions.quiet and times.conditions.calmer_now:
-        times = _time(products, threads)
-        result_cache.replace(key, times)
+    times = result_cache.load_or_measure(key, lambda: _time(products, threads), _read)
     return replace(products, max_helpers=times.best)
 
 

@@ -64,9 +64,7 @@ class Trial:
     @property
     def doubtful(self) -> bool:
         """Return True if the timing was disturbed, but the machine is quieter now."""
-        return (
-            self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
-        )
+        return self.conditions is not None and self.conditions.doubtful
 
     @property
     def range(self) -> tuple[int, int]:
@@ -163,12 +161,7 @@ def trial(model: PreTrainedModel) -> Trial:
     key = result_cache.ResultKey(
         _KIND, environment_key(model), f"product times of {model.__class__.__name__}", "trial.json"
     )
-    cached = result_cache.load_or_compute(key, lambda: _try(modules, experts_of(model)), _read)
-    if not cached.doubtful:
-        return cached
-    repeated = _try(modules, experts_of(model))
-    result_cache.replace(key, repeated)
-    return repeated
+    return result_cache.load_or_measure(key, lambda: _try(modules, experts_of(model)), _read)
 
 
 def _read(values: dict[str, Any]) -> Trial:

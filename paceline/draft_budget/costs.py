@@ -128,9 +128,8 @@ class Costs:
         Checks would take too long for a slow model. If other programs disturbed the measurement,
         it is repeated once the machine is less busy.
         """
-        conditions = loaded.conditions
         is_slow = not cost_measuring.check_rows(loaded.curve)
-        return is_slow and not conditions.quiet and conditions.calmer_now
+        return is_slow and loaded.conditions.doubtful
 
     def _checked(self, curve: MeasuredCurve) -> MeasuredCurve:
         """Return the curve if a few forward passes confirm it, otherwise a new curve."""

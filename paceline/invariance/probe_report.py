@@ -73,9 +73,7 @@ class ProbeReport:
     @property
     def doubtful(self) -> bool:
         """True if other programs disturbed the timing, but the machine is quieter now."""
-        return (
-            self.conditions is not None and not self.conditions.quiet and self.conditions.calmer_now
-        )
+        return self.conditions is not None and self.conditions.doubtful
 
     @staticmethod
     def read(saved: dict[str, Any]) -> ProbeReport:

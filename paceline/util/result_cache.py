@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 from paceline.util import cache
 from paceline.util.files import parse_json
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 R = TypeVar("R", bound="DataclassInstance")
+M = TypeVar("M", bound="_Measurement")
 T = TypeVar("T")
+
+
+class _Measurement(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def doubtful(self) -> bool:
+        """Return whether the measurement should be repeated now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,24 @@ def load_or_compute(
         read: Function that builds the dataclass, given its attributes as a dictionary.
     """
     return load_or_compute_bytes(key, compute, _to_bytes, lambda content: read(parse_json(content)))
+
+
+def load_or_measure(
+    key: ResultKey, measure: Callable[[], M], read: Callable[[dict[str, Any]], M]
+) -> M:
+    """Run `load_or_compute` for a measurement, and repeat a doubtful one.
+
+    Args:
+        key: Key of the measurement.
+        measure: Function that measures, and returns a dataclass containing JSON values.
+        read: Function that builds the dataclass, given its attributes as a dictionary.
+    """
+    measured = load_or_compute(key, measure, read)
+    if not measured.doubtful:
+        return measured
+    repeated = measure()
+    replace(key, repeated)
+    return repeated
 
 
 def load_or_compute_bytes(

@@ -46,6 +46,11 @@ class Conditions:
         now = load_average()
         return now is None or self.load is None or now <= self.load - TIMING.load_drop
 
+    @property
+    def doubtful(self) -> bool:
+        """True if other programs disturbed the measurement, but the machine is quieter now."""
+        return not self.quiet and self.calmer_now
+
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
         """Return the conditions under which the measurements were made.
