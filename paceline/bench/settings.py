@@ -11,13 +11,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import entry
 from paceline.errors import ConfigError, did_you_mean
 from paceline.util.config import parse_spec, require_range
-from paceline.util.options import (
-    ENGINE,
-    ModelOptions,
-    PromptOptions,
-    flat,
-    refuse_per_request,
-)
+from paceline.util.options import ENGINE, ModelOptions, PromptOptions, flat, refuse_per_request
 
 PLAIN = "transformers"
 LOOKUP = "transformers:prompt_lookup"

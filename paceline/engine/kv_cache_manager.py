@@ -40,11 +40,7 @@ class KVCacheManager:
     """
 
     def __init__(
-        self,
-        model: Target,
-        max_batch: int | None,
-        max_kept: int,
-        max_bytes: int | None,
+        self, model: Target, max_batch: int | None, max_kept: int, max_bytes: int | None
     ) -> None:
         self._model = model
         self._max_kept, self._max_bytes = max_kept, max_bytes
