@@ -48,7 +48,7 @@ class Conditions:
 
     @property
     def doubtful(self) -> bool:
-        """True if other programs disturbed the measurement, but the machine is quieter now."""
+        """True if the measurement was disturbed, but the machine is quieter now."""
         return not self.quiet and self.calmer_now
 
     @classmethod
