@@ -1,13 +1,20 @@
 """Measure the host time of a decode step outside the models' forward passes.
 
-    python scripts/step_overhead.py [--label after] [--drafters auto,sssd] [--batches 1,8,32]
-    [--tokens 96] [--rounds 3] [--repeats 3] [--json FILE]
+    python scripts/step_overhead.py [--device replayed] [--label current]
+    [--drafters auto,sssd] [--batches 1,8,32] [--tokens 96] [--rounds 3] [--repeats 3]
+    [--json FILE]
 
 The target is the embedded model. The draft budget gets a flat cost curve, so trees become as large
-as on a GPU. Work that a GPU would do is timed on its own: finding the likeliest tokens of logits,
-and moving entries of the KV cache. Times are CPU time of the engine's thread, because other
-programs share the cores. The results are stored under a label, so that one file holds the figures
-before and after a change.
+as on a GPU. Times are CPU time of the engine's thread, because other programs share the cores.
+
+With `--device replayed`, the default, the script first runs all steps and records the results of
+forward passes and of other work that a GPU would do (`replayed_device.py`). Then it times the same
+steps with the recorded results. With `--device cpu`, the same core does this work as well. The time
+of forward passes, of finding the likeliest tokens and of moving entries of the KV cache is
+subtracted. The times are still longer, because the forward passes evict the host's data from the
+processor's caches.
+
+The results are stored under a label, so that one file holds several measurements.
 """
 
 from __future__ import annotations
@@ -25,11 +32,11 @@ from statistics import mean, median  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
+from replayed_device import ReplayedDevice  # noqa: E402
 
 from paceline import LLM, SamplingParams, demo  # noqa: E402
 from paceline.backend.resolve import cpu_backend  # noqa: E402
 from paceline.bench.environment import look_around  # noqa: E402
-from paceline.core.metrics import Timing  # noqa: E402
 from paceline.draft_budget.cost_curve import CostCurve  # noqa: E402
 from paceline.engine.engine import Engine  # noqa: E402
 from paceline.engine.request_handle import RequestHandle  # noqa: E402
@@ -50,25 +57,29 @@ class Step:
     """Times and counts of one decode step.
 
     Attributes:
-        timing: Seconds of the step, by kind of work.
-        device: Seconds of operations that would run on a GPU.
+        seconds: Seconds of the whole step.
+        target: Seconds of the target's forward pass; 0 if it was replayed.
+        drafts: Seconds of forward passes of the draft model and the draft head; 0 if replayed.
+        device: Seconds of other operations that would run on a GPU; 0 if they were replayed.
         rows: Tokens and draft nodes that the target computed, without padding.
         tokens: New tokens.
     """
 
-    timing: Timing
+    seconds: float
+    target: float
+    drafts: float
     device: float
     rows: int
     tokens: int
 
     @property
     def overhead(self) -> float:
-        """Seconds outside device operations, and outside all forward passes.
+        """Seconds outside forward passes and other operations that would run on a GPU."""
+        return self.seconds - self.target - self.drafts - self.device
 
-        These are the forward passes of the target, the draft model and the draft head.
-        """
-        timing = self.timing
-        return timing.step - timing.target_forward - timing.draft_forward - self.device
+    def counts(self) -> tuple[int, int]:
+        """Return the number of rows and of new tokens."""
+        return self.rows, self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,6 @@ class Overhead:
     def of(drafter: str, batch: int, repeats: Sequence[Sequence[Step]]) -> Overhead:
         """Summarise the steps of all repeats."""
         steps = [step for repeat in repeats for step in repeat]
-        timings = [step.timing for step in steps]
         return Overhead(
             drafter,
             batch,
@@ -114,8 +124,8 @@ class Overhead:
             [1e3 * median(step.overhead for step in repeat) for repeat in repeats],
             1e3 * mean(step.overhead for step in steps),
             1e3 * median(step.device for step in steps),
-            1e3 * median(timing.target_forward for timing in timings),
-            1e3 * median(timing.draft_forward for timing in timings),
+            1e3 * median(step.target for step in steps),
+            1e3 * median(step.drafts for step in steps),
             mean(step.rows for step in steps),
             mean(step.tokens for step in steps) / batch,
         )
@@ -160,61 +170,132 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--label", default="after")
+    parser.add_argument("--device", choices=("replayed", "cpu"), default="replayed")
+    parser.add_argument("--label", default="current")
     parser.add_argument("--drafters", default=",".join(DRAFTERS))
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    clock, results = DeviceClock(), []
+    repeated = replayed_repeats if args.device == "replayed" else computed_repeats
+    results = []
     for drafter in args.drafters.split(","):
         for batch in map(int, args.batches.split(",")):
-            repeats = [
-                list(measured_steps(clock, drafter, batch, args.rounds, args.tokens))
-                for _ in range(args.repeats)
-            ]
-            results.append(Overhead.of(drafter, batch, repeats))
+            run = Run(drafter, batch, args.rounds, args.tokens)
+            results.append(Overhead.of(drafter, batch, repeated(run, args.repeats)))
             print(results[-1], flush=True)
     if args.json is not None:
         save(args.json, args.label, results)
 
 
-def measured_steps(
-    clock: DeviceClock, drafter: str, batch: int, rounds: int, tokens: int
-) -> Iterator[Step]:
-    """Yield the decode steps of full batches; a first batch warms up caches and tables.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Answers of one drafter at one batch size.
 
-    Args:
-        clock: Clock of device operations.
+    Attributes:
         drafter: Spec of the drafter.
         batch: Number of requests.
-        rounds: Number of batches.
+        rounds: Number of measured batches; one more warms up caches and tables.
         tokens: Number of tokens per answer.
     """
-    llm = LLM(
-        demo.TARGET,
-        drafter.removesuffix(WITH_DRAFT),
-        draft_model="demo" if drafter.endswith(WITH_DRAFT) else None,
-        dtype="float32",
-        device="cpu",
-        max_batch=batch,
-        batch_invariant=False,
-        cost_curve=CURVE,
-    )
-    prompts = prompt_ids(llm.tokenizer)
-    params = SamplingParams(tokens, ignore_eos=True)
-    for turn in range(1 + rounds):
-        chosen = [prompts[(turn * batch + index) % len(prompts)] for index in range(batch)]
-        steps = list(decode_steps(clock, llm, chosen, params))
-        if turn:
-            yield from steps
+
+    drafter: str
+    batch: int
+    rounds: int
+    tokens: int
+
+    def steps(self, step: Callable[[Engine, list[RequestHandle]], Step]) -> list[Step]:
+        """Run a new engine, and return its decode steps with full batches.
+
+        Args:
+            step: Function that runs one step of an engine and measures it.
+        """
+        llm = LLM(
+            demo.TARGET,
+            self.drafter.removesuffix(WITH_DRAFT),
+            draft_model="demo" if self.drafter.endswith(WITH_DRAFT) else None,
+            dtype="float32",
+            device="cpu",
+            max_batch=self.batch,
+            batch_invariant=False,
+            cost_curve=CURVE,
+        )
+        prompts = prompt_ids(llm.tokenizer)
+        params = SamplingParams(self.tokens, ignore_eos=True)
+        steps: list[Step] = []
+        for turn in range(1 + self.rounds):
+            first = turn * self.batch
+            chosen = [prompts[(first + index) % len(prompts)] for index in range(self.batch)]
+            measured = list(decode_steps(step, llm, chosen, params))
+            steps += measured if turn else []
+        return steps
+
+
+def replayed_repeats(run: Run, repeats: int) -> list[list[Step]]:
+    """Record a run, and time its replays.
+
+    Args:
+        run: Answers to measure.
+        repeats: Number of replays.
+    Raises:
+        RuntimeError: The engine decided otherwise than in the recording.
+    """
+    device = ReplayedDevice()
+    try:
+        recorded = run.steps(replayed_step)
+        results = []
+        for _ in range(repeats):
+            device.rewind()
+            results.append(run.steps(replayed_step))
+            device.check_end()
+            if list(map(Step.counts, results[-1])) != list(map(Step.counts, recorded)):
+                raise RuntimeError(f"{run.drafter}: the replay differs from the recording.")
+    finally:
+        device.close()
+    return results
+
+
+def replayed_step(engine: Engine, handles: list[RequestHandle]) -> Step:
+    """Run and time a step without device work."""
+    length, start = num_tokens(handles), time.perf_counter()
+    engine.step()
+    seconds = time.perf_counter() - start
+    return Step(seconds, 0.0, 0.0, 0.0, num_rows(handles), num_tokens(handles) - length)
+
+
+def computed_repeats(run: Run, repeats: int) -> list[list[Step]]:
+    """Time a run whose forward passes are computed on the same core.
+
+    Args:
+        run: Answers to measure.
+        repeats: Number of runs, each with a new engine.
+    """
+    clock = DeviceClock()
+
+    def step(engine: Engine, handles: list[RequestHandle]) -> Step:
+        before, device, length = engine.timing, clock.seconds, num_tokens(handles)
+        engine.step()
+        timing = engine.timing - before
+        return Step(
+            timing.step,
+            timing.target_forward,
+            timing.draft_forward,
+            clock.seconds - device,
+            num_rows(handles),
+            num_tokens(handles) - length,
+        )
+
+    return [run.steps(step) for _ in range(repeats)]
 
 
 def decode_steps(
-    clock: DeviceClock, llm: LLM, prompts: list[list[int]], params: SamplingParams
+    step: Callable[[Engine, list[RequestHandle]], Step],
+    llm: LLM,
+    prompts: list[list[int]],
+    params: SamplingParams,
 ) -> Iterator[Step]:
     """Answer a batch, and yield its decode steps while no request has ended."""
     groups = llm._inputs.request_groups(prompts, params)
@@ -222,13 +303,15 @@ def decode_steps(
     handles = engine.submit([request for group in groups for request in group])
     while not any(handle.done for handle in handles):
         decodes = all(handle.request.output_ids for handle in handles)
-        before, device, length = engine.timing, clock.seconds, num_tokens(handles)
-        engine.step()
+        measured = step(engine, handles)
         if decodes:
-            rows = sum(handle.request.counters.query_tokens[-1] for handle in handles)
-            new_tokens = num_tokens(handles) - length
-            yield Step(engine.timing - before, clock.seconds - device, rows, new_tokens)
+            yield measured
     engine.finish(handles)
+
+
+def num_rows(handles: Sequence[RequestHandle]) -> int:
+    """Return the rows of the newest forward pass; 0 before the first one."""
+    return sum(sum(handle.request.counters.query_tokens[-1:]) for handle in handles)
 
 
 def num_tokens(handles: Sequence[RequestHandle]) -> int:
