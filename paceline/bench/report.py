@@ -239,7 +239,7 @@ def _notes(result: BenchResult) -> list[str]:
 
 
 def _slower(figures: list[MethodFigures]) -> list[str]:
-    """Name drafters that are slower than plain decoding, and the fastest method."""
+    """Return a note on drafters slower than plain decoding, if there are any."""
     drafters = [
         row for row in figures if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
     ]

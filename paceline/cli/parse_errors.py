@@ -81,7 +81,7 @@ def _missing(error: MissingArgumentError, command: str) -> str:
 
 
 def _expected(value: str, kind: Any) -> str:
-    """Return the expected kind of value, with the closest valid choice."""
+    """Describe the expected kind of value, and name the closest valid choice."""
     choices = [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = list(kind.__members__)

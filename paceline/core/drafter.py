@@ -48,7 +48,7 @@ class TopTokens:
     probs: npt.NDArray[np.float32]
 
     def of(self, rows: Sequence[int]) -> TopTokens:
-        """Return the selected rows, in the given order."""
+        """Return the tokens of the given rows, in the given order."""
         return TopTokens(self.token_ids[rows], self.probs[rows])
 
     def first(self, count: int) -> TopTokens:
@@ -88,7 +88,7 @@ class Outcome:
 
     @property
     def seq(self) -> Request:
-        """Return `request`; `seq` is a short alias for drafters."""
+        """Return `request`, under a shorter name for use in drafters."""
         return self.request
 
 

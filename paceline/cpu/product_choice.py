@@ -85,7 +85,7 @@ class Trial:
 
     @property
     def experts_are_faster(self) -> bool:
-        """Return True if paceline's experts are at least as fast for all row counts."""
+        """Return True if paceline's expert kernels are not slower at any row count."""
         return all(
             own_seconds < TIE_RATIO * torch_seconds
             for own_seconds, torch_seconds in zip(self.our_experts, self.torch_experts, strict=True)

@@ -63,7 +63,7 @@ class BuildOptions:
 
     @property
     def num_threads(self) -> int:
-        """Number of threads that sort."""
+        """Number of threads that sort the text of a shard."""
         return self.workers or usable_cores()
 
 

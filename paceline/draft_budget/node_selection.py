@@ -72,10 +72,10 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
-        """Return how many units of nodes there are after adding `drafts` to `num_units`."""
+        """Return the number of units of nodes after adding `drafts` to `num_units` units."""
 
     def charge(self, seconds: Floats) -> None:
-        """Set the `cost` of the drafts that cannot be cut; `DraftingBackoff` uses it.
+        """Set the `cost` of drafts that cannot be cut; `DraftingBackoff` reads it.
 
         Args:
             seconds: Duration of the step with 0, 1, ... units of nodes, [1 + num_units].
@@ -123,7 +123,7 @@ class PaddedSelector(NodeSelector):
         return best_count(self._gains, seconds)
 
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees to the same width, at least that of the widest uncuttable tree."""
+        """Cut all trees to one width, at least that of the widest tree that stays whole."""
         width = self.num_free_units
         if len(self._whole) < len(self._drafts):
             width = best_count(self._gains, seconds, width)

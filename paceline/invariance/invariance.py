@@ -172,7 +172,7 @@ def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
 def _cheapest(
     model: PreTrainedModel, with_kernels: bool, fixed_rows: int
 ) -> tuple[ProbeReport, Products]:
-    """Return the cheapest batch-invariant products, with the report on them.
+    """Return the fastest batch-invariant matrix products, with their probe report.
 
     The candidates are torch's matrix products, paceline's kernels, and products with a fixed number
     of rows.
@@ -218,8 +218,9 @@ def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Produc
 def allowed(conditions: Conditions | None) -> float:
     """Return the maximum measured cost at which "auto" enables batch invariance.
 
-    If other programs disturbed the measurement, the maximum is raised by the spread of its
-    repeats. Batch invariance is thus disabled only if the cost is certainly too high.
+    If other programs disturbed the measurement, the maximum is raised in proportion to the
+    spread of the repeated measurements. Batch invariance is thus disabled only if the cost is
+    certainly too high.
 
     Args:
         conditions: Conditions of the measurement; None if nothing was measured.

@@ -20,7 +20,7 @@ DEFAULT_MAXIMUM = CacheSize(MAX_SLOTS, MAX_POSITIONS)
 
 
 class CacheMemory:
-    """The stores of a cache, and the size for which they have memory.
+    """The memory of a cache: one tensor (store) per layer for keys, one for values.
 
     Args:
         num_stores: Number of stores, two per layer.
@@ -46,7 +46,7 @@ class CacheMemory:
         )
 
     def take(self, states: Tensor, size: CacheSize) -> tuple[int, int]:
-        """Take a free store; return the index of its block, and its index in the block.
+        """Assign a free store to keys or values; return its block and its index there.
 
         Args:
             states: First keys or values of the layer, [batch, heads, queries, dim].
@@ -58,7 +58,7 @@ class CacheMemory:
         return self.blocks.take(states, self.allocated)
 
     def preallocate(self, maximum: CacheSize, has_memory: bool, used: CacheSize) -> bool:
-        """Prepare for a maximum size; return whether the stores have moved.
+        """Prepare for a maximum size; return whether keys and values have moved.
 
         Args:
             maximum: Maximum size.
@@ -75,7 +75,7 @@ class CacheMemory:
         return True
 
     def resize(self, kept: list[int] | None, size: CacheSize, used: CacheSize) -> bool:
-        """Provide memory for another size; return whether the stores have moved.
+        """Provide memory for a new size; return whether keys and values have moved.
 
         Args:
             kept: Slots whose content moves to the front, ascending; None if all slots stay.
@@ -103,9 +103,9 @@ class CacheMemory:
         """Return the size to allocate: the maximum if possible, else the needed size.
 
         Args:
-            needed: Size that the cache needs at once.
+            needed: Size that the cache needs immediately.
             position_bytes: Size of a cache position in all layers, in bytes.
-            device: Device of the stores.
+            device: Device of the keys and values.
         """
         maximum = self._maximum.raised_to(needed)
         if device.type != "cpu":
@@ -114,7 +114,7 @@ class CacheMemory:
         return maximum if can_reserve(num_bytes) else needed
 
     def _reallocate(self, kept: list[int] | None, size: CacheSize, copied: CacheSize) -> None:
-        """Copy the first positions of some slots to new stores."""
+        """Copy the first positions of some slots to newly allocated stores."""
         slots = slice(0, copied.slots) if kept is None else kept
         self.blocks.resize(slots, size, copied.positions)
         self.allocated = size

@@ -97,11 +97,11 @@ class GgufTarget(TargetBase):
         return self.model.device
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Do nothing, because llama.cpp would take memory for the maximum at once."""
+        """Do nothing, because llama.cpp would allocate the maximum immediately."""
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions in all slots."""
+        """Return the total number of cache positions in all slots."""
         return self.slots.capacity
 
     @property
@@ -159,7 +159,7 @@ class GgufTarget(TargetBase):
         self.slots.free(request)
 
     def reusable_length(self, source: Request, length: int) -> int:
-        """Return how many of the first `length` tokens another request can take over."""
+        """Return how many of the first `length` tokens of `source` can be reused."""
         if self.model.is_recurrent:
             return source.cached if source.cached <= length else 0
         window = self.model.window

@@ -1,4 +1,4 @@
-"""Read images from objects, files, bytes and data URLs."""
+"""Load images from Pillow images, paths, bytes and data URLs."""
 
 from __future__ import annotations
 

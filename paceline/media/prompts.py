@@ -75,7 +75,7 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
 
 
 def load_video(frames: Any, where: str) -> Any:
-    """Return a video's frames as images; a video that is an array does not change.
+    """Return a video's frames as images; an array is returned unchanged.
 
     Raises:
         ConfigError: A frame is not an image.

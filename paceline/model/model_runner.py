@@ -30,7 +30,7 @@ class ModelRunner:
     """Runs one model with one cache.
 
     Args:
-        view: `ModelView` of the model, whose modules run.
+        view: `ModelView` of the model; its modules compute the forward passes.
         device: Device of the inputs.
         architecture: Properties of the model.
         cache: Cache to which keys and values are written.
@@ -123,7 +123,7 @@ class ModelRunner:
         )
 
     def ragged(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
-        """Return logits [logit queries, vocab] for a ragged batch."""
+        """Return logits [n, vocab] of the queries that a ragged batch selects."""
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))
@@ -178,7 +178,7 @@ class ModelRunner:
         return output.logits
 
     def _begin_packed(self, packing: RaggedBatch, count: int) -> None:
-        """Set the cache's window to the first `count` queries of a packed batch."""
+        """Prepare the cache for the first `count` queries of a packed batch."""
         num_requests = len(packing.cached)
         self._cache.begin(
             int(packing.slots[0]),

@@ -62,7 +62,7 @@ def retokenizer_of(draft: PreTrainedModel, target: PreTrainedModel, tokenizer: A
 def _tokenizers_and_rows(
     draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any
 ) -> tuple[Any, Any, int, int]:
-    """Return both tokenizers, the target first, and the row counts of both models."""
+    """Return both tokenizers and both vocabulary sizes, each time the target's first."""
     embedding: Any = draft.get_input_embeddings()
     return (
         _tokenizer_of(target) if tokenizer is None else tokenizer,

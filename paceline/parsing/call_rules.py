@@ -30,7 +30,7 @@ def llama3_call(name: str, schema: Schema, rules: RuleWriter) -> str:
 
 
 def mistral_list_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call: an entry of a JSON list."""
+    """Return the grammar expression for a call that is an entry of a JSON list."""
     return _json_call(name, schema, rules, "arguments")
 
 

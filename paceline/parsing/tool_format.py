@@ -33,7 +33,7 @@ class ToolFormat:
         read: Generator function that reads answers.
         marks: Texts that identify the family: its chat templates contain all of them.
         write_call: Function that returns the grammar expression for one call, given the tool's
-            name, the schema of its arguments and the rules.
+            name, the schema of its arguments and the grammar's rules.
         first: Text before the first call.
         between: Text between two calls.
         last: Text after the last call.

@@ -59,7 +59,7 @@ def untyped_json(text: str) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Evaluate a Python literal, which may contain the constants of JSON."""
+    """Evaluate a Python literal that may contain JSON's true, false and null."""
     match node:
         case ast.Name(id=word) if word in _WORDS:
             return _WORDS[word]

@@ -125,7 +125,7 @@ class Eagle3Head(StepHead):
         return self._module.fuse(states[:, 1:].to(self.dtype))
 
     def run(self, batch: HeadBatch) -> Tensor:
-        """Run the head's layers."""
+        """Return the outputs of the head's layers for a batch."""
         last = self._module.embed_tokens.num_embeddings - 1
         outputs: Tensor = self._module(
             batch.token_ids.clamp(max=last),

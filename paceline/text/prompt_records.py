@@ -19,7 +19,7 @@ class PromptRecord(NamedTuple):
     """A prompt in a file.
 
     Attributes:
-        text: The prompt; the last message of a conversation.
+        text: The prompt; for a conversation, its last message.
         messages: The conversation; None if the prompt is a single text.
         id: Id of the prompt, or None.
         category: Category of the prompt, or None.

@@ -18,7 +18,8 @@ class Retokenizer:
 
     Args:
         target: Tokenizer of the target.
-        draft: Tokenizer of the draft model. Both have fixed spellings (`token_bytes`).
+        draft: Tokenizer of the draft model. In both tokenizers, every token has a fixed spelling
+            (`token_bytes`).
         target_rows: Number of rows in the target's LM head.
         draft_rows: Number of rows in the draft model's embedding.
     Attributes:

@@ -117,7 +117,7 @@ class Trainer(ABC):
         return ""
 
     def save_state(self) -> None:  # noqa: B027  (optional)
-        """Store the state after Ctrl-C, so that training can resume; optional."""
+        """Store the state after Ctrl-C; a subclass that can resume overrides this."""
 
     @property
     def share(self) -> float:

@@ -151,7 +151,7 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 
 @inlined
 def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Return the address of the weight of a key in query i's current range of keys."""
+    """Return the address of query i's weight for a key in its current range of keys."""
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     index = first.start + run.rank + ordinal - run.start
     return int(address(tile.scores) + (i * tile.scores.shape[1] + index) * FLOAT_BYTES)

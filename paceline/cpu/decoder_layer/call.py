@@ -184,7 +184,7 @@ def _times(numbers: Any, factors: int) -> Any:
 
 @inlined
 def _activate(layer: LayerCall) -> None:
-    """Apply the activation function to the gate, and multiply the result by `up`."""
+    """Apply the activation function to `gate`, and multiply the result by `up`."""
     size = layer.count * layer.inner * HALF_BYTES
     for offset in range(0, size, HALF_BYTES):
         bits = load_uint16(layer.gate + offset)

@@ -46,7 +46,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def takes_weight(weight: Tensor) -> bool:
     """Return whether `product` supports a weight [outer, inner].
 
-    The weight is contiguous, or the transposed view of a contiguous tensor.
+    The weight must be contiguous, or the transposed view of a contiguous tensor.
     """
     if weight.device.type != "cpu" or weight.dtype not in KINDS:
         return False
@@ -60,7 +60,7 @@ def takes_weight(weight: Tensor) -> bool:
 def kernel_of(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
     """Choose the kernel for a product's shape.
 
-    The choice depends only on the shape of the weight, because the kernels sum in different orders.
+    The kernels sum in different orders, so the choice never depends on the number of rows.
     """
     if (
         dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""Multiply rows by a weight stored as [inner, outer], as in some experts.
+"""Multiply rows by a weight stored as [inner, outer], as in some MoE experts.
 
 A task computes the sums of a few hundred outputs. It reads a block of the weight's rows at a time,
 so that consecutive reads stay within a few pages of memory. In bfloat16 on processors with
@@ -41,7 +41,7 @@ _interleave, _add_interleaved = interleave(VECTORS), add_pairs(VECTORS, True)
 
 
 class _ProductRows(NamedTuple):
-    """The rows of a product, in the format that the sums read.
+    """The rows of a product, in the form that `_add` reads.
 
     Attributes:
         source: Address of the rows.

@@ -71,9 +71,9 @@ class _K4(Reader):
         return Factors(both[:_PARTS], both[_PARTS:], 2)
 
     def _factors(self, builder: Any, block: Any) -> Any:
-        """Emit instructions that compute the factors of the parts of one block.
+        """Emit instructions that compute the factors of each part of a block.
 
-        The scales are in lanes 0 to 7, and the minimums, negated, in lanes 8 to 15.
+        The result holds the scales in lanes 0 to 7, and the negated minimums in lanes 8 to 15.
         """
         low, mid, high = (load(builder, block, offset, WORD) for offset in (4, 8, 12))
 

@@ -141,5 +141,8 @@ class DraftModelOptions:
 
     @property
     def adapts_length(self) -> bool:
-        """Return whether draft lengths adapt; a batch then shares one node limit."""
+        """Return whether the draft length adapts.
+
+        If so, the requests of a batch share one limit on the number of nodes.
+        """
         return self.max_draft_tokens is None and self.stop_rule == "product"

@@ -74,7 +74,7 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Drafts n-grams. With a seed, the text equals that of plain decoding."""
+    """Drafts n-grams; for the same seed, the text equals that of plain decoding."""
 
     name = "lookahead"
     keeps_tokens = True
@@ -185,7 +185,7 @@ class Lookahead(Drafter):
         return window
 
     def _add_guesses(self, builder: TreeBuilder, state: _State, depth: int) -> None:
-        """Add the guesses, then extend the first few.
+        """Add the guesses to the tree, then extend the first few from the pool.
 
         Extensions are longer if more tokens were accepted in the last step.
         """

@@ -26,7 +26,7 @@ class TreeCandidate:
         parent: Parent in the tree; -1 is the root.
         depth: Depth; 1 for a child of the root.
         nodes: For each source, the token's node in the source's tree, or ABSENT.
-        cells: For each source, the calibration cell, or ABSENT.
+        cells: For each source, the index of the node's calibration cell, or ABSENT.
         known: Number of valid tokens in `tail`.
         origin: `Origin` of the most confident source.
         tail: Newest tokens, ending with this token.
@@ -54,7 +54,7 @@ class TreeQueries(NamedTuple):
 
     Attributes:
         newest: Newest tokens of each request, ending with the root, [batch, LONGEST_KEY]; shorter
-            texts are aligned at the end.
+            texts are right-aligned.
         limits: Number of tokens in `newest`, maximum number of nodes, and maximum depth, [batch,
             3].
         temperatures: Temperature of each request, [batch]; 0 means greedy.

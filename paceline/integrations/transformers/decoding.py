@@ -133,7 +133,7 @@ class Decoding:
             self._engine.withdraw(handles)
 
     def _stream(self) -> None:
-        """Pass each complete column, [batch] token ids, to the streamer."""
+        """Pass each column that all rows have reached, [batch] ids, to the streamer."""
         if self._streamer is None:
             return
         active_widths = [row.width for row in self._rows if row.finish_reason is None]
@@ -157,7 +157,7 @@ class Decoding:
     def _extend_short_rows(self, total: int) -> None:
         """Run the model on padding for rows that ended early.
 
-        transformers does the same, and returns the scores and states of the padding.
+        transformers also does this, because it returns the scores and states of the padding.
         """
         short = [row for row in self._rows if row.width < total]
         if not short:

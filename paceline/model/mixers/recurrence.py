@@ -80,7 +80,7 @@ class RecurrenceMixer:
         self._call: RecurrenceCall | None = None
 
     def _calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper that passes the `RecurrenceCall` in progress to `function`."""
+        """Return a wrapper that calls `function` with the current `RecurrenceCall` first."""
 
         def recurrence(*args: Any, **kwargs: Any) -> Any:
             return function(self._call, *args, **kwargs)

@@ -37,7 +37,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
     @router.get("/page/about.json")
     async def about() -> Response:
-        """Return the information that the chat page needs."""
+        """Return the settings of the chat page, such as the model and the drafters."""
         return _json(
             model=serving.names[0],
             drafter=serving.llm.drafter.name,

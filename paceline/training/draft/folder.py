@@ -84,7 +84,7 @@ class TrainingRecord:
         kept: Size of the reduced draft vocabulary.
         curve: Learning curve.
         best: Point on the curve at which the draft model in the folder was saved.
-        chains: Acceptance on held-out answers at that point.
+        chains: Acceptance of draft chains on held-out answers at that point.
     """
 
     settings: dict[str, Any]
@@ -160,7 +160,7 @@ class DraftFolder:
         Args:
             save: Function that writes the model to an existing folder.
             progress: Training progress, including the curve.
-            chains: Acceptance at the last validation.
+            chains: Acceptance of draft chains at the last validation.
             kept: Size of the reduced draft vocabulary.
         """
         best = progress.best
@@ -207,7 +207,7 @@ def save_draft(model: PreTrainedModel, token_ids: Sequence[int], folder: Path) -
 
 
 def _replace_files(save: Callable[[Path], None], folder: Path) -> None:
-    """Write a model to a temporary folder, then move its files, weights last."""
+    """Write a model to a temporary folder, then move its files; weights come last."""
     with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
         save(Path(partial))
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):
