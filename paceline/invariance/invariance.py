@@ -172,7 +172,7 @@ def _fixed_rows(model: PreTrainedModel, max_batch: int) -> int:
 def _cheapest(
     model: PreTrainedModel, with_kernels: bool, fixed_rows: int
 ) -> tuple[ProbeReport, Products]:
-    """Return the fastest batch-invariant matrix products, with their probe report.
+    """Return the cheapest batch-invariant matrix products, with their probe report.
 
     The candidates are torch's matrix products, paceline's kernels, and products with a fixed number
     of rows.

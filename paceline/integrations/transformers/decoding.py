@@ -157,7 +157,7 @@ class Decoding:
     def _extend_short_rows(self, total: int) -> None:
         """Run the model on padding for rows that ended early.
 
-        transformers also does this, because it returns the scores and states of the padding.
+        transformers also runs this padding, and returns its scores and states.
         """
         short = [row for row in self._rows if row.width < total]
         if not short:
