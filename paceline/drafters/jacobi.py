@@ -82,7 +82,7 @@ class Jacobi(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Replace all evaluated guesses, and drop those whose position is now decided."""
+        """Replace all guesses that the target evaluated, and drop those now decided."""
         for outcome in outcomes:
             iterate = self._iterates[outcome.request.id]
             answers = _answers_along(iterate.guesses, outcome)

@@ -106,7 +106,7 @@ class GgufTarget(TargetBase):
 
     @property
     def position_bytes(self) -> int:
-        """Return the bytes per cache position, including cells for discarded tokens."""
+        """Return the size of a cache position in bytes, with space for discarded tokens."""
         return int(self.model.token_bytes * (1 + DISCARDED_SHARE))
 
     @property

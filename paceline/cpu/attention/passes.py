@@ -53,7 +53,7 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 
 @inlined
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
-    """Convert the scores of query i to softmax weights; return the float32 total.
+    """Convert the scores of query i to softmax weights; return their float32 sum.
 
     The weights are contiguous. They start where the score of the query's first key was stored.
     """

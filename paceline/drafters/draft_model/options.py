@@ -86,7 +86,7 @@ class DraftModelOptions:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum draft length in tokens; stop_rule=heuristic limits only the first draft."""
+        """Maximum draft length in tokens; with stop_rule=heuristic, of the first draft."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
@@ -114,7 +114,7 @@ class DraftModelOptions:
 
     @property
     def tree_stop_threshold(self) -> float:
-        """Total confidence of the newest nodes below which the tree stops growing."""
+        """Minimum total confidence of the newest nodes for the tree to grow further."""
         return self._stop_threshold(TREE_STOP_THRESHOLD)
 
     def _stop_threshold(self, default: float) -> float:

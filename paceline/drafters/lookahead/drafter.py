@@ -173,7 +173,7 @@ class Lookahead(Drafter):
     def _window_to_feed(
         self, request: Request, state: _State, limit: int
     ) -> LookaheadWindow | None:
-        """Return the window, or None if it would not save time or exceeds the limit."""
+        """Return the window; None if it would save no time or has too many nodes."""
         options, window = self._options, state.window
         if not options.reference_mode and (
             request.remaining <= options.ngram or state.accepted > options.ngram
