@@ -55,8 +55,8 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
     """Convert the scores of query i to softmax weights, and return their total.
 
-    The total is in float32, and includes the attention sink, if any. The weights are contiguous. They
-    start where the score of the query's first key was stored.
+    The total is in float32, and includes the attention sink, if any. The weights are contiguous.
+    They start where the score of the query's first key was stored.
     """
     column, member = divmod(tile.first + i, call.groups)
     begin, end = tile.begin[column], tile.begin[column + 1]
