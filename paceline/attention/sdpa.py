@@ -25,7 +25,7 @@ UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
 
 def takes_tree_attention(model: PreTrainedModel) -> bool:
-    """Return True if a model looks up SDPA in transformers' registry."""
+    """Return whether a model gets its SDPA function from transformers' registry."""
     return bool(
         model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
     )
@@ -48,7 +48,7 @@ def _attend(
             positions, dim].
         attention_mask: Mask, bool [batch, 1, columns, positions].
     Returns:
-        Output, [batch, columns, heads, dim], and None for the weights.
+        Output, [batch, columns, heads, dim], and None for the attention weights.
     """
     if (
         attention_mask is None

@@ -84,7 +84,7 @@ def attention_by_position(
 
 
 def launch_of(itemsize: int, dims: int) -> Launch:
-    """Return the tile size and threads for a head size and data type.
+    """Return the launch settings for a head size and data type.
 
     Args:
         itemsize: Number of bytes per value.

@@ -135,7 +135,7 @@ class Products:
         return None if kind is None or not is_free(module) else kind(module, self)
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return rows @ weight.T + bias, computed in the same way as in the modules.
+        """Return rows @ weight.T + bias, computed in the same way as in `modules`.
 
         Args:
             rows: Input, [..., inner].
@@ -155,7 +155,7 @@ class Products:
         return functional.linear(rows, weight, bias)
 
     def num_helpers(self, num_rows: int) -> int | None:
-        """Return the number of helper threads in a forward pass over `num_rows` rows.
+        """Return the number of helper threads for a forward pass over `num_rows` rows.
 
         The result is None if each operation divides its work among torch's threads.
         """

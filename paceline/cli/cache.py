@@ -1,4 +1,4 @@
-"""Implement the commands `paceline cache list | clear`."""
+"""Implement the commands `paceline cache list` and `paceline cache clear`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define groups of command-line options as dataclasses with docstrings as help.
+"""Define groups of command-line options as dataclasses; docstrings are the help.
 
 `@flattened` shows the fields of such a class as options of the command: `--threads` instead of
 `--models.threads`.

@@ -37,44 +37,44 @@ class DelegatingDrafter(Drafter):
             setattr(self, name, getattr(inner, name))
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         self.inner.check_vocab_size(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         self.inner.check_tokenizer(tokenizer)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         self.inner.attach(target, tokenizer)
 
     def num_head_tokens(self) -> int:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         return self.inner.num_head_tokens()
 
     def start(self, request: Request) -> None:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         self.inner.start(request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         return self.inner.propose(requests, max_nodes)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         self.inner.observe(outcomes)
 
     def draws(self, request: Request) -> bool:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         return self.inner.draws(request)
 
     def stop(self, request: Request) -> None:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         self.inner.stop(request)
 
     @property
     def forward_seconds(self) -> float:
-        """Call the same method of the inner drafter."""
+        """Forward the call to the inner drafter."""
         return self.inner.forward_seconds
 
 

@@ -12,9 +12,9 @@ class CostCorrection:
 
     There is one object for each number of requests in a step. It keeps two averages of
     log(measured / expected): one for steps with drafts and one for steps without. Unlike
-    `MovingAverage`, they start as plain means and limit outliers. Each step of one kind also moves
-    the average for the other kind towards its own. An average over few steps, which may all have
-    been disturbed, moves faster.
+    `MovingAverage`, they start as plain means and limit outliers. A step with drafts also moves
+    the average for steps without drafts towards the average for steps with drafts, and vice versa.
+    An average over few steps moves faster, because all of these steps may have been disturbed.
 
     Args:
         settings: Rates and limits.

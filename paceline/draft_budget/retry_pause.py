@@ -21,7 +21,7 @@ class RetryPause:
         return self._left
 
     def waits(self) -> bool:
-        """Return whether the next step belongs to the pause; count down by one step."""
+        """Return whether the pause includes the next step, and count this step down."""
         if self._left > 0:
             self._left -= 1
             return True

@@ -59,8 +59,8 @@ class DraftBudgetSettings:
             the drafter skips a step; 0 or more.
         max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips when
             all its trees are cut to nothing; 0 or more.
-        learning_steps: Back-off: at this number of steps before the next trial, the drafter starts
-            to learn from the target's predictions again; at least 1.
+        learning_steps: Back-off: the drafter resumes learning from the target's predictions this
+            number of steps before the next trial; at least 1.
         burst_slack: Back-off: number of tokens per request by which a burst may fall short of plain
             decoding before it ends; 0 or more.
         burst_memory: Back-off: factor by which each new step of a burst reduces the weight of the
@@ -202,8 +202,8 @@ class StepCostSettings:
         prior_weight: Weight of each prior value, as a number of steps.
         margin: Factor by which the time of a step with drafts is multiplied, so that gains within
             the error of the fit do not count.
-        lead_tokens: Lead, in tokens, at which a request becomes e (2.72) times less likely than
-            another one to finish last.
+        lead_tokens: Number of tokens by which a request must be ahead of another one to be e (2.72)
+            times less likely to finish last.
         unknown_probability: Probability assumed for a draft token if the drafter reports none.
     """
 

@@ -105,7 +105,7 @@ def _weights(solution: Tensor, num_token_ids: int) -> Weights:
 
 
 def _solve(inputs: Tensor, following: Tensor) -> Tensor:
-    """Return the ridge-regression solution, using the smaller of two linear systems."""
+    """Solve the ridge regression by the smaller of two equivalent linear systems."""
     weights: Tensor
     if len(inputs) >= inputs.shape[1]:
         weights = torch.linalg.solve(_with_ridge(inputs.T @ inputs), inputs.T @ following)

@@ -85,7 +85,10 @@ class Weights:
         )
 
     def limited_to(self, num_token_ids: int) -> Weights:
-        """Return the weights for a model whose vocabulary has less padding."""
+        """Return the weights without the token ids from `num_token_ids` on.
+
+        A model whose vocabulary has less padding does not have these ids.
+        """
         return replace(self, token_ids=self.token_ids[self.token_ids < num_token_ids])
 
     def to_bytes(self, metadata: dict[str, str]) -> bytes:
@@ -96,7 +99,7 @@ class Weights:
         return content
 
     def checksum(self, text: str) -> str:
-        """Return a SHA-256 hash of the tensors, the levels and a string."""
+        """Return a SHA-256 hash of `text`, the levels and the tensors."""
         digest = hashlib.sha256(f"{text} {self.levels}".encode())
         for name, tensor in self._tensors().items():
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
@@ -165,7 +168,7 @@ def embedding_and_head(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
 
 
 def has_plain_embeddings(model: CachedLM) -> bool:
-    """Return whether the device of a model holds a readable embedding and LM head."""
+    """Return whether a model's embedding and LM head are readable and on its device."""
     try:
         return all(
             module.weight.device == model.device for module in embedding_and_lm_head(model.model)

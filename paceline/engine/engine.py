@@ -168,7 +168,7 @@ class Engine(SharedSteps):
 
     @property
     def load(self) -> EngineLoad:
-        """Counts for completed work and currently open requests."""
+        """Counts of completed work and of open requests."""
         return self._lifecycle.load
 
     @property

@@ -21,7 +21,7 @@ class StepGroup:
 
     Attributes:
         handles: The requests, in the order of their slots.
-        prefill_chunk: Maximum number of pending tokens that the step computes for each request.
+        prefill_chunk: Maximum number of pending tokens that the step processes per request.
     """
 
     handles: list[RequestHandle]
@@ -29,7 +29,7 @@ class StepGroup:
 
     @property
     def num_pending(self) -> list[int]:
-        """Return the number of pending tokens that the step computes for each request."""
+        """Return the number of pending tokens that the step processes for each request."""
         return [num_pending(handle, self.prefill_chunk) for handle in self.handles]
 
     @property
@@ -39,7 +39,7 @@ class StepGroup:
 
 
 def num_pending(handle: RequestHandle, prefill_chunk: int) -> int:
-    """Return the number of a request's pending tokens that the step computes."""
+    """Return the number of a request's pending tokens that the step processes."""
     return min(handle.request.pending, prefill_chunk)
 
 

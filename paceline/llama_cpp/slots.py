@@ -59,7 +59,7 @@ class SequenceSlots:
         self._sizes[request.slot] = max(positions, self._sizes[request.slot])
 
     def shorten(self, request: Request) -> None:
-        """Free the cache positions that follow a request's tokens."""
+        """Free the cache positions after a request's tokens."""
         self._sizes[request.slot] = request.cached
 
     @property
@@ -102,7 +102,7 @@ class SequenceSlots:
             request.slot = -1
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other` with its first `length` cache positions."""
+        """Give `request` the slot of `other`, reduced to its first `length` positions."""
         request.slot, other.slot = other.slot, -1
         self._owner[request.slot] = request
         request.cached = self._cells.cut(sequence_of(request), length)

@@ -91,7 +91,7 @@ class Sketch:
 
     @staticmethod
     def from_model(model: PreTrainedModel) -> Sketch:
-        """Return the sketch of a model's embedding.
+        """Sample the embedding of a model.
 
         Raises:
             UnsupportedModelError: The embedding is not a matrix of floating-point numbers.
@@ -108,7 +108,7 @@ class Sketch:
         return Sketch(rows, int(hidden), int(layers), np.round(scale * sampled).astype(np.int8))
 
     def closeness(self, model: PreTrainedModel) -> float:
-        """Return the cosine similarity between this sketch and that of another model.
+        """Return the cosine similarity between this sketch and the sketch of `model`.
 
         If the shapes differ, the result is 0. Padding rows in an embedding are ignored.
         """
@@ -139,7 +139,7 @@ class Sketch:
         return self.closeness(model) >= MIN_SKETCH_COSINE
 
     def encode(self) -> str:
-        """Return the sketch as text of about 6,000 characters."""
+        """Encode the sample and its sizes as text of about 6,000 characters."""
         rows, columns = self.sample.shape
         numbers = base64.b64encode(self.sample.tobytes()).decode()
         return f"{self.vocab_size} {self.hidden_size} {self.layers} {rows} {columns} {numbers}"
@@ -149,7 +149,7 @@ class Sketch:
         """Restore a sketch from the text that `encode` returned.
 
         Raises:
-            ValueError: The text is not a sketch.
+            ValueError: The text does not describe a sketch.
         """
         *sizes, numbers = text.split(" ")
         vocab_size, hidden_size, layers, rows, columns = map(int, sizes)
@@ -176,8 +176,8 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
     """Return evenly spaced entries of a model's embedding.
 
-    The spacing is that of an embedding [rows, columns], which may be larger than the model's. Rows
-    beyond the model's embedding are omitted.
+    The entries are spaced as in an embedding [rows, columns], which may be larger than the model's.
+    Rows beyond the model's embedding are omitted.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])

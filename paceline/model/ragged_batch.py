@@ -86,8 +86,8 @@ class RaggedBatch:
 
         Args:
             visible_ranges: Visible ranges by mask address; see `AttentionMetadata`.
-            key_rows: Row of the keys that holds each request's first key, [rows]. Default: 0,
-                1, 2, ...
+            key_rows: For each request, the row of the key tensor that holds its first key,
+                [rows]. Default: 0, 1, 2, ...
         """
         return AttentionMetadata(
             self.cached,

@@ -41,7 +41,7 @@ class AnswerReader:
         self._num_tokens = 0
 
     def read(self, pieces: Iterable[AnswerToken], last: bool) -> list[AnswerEvent]:
-        """Add text, and return the events that are now certain.
+        """Parse more text, and return the events that later text cannot change.
 
         Args:
             pieces: Fragments of the text, in order.

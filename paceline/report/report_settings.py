@@ -1,4 +1,4 @@
-"""Define the settings for plots and for shortened prompts."""
+"""Define the settings for plots and for shortening long prompts."""
 
 from __future__ import annotations
 

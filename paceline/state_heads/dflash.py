@@ -175,7 +175,7 @@ class DFlashHead(StateHead):
         self._blocks.pop(text.slot, None)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return the states of the target layers that the head reads, fused."""
+        """Fuse the states of the target layers that the head reads."""
         return self._module.fuse(states[:, 1:].to(self._dtype))
 
     def extend(self, rows: Sequence[HeadRow]) -> None:
@@ -245,7 +245,10 @@ class DFlashHead(StateHead):
         return embedded
 
     def project(self, outputs: Tensor) -> Tensor:
-        """Return logits for outputs [n, hidden], from the head's or the target's LM head."""
+        """Return the logits for outputs [n, hidden] of the head.
+
+        The head's own LM head computes them, or that of the target if the head has none.
+        """
         head: Any = self._target.get_output_embeddings()
         logits: Tensor = (
             head(outputs.to(self._target.dtype))

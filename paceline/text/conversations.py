@@ -235,7 +235,10 @@ def _parts_of(text: str) -> list[dict[str, str]]:
 
 
 def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
-    """Return whether the template renders content as text, without Python syntax."""
+    """Return whether the template writes only the text of `content`.
+
+    Some templates write lists in Python syntax.
+    """
     try:
         text = str(tokenizer.apply_chat_template([_question(content)], tokenize=False))
     except Exception:  # a template is an arbitrary program, and may fail in any way

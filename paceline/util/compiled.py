@@ -70,8 +70,8 @@ def compiled(function: F) -> F:
 
     The code runs without the interpreter lock.
 
-    Stored code becomes outdated when its module changes, or when another module changes from which
-    it uses functions, records or constants.
+    Stored code becomes outdated when its module changes. It also becomes outdated when a module
+    changes whose functions, records or constants it uses.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
@@ -79,7 +79,7 @@ def compiled(function: F) -> F:
 def subroutine(function: F) -> F:
     """Compile a function like `compiled`, but only for calls from compiled code.
 
-    Without a wrapper for Python, it compiles faster.
+    The function gets no wrapper for Python, so it compiles faster.
     """
     options = {"nopython": True, **_OPTIONS, **_INNER}
     return cast(F, _stored(_Subroutine(function, targetoptions=options)))
@@ -117,7 +117,7 @@ def kernel(function: F) -> F:
 
 
 def entry_kernel(function: F) -> F:
-    """Compile a function as a `kernel` that Python may call, too."""
+    """Compile a function as a `kernel` that Python code can also call."""
     return _without_counting(_Kernel, function, {})
 
 

@@ -1,4 +1,4 @@
-"""Store results, such as measurements and probes, in the cache.
+"""Store results, such as measurements and self-tests, in the cache.
 
 The key of a result contains all facts on which the result depends. If the cache cannot be written,
 results stay in memory until the process ends.

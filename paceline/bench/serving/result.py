@@ -105,7 +105,7 @@ class LoadFigures:
         throughput: New tokens per second.
         speedup: Throughput divided by that of plain decoding.
         cost: Machine time per token in milliseconds: 1000 / throughput.
-        latency: Number of users times `cost`, which includes prefill; None for random arrivals.
+        latency: Number of users times `cost`, including prefill; None for random arrivals.
         first_p50: Median time to the first chunk of an answer.
         first_p99: 99th percentile of the time to the first chunk.
         gap_p50: Median time between chunks.

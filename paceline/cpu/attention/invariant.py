@@ -97,7 +97,7 @@ def attention_by_position(
 def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
     """Return the maximum number of queries in a tile.
 
-    With AMX, a tile holds only whole blocks and whole columns of queries.
+    With AMX, a tile contains only complete blocks and complete columns of queries.
     """
     in_cache = max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys))
     queries = min(in_cache, columns * groups)

@@ -198,7 +198,7 @@ def _take_step(
 
 @inlined
 def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
-    """Load eight lanes of a value; `offset` is in bytes of float32 values."""
+    """Load eight lanes of a value; for any dtype, `offset` is 4 bytes per number."""
     source = call.value + column * call.value_token + head * call.value_head
     if call.kind != FLOAT32:
         return load_lanes(call.kind, source + offset // FLOAT_BYTES * HALF_BYTES)
@@ -207,7 +207,7 @@ def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
 
 @inlined
 def _store_output(call: GatedCall, offset: int, output: Any) -> None:
-    """Store eight lanes of the output; `offset` is in bytes of float32 values."""
+    """Store eight lanes of the output; for any dtype, `offset` is 4 bytes per number."""
     if call.out_kind == BFLOAT16:
         simd_f32x8.store_bfloat16(call.out + offset // FLOAT_BYTES * HALF_BYTES, output)
     else:

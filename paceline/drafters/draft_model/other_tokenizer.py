@@ -1,4 +1,7 @@
-"""Draft with a model that has a different tokenizer, using shared tokens or text."""
+"""Draft with a model whose tokenizer differs from the target's.
+
+Drafts consist of tokens that both models have, or are drafted as text.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +68,12 @@ class OtherTokenizerDrafter(Drafter):
         self._drafter_of(request).stop(request)
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Seed the next draft with another tree, unless the request is drafted as text."""
+        """Begin the next draft with `tree`, unless the request is drafted as text."""
         if self._drafter_of(request) is self._by_token:
             self._by_token.seed_trees(request, tree)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft first for the requests drafted by token, then for those drafted as text."""
+        """Draft for requests that use shared tokens, then for those drafted as text."""
         trees = [EMPTY_TREE] * len(requests)
         for drafter in (self._by_token, self._by_text):
             rows = [n for n, each in enumerate(requests) if self._drafter_of(each) is drafter]

@@ -48,5 +48,5 @@ class LookaheadOptions:
 
     @property
     def max_nodes(self) -> int:
-        """Number of nodes in the largest tree: (N - 1) (W + G) tokens minus the root."""
+        """Number of nodes in the largest tree: (N - 1) (W + G) - 1, without the root."""
         return (self.ngram - 1) * (self.window + self.guesses) - 1

@@ -43,7 +43,7 @@ _PRIORS = {
 
 
 class Evidence(NamedTuple):
-    """A node's source, and its probability.
+    """The source and the probability of a node.
 
     Attributes:
         kind: Source of the node.
@@ -65,7 +65,7 @@ class PhraseAcceptance:
     """Counts trials and hits by source and probability, over all requests.
 
     A node counts as a trial once the target has predicted a token after its parent, whether or not
-    the node was verified.
+    the node was verified. The trial is a hit if the target accepted the node.
     """
 
     def __init__(self) -> None:

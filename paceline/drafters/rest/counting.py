@@ -27,7 +27,7 @@ from paceline.util.compiled import Records, compiled, record_dtype
 
 
 class TrieNode:
-    """A prefix shared by several continuations."""
+    """A prefix of one or more continuations."""
 
     token: int  # its last token
     parent: int  # the node of the prefix without it; -1 means that it is a first token

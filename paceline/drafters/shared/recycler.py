@@ -133,7 +133,10 @@ class Recycler:
         return self._trees.get(outcome.request.id, _NO_TREE)
 
     def _learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Update cache and calibration with outcomes whose trees were grown together."""
+        """Update the cache and the calibration with outcomes.
+
+        The trees of these outcomes come from the same call of `draft`.
+        """
         records: list[int] = []
         token_ids: list[IntArray] = []
         probs: list[NDArray[np.float32]] = []

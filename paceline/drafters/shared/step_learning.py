@@ -56,7 +56,7 @@ def learn_step(
         calibration: Acceptance rates by source.
         max_context: Maximum number of tokens in a context.
         records: Records of all verified trees, in sequence.
-        candidates: Trees that `grow_trees` has filled, [n] records of CANDIDATE.
+        candidates: Nodes of the trees from `grow_trees`, as records of type CANDIDATE, [n].
         token_ids: Most likely tokens, as in `TopTokens`, [trees + nodes, k].
         probs: Probabilities of these tokens, [trees + nodes, k]; rows of zeros are skipped.
     """

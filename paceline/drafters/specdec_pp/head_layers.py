@@ -45,7 +45,7 @@ def scalars_of(log_probs: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def check_tensors(card: HeadCard, tensors: dict[str, Tensor]) -> None:
-    """Reject tensors that do not fit the card.
+    """Reject tensors that do not match the description in the head's card.
 
     Raises:
         ConfigError: Inputs, depth, names, shapes or data types differ.

@@ -26,7 +26,10 @@ _WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.j
 
 
 def is_published(folder: Path, card: str) -> bool:
-    """Return whether `folder` holds a head in the authors' format, without a `card`."""
+    """Return whether `folder` holds a head in the authors' format.
+
+    Such a folder contains no file with the name `card`.
+    """
     return not (folder / card).exists() and (folder / _CONFIG).exists()
 
 
@@ -70,7 +73,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
 
 
 def _untied(stored: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
-    """Return separate tensors for each block, under the names in `AcceptanceHead`."""
+    """Return separate tensors for each block, with the names in `AcceptanceHead`."""
     blocks = sorted(
         {
             int(match[1])

@@ -15,8 +15,8 @@ positions before the next one is now a 9, so 9 is proposed.
     now    == 20  9 21  ?     the token 2 positions earlier, which follows 20, is 9: one vote for 9
 
 The pointer to this 9 has the match value -1 for one vote, -2 for two votes, and so on. If only
-weak matches offer the token of a draft node, the node inherits their pointers as matches of one
-token.
+weak matches offer the token of a draft node, the node inherits their pointers. Each of them then
+counts as a match of one token.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return how far back a pointer's token repeats an earlier one; 0 if not found."""
+    """Return the distance to the earlier token that a pointer's token repeats, or 0."""
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1
     tail, end = query.ids, query.end

@@ -31,7 +31,7 @@ _USED_INPUTS = {
 
 
 def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None:
-    """Reject calls in which all processes must run equally many forward passes.
+    """Reject calls in which all processes must run the same number of forward passes.
 
     With drafting, the processes run different numbers of forward passes.
 

@@ -20,7 +20,9 @@ _SETTINGS = ProposerSettings()
 
 
 class Proposer:
-    """Drafts tokens for vLLM, as `model` with the method "custom_class".
+    """Drafts tokens for vLLM.
+
+    In vLLM's speculative configuration, this class is the `model` of the method "custom_class".
 
     Args:
         vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` holds `ProposerOptions`.

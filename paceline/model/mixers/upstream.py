@@ -78,7 +78,7 @@ class UpstreamMixer:
     def _advance(
         self, flat: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
-        """Process the pending tokens, in groups of requests with equally many tokens.
+        """Process the pending tokens, in groups of requests with equal token counts.
 
         Returns:
             States after the pending tokens by name, each [requests, ...]; and, for each call of
@@ -108,12 +108,12 @@ class UpstreamMixer:
         }, results
 
     def _run(self, call: MixerCall, hidden: Tensor, in_prompt: bool) -> Tensor:
-        """Call the module with a suitable chunk size and step-size limits.
+        """Call the module with a suitable chunk size and suitable time-step limits.
 
         Args:
             call: The module's `forward` method.
             hidden: Inputs, [rows, columns, hidden].
-            in_prompt: Whether the columns are prompt tokens, whose step sizes are limited.
+            in_prompt: Whether the columns are prompt tokens, whose time steps are limited.
         """
         changes: dict[str, Any] = {}
         if self._chunk_size is not None and hidden.shape[1] <= MAX_SHORT_COLUMNS:
@@ -132,9 +132,9 @@ _NO_LIMITS = (0.0, math.inf)
 
 
 def clamps_prompts(module: nn.Module) -> bool:
-    """Return whether a recurrent mixer limits step sizes in prompts only.
+    """Return whether a recurrent mixer limits its time steps in prompts only.
 
-    transformers limits step sizes only in forward passes with several tokens. `generate` decodes
+    transformers limits time steps only in forward passes with several tokens. `generate` decodes
     one token at a time, so the limits apply only to prompts.
     """
     limits = vars(module).get("time_step_limit")
@@ -142,7 +142,7 @@ def clamps_prompts(module: nn.Module) -> bool:
 
 
 def ignores_states(module: nn.Module) -> bool:
-    """Return whether a recurrent mixer ignores its state if it gets several tokens.
+    """Return whether a recurrent mixer ignores its state if there are several tokens.
 
     This is the case for transformers' selective scan (Mamba-1), which has no argument for a state.
     """

@@ -11,7 +11,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def read_hermes(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the text and tool calls of an answer."""
+    """Read the text and tool calls of an answer, and pass them to `writer`."""
     marker = yield from source.copy_until([OPEN], writer.content)
     while marker:
         spaces = yield from source.skip_spaces()

@@ -4,7 +4,7 @@ In SpecDec++ (Huang et al. 2024), the draft model reads an answer in which some 
 by draft tokens. A draft model that reads target states has these states only for tokens that the
 target has chosen. Its hidden states therefore depend on the position in the chain. For this reason,
 each token of an answer is drafted at every chain position, as if all earlier tokens of the chain
-had been accepted. The acceptance head makes its predictions in the same situation.
+had been accepted. The acceptance head makes the same assumption when it predicts.
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ def draft_along(
 
 
 def _drafting_rows(rows: Rows) -> Tensor:
-    """Return the row that predicts the token of each row with guesses (draft tokens)."""
+    """Return the index of the row that predicts each draft token.
+
+    The result has one entry for each row with guesses (draft tokens).
+    """
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}
     before = [row_of[position - 1, guessed - 1] for position, guessed in pairs if guessed]

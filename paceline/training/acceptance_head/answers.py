@@ -33,7 +33,7 @@ class TargetAnswers:
     Attributes:
         prompts: Token ids of each prompt.
         sampling: Sampling parameters for the target.
-        origin: Entries that identify these answers in the settings of the recording.
+        origin: Entries for the recording's settings that identify these answers.
         batch: Function that returns the answers to a range of prompts.
         cut: Number of prompts that were truncated in the middle because they were too long.
     """

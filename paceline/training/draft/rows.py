@@ -3,7 +3,7 @@
 A row consists of a text position and a number of guesses: how many of the last tokens up to that
 position count as draft tokens. Without guesses, the target has chosen all tokens so far, and the
 target state of the row's token is an input. With guesses, the row sees what a draft model sees in
-decoding: tokens with target states, followed by draft tokens without.
+decoding: tokens with target states, followed by draft tokens without them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows with these positions and numbers of guesses; compute their mask."""
+        """Return rows with the given positions and numbers of guesses, and their mask."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (
@@ -114,8 +114,8 @@ def hidden_of_rows(
         decoder: The draft model's decoder, or a function with the same signature.
         token_ids: Token ids of the texts, [b, t].
         chosen_by: Target states from which each token was chosen, [b, t, 1 + layers, states].
-        rows: Rows, which are the same for each text.
-        unread: Number of leading tokens whose states are not read.
+        rows: Rows to compute, which are the same for each text.
+        unread: Number of tokens at the start of each text whose target states are not used.
         drafted: Token ids for the last n rows, replacing those from the text, [b, n].
     """
     texts, device = len(token_ids), token_ids.device
@@ -138,7 +138,7 @@ def hidden_of_rows(
 
 
 def shifted(states: Tensor) -> Tensor:
-    """Return the states from which tokens were chosen; the first token has zeros.
+    """Return the states from which each token was chosen; zeros for the first token.
 
     Args:
         states: States after each token, [b, t, ...].
