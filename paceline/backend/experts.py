@@ -102,8 +102,8 @@ def routing_overrides(
 ) -> dict[nn.Module, type[ForwardOverride]]:
     """Return overrides for experts, routers, mixers and small products.
 
-    The result is empty if the model has neither recurrent layers nor experts that the backend can
-    compute.
+    An override replaces the `forward` method of a module in a `ModelView`. The result is empty if
+    the model has neither recurrent layers nor experts that the backend can compute.
     """
     overrides: dict[nn.Module, type[ForwardOverride]] = {}
     applies = False
@@ -134,7 +134,7 @@ def is_depthwise(module: nn.Module) -> bool:
 
 
 def _has_experts(module: nn.Module, backend: Backend) -> bool:
-    """Return True for transformers' experts if the backend supports their weights."""
+    """Return True for an experts module whose weights the backend supports."""
     attributes = vars(module)
     held: dict[str, Any] = module._parameters
     names = [name for name in _MATRICES if name in held]

@@ -20,7 +20,7 @@ class Comparison:
     Attributes:
         reference: Method whose tokens all other methods must match; None if there is no such
             method.
-        calls: Timed calls, with the figures of their answers.
+        calls: Timed calls, each with the results of its answers (`AnswerRow`).
         divergences: The first difference of each answer that differs from the reference.
     """
 

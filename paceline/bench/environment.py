@@ -59,7 +59,10 @@ class Environment:
 
 
 def look_around(device: torch.device) -> Environment:
-    """Return the current environment; torch's thread count must already be set."""
+    """Describe the machine, the software versions and the current system load.
+
+    torch's thread count must already be set.
+    """
     commit, modified = _commit()
     load = load_average()
     return Environment(

@@ -1,4 +1,4 @@
-"""List every command with the first line of its help, without importing any."""
+"""List every command with the first line of its help, without importing commands."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class ExpertTimes:
 
 
 def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
-    """Return the kinds of experts in a model that paceline's products can compute."""
+    """Group those experts of a model that paceline's products can compute, by shape."""
     kinds: dict[tuple[Any, ...], list[nn.Module]] = {}
     for module, override in routing_overrides(model, CPU).items():
         if override is ExpertsOverride:
@@ -71,7 +71,7 @@ def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
 def time_experts(
     kinds: Sequence[ExpertsKind], products: Products, stopwatch: Stopwatch
 ) -> ExpertTimes:
-    """Time all experts of a model; each row is routed to random experts.
+    """Time all experts of a model, with each row routed to random experts.
 
     Args:
         kinds: Experts of the model.

@@ -33,7 +33,7 @@ _MIN_DIFFERENCE = -100.0  # from the largest logit; the exponential of less is 0
 def argmax(logits: Tensor) -> Tensor:
     """Return the most likely token of each row, like `logits.argmax(-1)`.
 
-    A row with NaN or only infinities gets NO_TOKEN.
+    A row that contains NaN, or whose largest logit is infinite, gets NO_TOKEN.
 
     Args:
         logits: Any float tensor [..., vocab].
@@ -46,8 +46,8 @@ def argmax(logits: Tensor) -> Tensor:
 def topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the top-k tokens of each row and their probabilities, both [..., count].
 
-    The most likely token comes first. A row with NaN or only infinities gets arbitrary tokens with
-    probability 0.
+    The most likely token comes first. A row that contains NaN, or whose largest logit is infinite,
+    gets arbitrary tokens with probability 0.
 
     Args:
         logits: Any float tensor [..., vocab].
@@ -104,8 +104,8 @@ def _find(
 ) -> None:
     """Write the top-k tokens and their probabilities or logits.
 
-    A row with NaN or only infinities gets NO_TOKEN. With `with_probs`, it gets the first tokens
-    instead, each with probability 0.
+    A row that contains NaN, or whose largest logit is infinite, gets NO_TOKEN. With `with_probs`,
+    such a row gets the first tokens of the vocabulary, each with probability 0.
 
     Args:
         logits: Address of the logits, [len(token_ids), vocab].

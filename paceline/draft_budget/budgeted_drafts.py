@@ -1,4 +1,4 @@
-"""Track one drafter's trees through a step: cuts, costs and outcomes."""
+"""Track the cuts, costs and outcomes of one drafter's trees during a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BudgetedDrafts:
 
     @property
     def cut_drafts(self) -> Drafts:
-        """Return the drafts after the cut, with only the trees that the target verifies."""
+        """Return the drafts with the cut trees, which the target verifies."""
         proposed = self.proposed
         return Drafts(proposed.batch, proposed.ready, self.trees, proposed.draft_seconds)
 
@@ -58,10 +58,10 @@ class BudgetedDrafts:
         return self.proposed.ready
 
     def cut_to(self, num_nodes: Sequence[int]) -> None:
-        """Cut the trees to their first nodes.
+        """Cut each tree to its first nodes.
 
         Args:
-            num_nodes: Maximum number of nodes of each tree.
+            num_nodes: For each tree, the maximum number of nodes that remain.
         """
         self.trees = [
             tree if len(tree.token_ids) <= count else tree.first(count)

@@ -1,4 +1,4 @@
-"""Define the duration of forward passes by number of rows and text length."""
+"""Define the cost curve, which predicts the duration of forward passes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline.util.stopwatch import Conditions
 class CostCurve:
     """Seconds per forward pass for any number of rows.
 
-    Between measured row counts, the duration is interpolated linearly. Above the largest, the last
-    segment is extended.
+    Between measured row counts, the duration is interpolated linearly. Above the largest row count,
+    the last segment is extended.
 
     Attributes:
         rows: Row counts, in ascending order, starting with 1.

@@ -187,7 +187,7 @@ def measuring_seconds(curve: CostCurve, limit: float) -> float:
 
 
 def _text_seconds(curve: CostCurve) -> float:
-    """Return the expected seconds of the forward passes before the first timing."""
+    """Return the expected duration of the forward passes before the first timing."""
     return float(curve.of(np.array([SHORT_TEXT]))[0] + TIMING.min_rounds * curve.seconds[0])
 
 
@@ -220,7 +220,7 @@ def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> l
 
 
 def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -> list[float]:
-    """Return, by row count, the seconds that each text token adds to a forward pass.
+    """Return the seconds that each text token adds to a forward pass, by row count.
 
     The values never decrease as the row count grows.
     """

@@ -42,10 +42,10 @@ class StepCosts:
         self._fit = self._prior
 
     def note(self, num_requests: int, num_drafted: int, seconds: float) -> None:
-        """Record a step in which all requests continued.
+        """Record the duration of a step that only decoded tokens.
 
         Args:
-            num_requests: Number of requests.
+            num_requests: Number of requests in the step.
             num_drafted: Number of draft tokens in the batch.
             seconds: Duration of the step.
         """
@@ -126,7 +126,7 @@ def flatten_chains(
 
 
 def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[int]:
-    """Return the lengths of all chains that maximise the tokens per second.
+    """Choose the length of each chain to maximise the tokens per second.
 
     Args:
         gains: Expected gain of each node, [nodes]: its path probability, multiplied by the value of

@@ -1,4 +1,4 @@
-"""Explain why a model cannot be decoded batch-invariantly, before it is probed."""
+"""Explain why a model cannot be decoded batch-invariantly, before it is tested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 def why_not_probed(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model is not probed; None if it is probed.
+    """Return why a model is not tested for batch invariance; None if it is tested.
 
     Args:
         model: Loaded model.
@@ -30,7 +30,7 @@ def dependent_layers(model: PreTrainedModel) -> str:
 
 
 def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model with batch-invariant attention is not probed, or None."""
+    """Return why a model with batch-invariant attention is not tested, or None."""
     if setting == "auto" and model.device.type == "cuda":
         return "not tried on CUDA unless batch_invariant=True"
     foreign = foreign_weights(model)
@@ -73,7 +73,7 @@ def _recurrent(model: PreTrainedModel) -> str:
 
 
 def why_no_kernels(model: PreTrainedModel, description: str) -> str:
-    """Explain why paceline's products are not tried for a model that needs them."""
+    """Explain why a model that needs paceline's matrix products does not use them."""
     if model.device.type != "cpu":
         return f"{description}, and only the products for CPUs compute such a model"
     from paceline.cpu.product_choice import everywhere  # imports the kernels

@@ -115,7 +115,7 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer, with its added tokens in the configuration.
 
     If the configuration lacked the added tokens, transformers would parse the vocabulary again
-    to find them. This would take 16 MB at each start.
+    to find them. This would take 16 MB of memory at each start.
     """
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"

@@ -67,7 +67,7 @@ def is_known_layer(module: nn.Module) -> bool:
 
 
 def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
-    """Describe a layer; None unless the backend computes all modules of the layer."""
+    """Describe a layer if the backend computes all its modules; otherwise return None."""
     parts = (twin, twin.get_submodule("self_attn"), twin.get_submodule("mlp"))
     if any("forward" in vars(part) for part in parts):
         return None

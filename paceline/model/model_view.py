@@ -48,8 +48,8 @@ def use_attention(view: ModelView, implementation: str) -> None:
 class ModelView:
     """A view of a transformers model, with copies of some of its modules.
 
-    The view copies modules that have a configuration, read the forward state, or run other matrix
-    products than torch's in the view. It also copies the modules that contain these. A copied
+    The view copies modules that have a configuration, that read the forward state, or whose matrix
+    products the view replaces. It also copies the modules that contain such modules. A copied
     module shares its parameters, buffers and hooks with the original. Compiled `forward` methods
     are not copied, because they were compiled for the caller's inputs, and the shape of paceline's
     inputs changes at every step.
@@ -62,7 +62,8 @@ class ModelView:
         config: The copy's (text) configuration; changes to it affect only this view.
         state: Forward state of the copies.
         cache_argument: Name of the KV cache argument of `module`.
-        has_mixers: Whether `mixers.seam` runs the recurrent layers.
+        has_mixers: Whether the view replaces the `forward` methods of recurrent mixers
+            (`mixers.seam`).
     """
 
     def __init__(self, model: PreTrainedModel, products: Products | None = None) -> None:
@@ -87,7 +88,8 @@ class ModuleCopier:
 
     Args:
         products: Matrix products for the forward passes of the view.
-        mixers: Ids of the modules that `mixers.seam` runs; None means no modules.
+        mixers: Ids of the mixers whose `forward` the copies replace (`mixers.seam`); None means no
+            mixers.
     Attributes:
         state: Forward state of the copies.
     """

@@ -162,7 +162,10 @@ def _logits(model: PreTrainedModel) -> Tensor:
 
 
 def _make_loud(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Give the second text far larger activations, so that any influence shows."""
+    """Give the second text far larger activations than the first.
+
+    If the first text's results then change, its rows depend on other rows.
+    """
     if not given or not _has_rows(given[0]):
         return None
     rows = given[0].reshape(2, ROW_CHECK_TOKENS, -1)
@@ -191,13 +194,19 @@ def _equal(result: Tensor, other: Tensor) -> bool:
 
 
 def _largest_change(result: Tensor, other: Tensor) -> float:
-    """Return the largest difference, relative to the largest finite value of `result`."""
+    """Return the largest absolute difference between two results.
+
+    The difference is divided by the largest finite absolute value of `result`.
+    """
     scale = float(result[result.isfinite()].abs().max()) if result.isfinite().any() else 0.0
     return float(_differences(result, other).abs().max()) / max(scale, 1e-30)
 
 
 def _mean_change(result: Tensor, other: Tensor) -> float:
-    """Return the root mean square of the differences, relative to that of `result`."""
+    """Return the root mean square difference between two results.
+
+    The difference is divided by the root mean square of the finite values of `result`.
+    """
     finite = result[result.isfinite()]
     scale = float(finite.square().mean().sqrt()) if len(finite) else 0.0
     return float(_differences(result, other).square().mean().sqrt()) / max(scale, 1e-30)
@@ -218,7 +227,10 @@ def _kind_of(module: nn.Module) -> str:
 
 @contextmanager
 def _hook(register: Callable[..., Any], function: Callable[..., Any]) -> Iterator[None]:
-    """Call a function for every module that this thread runs; change no modules."""
+    """Call a function for every module that this thread runs.
+
+    The modules are not modified.
+    """
     thread = threading.get_ident()
 
     def run(*given: Any) -> Any:

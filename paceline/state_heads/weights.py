@@ -1,4 +1,4 @@
-"""Interpret the weights in the files of a head."""
+"""Interpret the weights in the files of EAGLE-3 and DFlash heads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def vocabulary_rows(target: PreTrainedModel) -> int:
 
 
 def plain_weight(source: str, module: Any, name: str) -> Tensor:
-    """Return the weight of a target's module that the head shares.
+    """Return the weight of a target module that a head shares with the target.
 
     Args:
         source: Name of the head, for error messages.

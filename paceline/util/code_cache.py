@@ -71,9 +71,10 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
-    Overloads are compiled again when the function's module changes. The same holds for every module
-    whose functions or constants it uses (`code_sources`). If a folder cannot be read or written,
-    functions are compiled in every process, and one warning is logged.
+    Overloads are compiled again when the function's module changes. They are also compiled again
+    when a module changes whose functions or constants the function's module uses (`code_sources`).
+    If a folder cannot be read or written, functions are compiled in every process, and one warning
+    is logged.
 
     Args:
         function: Python function.

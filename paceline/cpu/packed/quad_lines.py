@@ -50,7 +50,7 @@ Lines = Iterator[tuple[int, Any]]  # number of a line in the blocks, and its con
 def emit_lines(
     builder: Any, reader: Reader | PlainReader, blocks: Sequence[Any], parts: int
 ) -> Lines:
-    """Emit instructions that unpack four blocks, one per row, to lines.
+    """Emit instructions that unpack four blocks, one per row, to lines of 64 bytes.
 
     The instructions for a line are emitted when the caller takes the line from the iterator.
 
@@ -122,9 +122,10 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
 
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
-    """Emit instructions that compute the number for each code in each of four rows.
+    """Emit instructions that compute the 16 different numbers of each of four rows.
 
-    The numbers are rounded, and ordered by code, then by row.
+    Each number belongs to one of the format's codes. The numbers are rounded, and ordered by code,
+    then by row.
     """
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)
@@ -139,10 +140,10 @@ def _floats(codes: tuple[int, ...]) -> Any:
 
 
 def _convert(builder: Any, pairs: Sequence[Any], factors: Factors, part: int) -> Lines:
-    """Emit code that converts one part of four rows to lines.
+    """Emit code that converts one part (32 numbers) of each of four rows to lines.
 
-    `pairs` holds the 32 integers of the part for rows 0 and 1, and for rows 2 and 3, as signed
-    bytes.
+    `pairs` holds the part's integers as signed bytes: first for rows 0 and 1, then for rows 2
+    and 3.
     """
     for number in range(2 * HALF_LINES):
         half = 2 * part + number // HALF_LINES
@@ -158,7 +159,7 @@ def _convert(builder: Any, pairs: Sequence[Any], factors: Factors, part: int) ->
 
 
 def _shifted(builder: Any, integers: Any, lanes: list[int]) -> Any:
-    """Emit instructions that select 16 signed bytes, and multiply them by `_SHIFTED`."""
+    """Emit instructions that select 16 signed bytes and multiply them by 2 ** 24."""
     zero = integers.type.count
     spread_lanes = [source for lane in lanes for source in (zero, zero, zero, lane)]
     zeros = ir.Constant(integers.type, [0] * zero)
@@ -166,7 +167,7 @@ def _shifted(builder: Any, integers: Any, lanes: list[int]) -> Any:
 
 
 def _interleaved(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Emit instructions that arrange four rows as lines of eight numbers per row."""
+    """Emit instructions that arrange four rows as lines with eight numbers per row."""
     rows = [builder.bitcast(row, _LINE_WORDS) for row in rows]
     halves = [
         [

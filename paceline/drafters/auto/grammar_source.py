@@ -15,9 +15,9 @@ _SETTINGS = GrammarSourceSettings()
 
 
 class GrammarSource:
-    """Proposes the tokens that are forced, if a logits processor provides them.
+    """Proposes the tokens that a request's grammar forces.
 
-    A processor provides them if it has a method `forced_tokens`; an example is the class
+    The tokens come from a logits processor with a method `forced_tokens`, such as
     `paceline.grammars.Grammar`. The text of the tokens is certain, but the target may tokenise it
     differently.
     """
@@ -34,7 +34,7 @@ class GrammarSource:
             self._processors[request.id], self._num_seen[request.id] = knowing, 0
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return a chain per request, with the tokens that its grammar forces, if any."""
+        """Return a chain for each request: the tokens that its grammar forces, or none."""
         if not self._processors:
             return [EMPTY_TREE] * len(requests)
         return [

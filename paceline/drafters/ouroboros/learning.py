@@ -1,7 +1,8 @@
 """Update the pool from the target's predictions (Zhao et al. 2024, section 2.5).
 
-Inspiration adds phrases that the target predicts; refinement corrects phrases in the tree. Both
-depend only on a step's outcome. The option inspiration=every (all nodes) is not in the paper.
+Inspiration adds phrases that the target predicts. Refinement corrects phrases that the draft tree
+contains. Both depend only on a step's outcome. The option inspiration=every uses the predictions at
+all nodes; the paper does not describe this option.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ def inspirations(
 ) -> Iterator[tuple[Ngram, Ngram]]:
     """Yield phrases that the target predicts at draft nodes, each with its context.
 
-    The paper calls this inspiration. A phrase starts with the target's prediction after a node. If
-    a child of the node has this token, the phrase continues with the prediction after the child,
-    and so on, up to N - 1 tokens.
+    The context (`context_of`) precedes the phrase. The paper calls this method inspiration. A
+    phrase starts with the target's prediction after a node. If a child of the node has this token,
+    the phrase continues with the prediction after the child, and so on, up to N - 1 tokens.
 
     Args:
-        outcome: Outcome of a tree.
+        outcome: Result of verifying a draft tree.
         chain: Nodes in the drafted chain that the engine verified.
         rule: Value of `OuroborosOptions.inspiration`.
-        ngram: N, the number of tokens in a phrase with its key.
+        ngram: N; a phrase has at most N - 1 tokens.
     """
     if rule == "off":
         return

@@ -71,7 +71,7 @@ class PoolFile(StateFile):
 
 
 def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
-    """Return a pool as file content, with keys and phrases in order."""
+    """Return a pool as file content; keys and phrases keep their order."""
     entries = list(pool.items())
     phrases = [phrase for _, entries in entries for phrase in entries]
     columns = (

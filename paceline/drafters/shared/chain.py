@@ -13,7 +13,7 @@ from paceline.core.request import Request
 class DrawnToken(NamedTuple):
     """Statistics of a draft token, recorded when it was drawn.
 
-    A rule may evaluate the token one forward pass later.
+    A length rule may use the statistics one forward pass later.
 
     Attributes:
         log_prob: Log-probability in the distribution from which it was drawn.
@@ -45,7 +45,7 @@ class Chain:
         probs: Distribution of each token, [vocab], for sampled drafts.
         confidences: Values that a `ThresholdRule` has assigned to the tokens.
         draft_confidence: Value of a `ThresholdRule` for the whole draft.
-        drawn: Statistics of each token, if the rule records them.
+        drawn: Statistics of each token, if the length rule records them.
     """
 
     request: Request
@@ -65,12 +65,14 @@ class Chain:
         return self.limit - len(self.tokens)
 
     def extend(self, run: list[int], stop_after: int | None, probs: Tensor | None) -> list[int]:
-        """Add new tokens; close the chain at its limit, at an end token or by the rule.
+        """Add new tokens, and close the chain if drafting ends.
+
+        Drafting ends at the limit, at a token in `end_ids`, or where the length rule ends it.
 
         Args:
             run: New tokens; at least one.
-            stop_after: Number of new tokens that the chain keeps if the rule ends it; otherwise
-                None.
+            stop_after: Number of new tokens that the chain keeps if the length rule ends it; None
+                if the rule does not end it.
             probs: Distributions of the tokens, [len(run), vocab]; needed for sampled drafts only.
         Returns:
             Tokens of `run` to append to the draft model's copy of the request; at least one.

@@ -3,10 +3,10 @@
 Each forward pass of the draft model continues all requests of a batch. The target then verifies
 all chains in one forward pass. Greedy requests get deterministic drafts. With
 `verification="reject"`, sampled requests get sampled drafts with their distributions (rejection
-sampling). With `verification="traverse"`, they get the same drafts, which are verified from the
-last token to the first. With `verification="follow"`, sampled requests get deterministic drafts,
-drawn with the target's keyed noise. These drafts often agree with the target, and a seed yields
-the same text with and without drafts.
+sampling). With `verification="traverse"`, sampled requests get the same drafts, but the engine
+verifies them from the last token to the first. With `verification="follow"`, sampled requests get
+deterministic drafts, drawn with the target's keyed noise. These drafts often agree with the target,
+and a seed yields the same text with and without drafts.
 
 Two features are not in the papers. First, a rule determines the length of a chain
 (`length_rules.py`). Second, prompt lookup may predict the draft model's tokens, so that one draft
@@ -61,7 +61,8 @@ class ChainDrafter(Drafter):
     Args:
         draft: Draft model to use.
         rule: Length rule.
-        verification: "reject", "traverse" or "follow".
+        verification: How the drafts of sampled requests are drawn and verified: "reject",
+            "traverse" or "follow"; see the description of this module.
         looks_up: Whether to speed up the draft model with prompt lookup.
         spare: Number of cache positions reserved for draft tokens.
     Attributes:
@@ -87,7 +88,7 @@ class ChainDrafter(Drafter):
         return self._draft.forward_seconds
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Pair the draft model with its target."""
+        """Prepare the draft model for its target (`pair`)."""
         pair(self._draft, target, tokenizer, self.other_tokenizer)
 
     def start(self, request: Request) -> None:
@@ -216,7 +217,9 @@ class ChainDrafter(Drafter):
     def _extend(
         self, chains: list[Chain], steps: list[DraftStep], new: NewTokens, probs: Tensor | None
     ) -> list[list[int]]:
-        """Extend the chains and the copies of their requests until the rule stops them.
+        """Append new tokens to the chains and to the draft model's requests.
+
+        The length rule may end a chain before the last of its new tokens.
 
         Args:
             chains: Chains of the batch.
@@ -247,7 +250,7 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Look up the text plus `path`; return up to `room` tokens after an earlier match."""
+        """Return up to `room` tokens that follow an earlier match of the text and `path`."""
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(
@@ -270,7 +273,7 @@ class ChainDrafter(Drafter):
             shadow.index.update(request.token_ids)
 
     def _prefill(self, shadows: list[Request]) -> None:
-        """Process all chunks of long prompts except for the last one."""
+        """Process every prefill chunk of each long prompt, except for the last chunk."""
         while late := [
             shadow for shadow in shadows if not shadow.ends_prefill(self._draft.prefill_chunk)
         ]:

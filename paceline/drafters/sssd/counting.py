@@ -1,19 +1,23 @@
 """Count a node's match pointers (`pointers`), grouped by next token and by source.
 
 Matches are counted by source and length band: 1, 2, 3, 4-5, 6-8, 9-15, or 16 and more tokens. Weak
-matches (`weak_matches`) are counted separately. For example, a node has the pointers
+matches (`weak_matches`) are counted separately. In this example, a node has three pointers:
 
-    position == shard     match   token                           source
-           3    REQUEST       2       7    position < prompt      prompt
-           9    REQUEST       2       8                           output
-          40    0             5       8                           store
+    position   shard     match   token   source
+    ========   =======   =====   =====   ====================================
+    3          REQUEST   2       7       prompt (position 3 is in the prompt)
+    9          REQUEST   2       8       output (position 9 is in the answer)
+    40         0         5       8       store (shard 0 of the datastore)
 
-and therefore two next tokens (a triple stands for prompt, output and store):
+The pointers offer two different tokens, 7 and 8. Below, each triple stands for prompt, output and
+store:
 
-    tokens[0] == token 7   by_band[prompt, band of 2]: 1    longest (2, 0, 0)   nearest 3
-    tokens[1] == token 8   by_band[output, band of 2]: 1    longest (0, 2, 5)   nearest 9
-                           by_band[store, band of 5]: 1
-    node      == the sums of both                           longest (2, 2, 5)   tokens (1, 1, 1)
+    counts      token   by_band                        longest     nearest   tokens
+    =========   =====   ============================   =========   =======   =========
+    tokens[0]   7       [prompt, band of 2]: 1         (2, 0, 0)   3
+    tokens[1]   8       [output, band of 2]: 1,        (0, 2, 5)   9
+                        [store, band of 5]: 1
+    node                the sums of both tokens        (2, 2, 5)             (1, 1, 1)
 """
 
 from __future__ import annotations
@@ -56,16 +60,18 @@ class PointerCounts:
 
     Attributes:
         token: Token id.
-        by_band: Number of matching pointers, by source and band of match lengths.
-        longest: Length of the longest match by source; 0 if the source does not offer the token.
+        by_band: Number of matching pointers, by source (prompt, output or datastore) and by band of
+            match lengths.
+        longest: Length of the longest match, by source; 0 if the source does not offer the token.
         cached: Length of the longest match in the recent answers (in-memory shards).
-        pointers: Number of pointers of all kinds.
-        skips: Number of pointers that skip the newest token.
+        pointers: Number of pointers, including weak matches.
+        skips: Number of pointers that skip the newest token (`weak_matches`).
         votes: Number of votes for the token as a related token (`weak_matches`).
-        hinted: Source of the last weak match that was counted.
+        hinted: Source of the last counted weak match.
         nearest: Latest position of the token after a match in the request, or -1.
-        off: Distance in tokens between `copy_position` and the token's closest position after a
-            match in the request; at most MAX_DISTANCE.
+        off: Number of tokens between the position from which the request is copying text
+            (`follow_copy`) and the token's closest position after a match in the request; at most
+            MAX_DISTANCE.
     """
 
     token: int
@@ -84,11 +90,12 @@ class NodeCounts:
     """Counts of all match pointers (`pointers.Pointer`) of a node.
 
     Attributes:
-        by_band: Number of matching pointers, by source and band of match lengths.
-        longest: Length of the longest match by source.
-        tokens: Number of different tokens by source.
-        skips: Number of pointers that skip the newest token.
-        matches: Number of matching pointers.
+        by_band: Number of matching pointers, by source (prompt, output or datastore) and by band of
+            match lengths.
+        longest: Length of the longest match, by source.
+        tokens: Number of different tokens, by source.
+        skips: Number of pointers that skip the newest token (`weak_matches`).
+        matches: Number of matching pointers, which excludes weak matches.
     """
 
     by_band: BySourceAndBand
@@ -117,7 +124,7 @@ class SuccessorCounts(NamedTuple):
 
 @subroutine
 def new_counts() -> SuccessorCounts:
-    """Return scratch arrays for processing one node at a time."""
+    """Allocate arrays for counting, which are reused for every node."""
     tokens, node = np.empty(MAX_TOKENS, dtype=POINTER_COUNTS), np.empty(1, dtype=NODE_COUNTS)
     return SuccessorCounts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
 
@@ -138,7 +145,7 @@ def count_tokens(
         pool: Pointers of the tree.
         pointers: Pointers of the node.
         prompt_length: Length of the prompt.
-        copy_position: Position from which the request is copying its text (`follow_copy`).
+        copy_position: Position from which the request is copying text (`follow_copy`).
         counts: Counts to fill.
     Returns:
         The number of different tokens.
@@ -174,7 +181,7 @@ def _count(
     counts: SuccessorCounts,
     which: int,
 ) -> None:
-    """Add one pointer to the statistics of the token and of the node."""
+    """Add one pointer to the counts of its token and of its node."""
     token, node, match = counts.tokens[which], counts.node[0], pointer.match
     token.pointers += 1
     if match < 0:
@@ -201,7 +208,10 @@ def _count(
 
 @kernel
 def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, int]:
-    """Return the index of a token (-1: no room), and the number of counted tokens."""
+    """Return a token's index in `counts.tokens`, and the number of tokens there.
+
+    A new token is added to `counts.tokens`. If there is no room for it, the index is -1.
+    """
     slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
     while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]].token != token:
         slot = (slot + 1) & (_SLOTS - 1)
@@ -253,7 +263,10 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 
 @kernel
 def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the index of the token with the longest match in the request, or -1."""
+    """Return the index of the token with the longest match in the request, or -1.
+
+    If several tokens have matches of this length, the most recent token wins.
+    """
     best, longest = -1, 0
     for which in range(num_tokens):
         token = counts.tokens[which]
@@ -269,7 +282,7 @@ def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
 def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
     """Return the index of the token with the longest match in the datastore, or -1.
 
-    Among matches of equal length, the most frequent token wins.
+    If several tokens have matches of this length, the token with the most matches wins.
     """
     best, longest, max_matches = -1, 0, 0
     for which in range(num_tokens):

@@ -1,16 +1,18 @@
 """Describe each candidate token by the 36 inputs of a small network.
 
-Fields up to `skips` describe the token. The others describe its node, and are equal for all its
-tokens. Counts and lengths are encoded as log(1 + n), and shares as log odds. In the example of
-`counting`, token 7 was found once, in the prompt. Token 8 was found in the output and, after 5
-matching tokens, in the datastore. Its inputs are:
+The fields of `Inputs` up to `skips` describe the token. The other fields describe its node, and are
+equal for all tokens that follow this node. Counts and lengths are encoded as log(1 + n), and shares
+as log odds. In the example in `counting.py`, token 7 follows a match in the prompt. Token 8 follows
+a match of 2 tokens in the output and a match of 5 tokens in the datastore. These are some of the
+inputs for token 8:
 
-    token 8          == prompt   output   store        node     == prompt   output   store
-    longest_of_token == 0        log 3    log 6        longest  == log 3    log 3    log 6
-    top_share        == 0        4.6      4.6          tokens   == log 2    log 2    log 2
-    count            == 0        log 2    log 2        pointers == log 2    log 2    log 2
+    of the token       prompt   output   store     of the node   prompt   output   store
+    ================   ======   ======   =====     ===========   ======   ======   =====
+    longest_of_token   0        log 3    log 6     longest       log 3    log 3    log 6
+    top_share          0        4.6      4.6       tokens        log 2    log 2    log 2
+    count              0        log 2    log 2     pointers      log 2    log 2    log 2
 
-4.6 encodes a share of 1: log(1.01 / 0.01).
+The value 4.6 encodes a share of 1: log(1.01 / 0.01).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ OfSources = Annotated[NDArray[np.float32], np.float32, len(COUNTED_TEXTS)]
 class Inputs:
     """The inputs of the network, in the order of its weights.
 
-    Their names are part of calibration.json. Vectors have one value per source.
+    Their names are part of calibration.json. Vectors have one value per source: prompt, output and
+    datastore.
 
     Attributes:
         blend: Share of the token, blended over match lengths as in PPM; log odds, or 0 if the
@@ -44,14 +47,15 @@ class Inputs:
             source does not offer the token.
         longest_of_token: Length of the longest match before the token; log(1 + tokens).
         count: Number of matching pointers to the token; log(1 + n).
-        latest_of_longest: 1 for the request's best candidate, which follows the longest match in
-            the request; 0 for all other tokens.
+        latest_of_longest: 1 for the token after the longest match in the request, or for the most
+            recent of several such tokens; 0 for all other tokens.
         age: Number of tokens since the token last followed a match in the request; log(1 + n), or
             NEVER.
         seen: Number of tokens since the token's latest occurrence in the request; log(1 + n), or
             NEVER.
-        off_line: Distance in tokens between the position where the copied text continues and the
-            token's closest position after a match in the request; log(1 + n).
+        off_line: Number of tokens between the position from which the request is copying text
+            (`follow_copy`) and the token's closest position after a match in the request;
+            log(1 + n).
         vote_share: Number of votes for the token as a related token (`weak_matches`), divided by
             the node's number of matching pointers.
         skip_share: Share of the token among pointers that skip the newest token; log odds.
@@ -63,8 +67,10 @@ class Inputs:
         tokens: Number of different tokens that follow the node; log(1 + n).
         depth: Depth of the node; log(1 + n).
         recently_accepted: Running mean of the number of accepted tokens per step; log(1 + n).
-        request_hits: Running mean of how often the request's best token was correct.
-        store_hits: Running mean of how often the datastore's best token was correct.
+        request_hits: Running mean of how often the token after the request's longest match was
+            correct.
+        store_hits: Running mean of how often the token after the datastore's longest match was
+            correct.
         chance_of_parent: Logarithm of the node's confidence.
     """
 
@@ -117,7 +123,7 @@ def describe_node(
     parent_confidence: float,
     request: RequestState,
 ) -> None:
-    """Fill in the inputs that all tokens of a node share."""
+    """Fill in the network inputs that describe a node."""
     node = counts.node[0]
     for source in range(len(COUNTED_TEXTS)):
         total, top = 0, 0
@@ -142,13 +148,13 @@ def describe_node(
 def describe_token(
     inputs: Inputs, counts: SuccessorCounts, which: int, best: int, end: int, seen: int
 ) -> None:
-    """Fill in the inputs that belong to a token.
+    """Fill in the network inputs that describe one token.
 
     Args:
         inputs: Inputs to fill.
         counts: Counts of the tokens that follow the node.
         which: Index of the token in `counts.tokens`.
-        best: Index of the token with the longest match in the request, or -1.
+        best: Index in `counts.tokens` of the token with the longest match in the request, or -1.
         end: Text position after the node.
         seen: Latest position of the token in the request, or -1.
     """

@@ -96,7 +96,8 @@ def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) 
     """Find the request's longest suffix that occurs in the datastore, by bisection.
 
     Returns:
-        The index of the suffix size, or -1; and the index of a damaged shard, or -1.
+        The index of the suffix's size in `STORE_SIZES`, or -1; and the index of a damaged shard,
+        or -1.
     """
     low, high, probe = -1, size_index + 1, min(FIRST_SIZE, size_index)
     while low + 1 < high:
@@ -147,7 +148,7 @@ def sample(
     upper: int,
     samples: int,
 ) -> tuple[int, int]:
-    """Add pointers to some matches of a suffix, at regular intervals of their ranks.
+    """Add pointers to a sample of a suffix's matches, evenly spaced by rank.
 
     Args:
         table: Shards of the datastore.
@@ -185,7 +186,7 @@ def sample(
 def _read_matches(
     table: Records[ShardRow], matches: SuffixMatches, wanted: int, out: Records[Pointer]
 ) -> int:
-    """Read `wanted` matches of a suffix.
+    """Read `wanted` matches of a suffix, evenly spaced by rank.
 
     The iterations do not depend on each other, so slow memory reads can overlap.
 

@@ -34,10 +34,10 @@ class Share:
     owned: IntArray
 
     def part(self, tree: DraftTree) -> DraftTree:
-        """Return the tree formed by this share's nodes.
+        """Return the part of a draft tree that consists of this share's nodes.
 
         Args:
-            tree: Whole tree, without sampled nodes.
+            tree: Whole draft tree; it must not contain sampled nodes.
         """
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 

@@ -69,7 +69,7 @@ class GenerateCall:
 
     @property
     def batch(self) -> int:
-        """Return the number of rows of the call."""
+        """Return the number of rows in the call's batch."""
         return int(self.input_ids.shape[0])
 
     @property
@@ -81,7 +81,7 @@ class GenerateCall:
     def plain(self) -> bool:
         """Return whether the call needs only the argmax of the raw logits for each token.
 
-        If not, it samples, has logits processors, or returns logits or scores.
+        All other calls sample, have logits processors, or return logits or scores.
         """
         return not (self.sampled or self.keep_scores or self.keep_logits or self.processors)
 

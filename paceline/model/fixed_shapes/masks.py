@@ -51,7 +51,7 @@ class MaskBuilder:
         }
 
     def _near(self, seen: Tensor, offsets: Tensor, inputs: BucketTensors, reach: Reach) -> Tensor:
-        """Limit the visible positions to those that this kind of layer attends to."""
+        """Limit the visible positions to those within `reach` of each query."""
         if not reach.is_limited:
             return seen
         own = key_positions(inputs).gather(1, offsets.clamp(0, self._columns - 1))
@@ -72,7 +72,7 @@ class MaskBuilder:
 
 
 def key_positions(inputs: BucketTensors) -> Tensor:
-    """Return the text positions of the cache positions after the cached tokens.
+    """Return the text positions of the keys after the cached tokens, in cache order.
 
     Args:
         inputs: Inputs of the forward pass.

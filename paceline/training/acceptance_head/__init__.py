@@ -1,1 +1,4 @@
-"""Record data for acceptance heads (SpecDec++); train, evaluate, calibrate them."""
+"""Record data for acceptance heads (SpecDec++), and train and evaluate the heads.
+
+The package also calibrates the probabilities of trained heads.
+"""

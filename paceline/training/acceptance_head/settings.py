@@ -1,4 +1,4 @@
-"""Define the settings for acceptance heads: recording of data, and training."""
+"""Define the settings for recording training data and training acceptance heads."""
 
 from __future__ import annotations
 

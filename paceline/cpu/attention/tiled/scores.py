@@ -1,4 +1,4 @@
-"""Compute scores for sixteen queries at a time, and convert them to weights."""
+"""Compute attention scores for sixteen queries at a time, then softmax weights."""
 
 from __future__ import annotations
 
@@ -100,9 +100,10 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
 def _lay_queries(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, i: int, count: int
 ) -> None:
-    """Transpose a block's queries: one query per column, two dimensions per word.
+    """Transpose a block's queries, so that each column holds one query.
 
-    If there are fewer than sixteen queries, zeros fill the other columns.
+    A word holds two dimensions of a query. If there are fewer than sixteen queries, zeros fill the
+    other columns.
     """
     size = call.dim * HALF_BYTES
     for lane in range(count):
@@ -166,9 +167,12 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Arrange a query's scores by rank; return the number of steps of 32 keys.
+    """Close the gaps that hidden keys leave between a query's scores.
 
     Minus infinity fills up the last step.
+
+    Returns:
+        Number of steps of 32 keys.
     """
     rank = 0
     for number in range(tile.begin[column], tile.begin[column + 1]):
