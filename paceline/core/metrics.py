@@ -149,16 +149,16 @@ class Timing:
 
     @property
     def forward_share(self) -> float:
-        """Return the share of the step time that target forward passes took."""
+        """Return the share of the step time spent in target forward passes."""
         return self.target_forward / self.step if self.step else 0.0
 
     @property
     def draft_share(self) -> float:
-        """Return the share of the step time that draft forward passes took."""
+        """Return the share of the step time spent in draft forward passes."""
         return self.draft_forward / self.step if self.step else 0.0
 
     @property
     def overhead_share(self) -> float:
-        """Return the share of the step time that no forward pass took."""
+        """Return the share of the step time spent outside forward passes."""
         overhead = self.step - self.target_forward - self.draft_forward
         return overhead / self.step if self.step else 0.0
