@@ -122,7 +122,7 @@ def attend_split(
 
 @triton.jit
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the number of blocks shared by all queries, and the total number.
+    """Return how many blocks of keys all queries share, and the total number.
 
     Shared blocks come first and are read once for all queries; the others are read once per
     column.

@@ -132,7 +132,7 @@ class TorchBackend:
         return move
 
     def thread_team(self, num_helpers: int | None) -> AbstractContextManager[None]:
-        """Return a context without helpers, because torch starts its own threads."""
+        """Return a context without helper threads, because torch starts its own threads."""
         return nullcontext()
 
 

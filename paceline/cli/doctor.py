@@ -197,7 +197,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(target: CachedLM) -> str:
-    """Return the backend for matrix products, and times of paceline's and torch's."""
+    """Return which library computes matrix products, and times of both libraries."""
     import torch
 
     from paceline.backend.settings import TIMED_ROWS

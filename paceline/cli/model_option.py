@@ -54,7 +54,7 @@ def takes_model(command: App) -> bool:
 
 
 def _taken_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the values of the model option, and all other words."""
+    """Return the values of the model option, and the words without this option."""
     models: list[str] = []
     others: list[str] = []
     remaining = iter(words)

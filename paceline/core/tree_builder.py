@@ -11,7 +11,7 @@ from paceline.core.tree import DraftTree
 class TreeBuilder:
     """Merges paths with common prefixes into one tree with at most `max_nodes` nodes.
 
-    Probes are added after all other nodes.
+    Probe nodes (`add_probe`) are never accepted, and are added after all other nodes.
     """
 
     def __init__(self, max_nodes: int) -> None:
@@ -30,7 +30,7 @@ class TreeBuilder:
         return edge in self._child
 
     def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Find or add the child with a token; return `parent` if the tree is full."""
+        """Return the child with a token, or add it; return `parent` if the tree is full."""
         node = self._child.get((parent, token))
         if node is not None:
             return node

@@ -87,7 +87,7 @@ def multiply_blocks(
     counts: tuple[int, ...] = tuple(range(1, MAX_BLOCKS + 1)),
     outputs: int = OUTPUTS,
 ) -> Any:
-    """Return an operation that multiplies blocks of rows by the weights of outputs.
+    """Return an operation that computes a linear layer's outputs for blocks of rows.
 
     The operation ends the process if the processor lacks the instructions.
 
@@ -195,7 +195,7 @@ def _load(builder: Any, address: Any) -> Any:
 
 
 def repeat(builder: Any, address: Any) -> Any:
-    """Emit instructions that load 16 bytes, and repeat them for each of four rows."""
+    """Emit instructions that load 16 bytes, and repeat these bytes for four rows."""
     chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
     words = list(range(_CHUNK.count))
     return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), NUMBERS)
@@ -214,7 +214,7 @@ def add_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
 def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
     """Emit instructions that store four totals for each of four rows.
 
-    Each row has four lanes; l and l + 2 are added, then 0 and 1.
+    For each row, four lanes are summed: lanes l and l + 2 first, and then the two results.
     """
     first, second, third, fourth = outputs
     totals = fold_lanes(

@@ -1,1 +1,1 @@
-"""Compute in one Triton launch what torch splits into many launches on CUDA."""
+"""Run operations in one Triton launch that take torch many launches on CUDA."""

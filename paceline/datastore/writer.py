@@ -170,7 +170,7 @@ class _Writer:
         self._gathering = Gathering(manifest.vocab_size, manifest.width)
 
     def write(self, documents: Iterable[Document]) -> list[ShardInfo]:
-        """Write shards of documents, each as large as the options allow.
+        """Write documents to shards, each as large as the options allow.
 
         Raises:
             DatastoreError: There are no tokens, an id is out of range, or a shard cannot be

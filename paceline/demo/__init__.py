@@ -74,5 +74,5 @@ def _smollm2() -> Path:
 
 
 def draft_name(model: str, draft_model: str | None) -> str | None:
-    """Return the name of the draft model; the target "demo" has a built-in default."""
+    """Return the draft model's name; by default, "demo" for the target "demo"."""
     return draft_model or (NAME if model == NAME else None)

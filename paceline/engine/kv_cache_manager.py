@@ -84,7 +84,7 @@ class KVCacheManager:
         return min(1.0, used / limit) if limit else 0.0
 
     def check(self, request: Request) -> None:
-        """Check that the cache can hold a request if there are no others.
+        """Check that the cache could hold a request if it were the only request.
 
         Raises:
             CapacityError: The request needs more memory than the cache may use.
@@ -227,7 +227,7 @@ class KVCacheManager:
 
 
 def _common_prefix(first: IntArray, second: IntArray) -> int:
-    """Return the length of the common prefix, in tokens."""
+    """Return the length of the common prefix of two texts, in tokens."""
     length = min(len(first), len(second))
     different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length

@@ -40,7 +40,7 @@ class Lifecycle:
 
     @property
     def load(self) -> EngineLoad:
-        """Return the counts for completed work and open requests."""
+        """Return counts of completed work and open requests, and the use of the cache."""
         schedule, kv_cache = self._schedule, self._kv_cache
         return replace(
             self._load,

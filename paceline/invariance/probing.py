@@ -78,7 +78,7 @@ def load_report(model: PreTrainedModel, products: Products = Products()) -> Prob
 
 
 def probe_model(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
-    """Find a model's widest range of row counts with identical results, and its cost.
+    """Find the widest range of row counts with identical results, and what it costs.
 
     Args:
         model: Loaded model.
@@ -177,9 +177,11 @@ def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Product
 def _measure_costs(
     model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
 ) -> tuple[float, float, Conditions | None]:
-    """Return the relative costs of the matrix products and of a whole forward pass.
+    """Measure the relative costs of the matrix products and of a whole forward pass.
 
-    The third result is the worse of the conditions under which the two were measured.
+    Returns:
+        The cost of the products, the cost of the forward pass, and the conditions (such as the
+        machine's load) during the measurement that was disturbed more.
     """
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:

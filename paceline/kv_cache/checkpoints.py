@@ -49,7 +49,7 @@ class StateCheckpoints:
 
     @torch.inference_mode()
     def save(self, request: Request) -> None:
-        """Copy the states of a request's slot, which represent its cached tokens."""
+        """Copy the recurrent states after the last cached token of a request."""
         states = {
             index: layer.rows(self._slot(layer, request)) for index, layer in self._layers.items()
         }

@@ -123,7 +123,7 @@ def must_unpack(
     device: str | torch.device,
     unpack: bool | None,
 ) -> bool:
-    """Return whether a model cannot compute with the packed weights of a GGUF file.
+    """Return False if a model is to run with a GGUF file's packed weights, else True.
 
     Args:
         model: As in `load_model`.

@@ -1,4 +1,4 @@
-"""Define the settings for running models, with units and the data behind them."""
+"""Define the settings for running models, and explain their units and values."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class AnswerParser(Protocol):
         ...
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text, and return the events that are now certain."""
+        """Add text, and return the events that no later text can change."""
         ...
 
     def finish(self) -> list[AnswerEvent]:
@@ -50,7 +50,7 @@ class FormatParser:
         return self._writer.in_reasoning
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text, and return the events that are now certain."""
+        """Add text, and return the events that no later text can change."""
         self._source.add(text)
         next(self._reading, None)
         return self._writer.take()

@@ -246,7 +246,7 @@ def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -
 
 
 def _with_top(outcome: Outcome, top_tokens: TopTokens | None) -> Outcome:
-    """Add recorded top tokens to the root and accepted nodes, and zeros elsewhere."""
+    """Give the root and accepted nodes their recorded top tokens; others get zeros."""
     assert top_tokens is not None, "a drafter with top_k receives the top tokens"
     first = len(outcome.request) - outcome.request.prompt_length
     rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]

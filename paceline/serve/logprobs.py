@@ -142,7 +142,7 @@ def chat_logprobs(
 
 
 def _with(position: Position, rest: TokenText) -> Position:
-    """Append the text that remains at an answer's end to its last token."""
+    """At the end of an answer, append the remaining text to the last token."""
     text, data, _ = position.chosen.token
     chosen = TokenText(text + rest.text, data + rest.data)
     top = [

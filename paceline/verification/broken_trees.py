@@ -30,9 +30,9 @@ def broken_list(trees: object, num_requests: int) -> str | None:
 
 
 def broken_tree(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
-    """Return the rule that a tree breaks, or None if it breaks none.
+    """Return a message about the rule that a tree breaks, or None if it breaks none.
 
-    The text contains the field `{request}`, which the caller fills in.
+    The message contains the field `{request}`, which the caller fills in.
 
     Args:
         tree: Proposed tree.

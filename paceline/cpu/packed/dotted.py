@@ -68,7 +68,7 @@ multiply_packed = TeamJob(_multiply, PRODUCT_CALL)
 
 @subroutine
 def _multiply_few(call_address: int) -> int:
-    """Run tasks of a product with a few rows; return their number."""
+    """Run tasks of a product with a few rows; return how many this thread ran."""
     call = read_call(call_address)
     outer, first = call.outer, take_task(call_address)
     if first >= outer:

@@ -41,7 +41,7 @@ OUTPUTS = QUADS * QUAD
 
 
 class FewRowsCall:
-    """Rows to multiply by the outputs of a task."""
+    """A call that multiplies a few rows by the weights of some outputs."""
 
     rows: int  # Address of the bfloat16 rows, without gaps.
     row_bytes: int  # Bytes of a row.
@@ -80,7 +80,7 @@ class _Operands(NamedTuple):
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _multiply_outputs(context: Any, type_id: Any, count: Any, sources: Any, operands: Any) -> Any:
-    """Multiply rows by eight outputs.
+    """Multiply rows by the weights of eight outputs.
 
     The arguments are the id of the format, the number of rows, the address of each output's
     blocks, and the fields of `_Operands`.
@@ -140,9 +140,9 @@ def _multiply(
 
 
 class _LineProducts:
-    """Emits the products of lines of weights with all rows, in the order of the lines.
+    """Emits instructions that multiply lines of weights by all rows, in line order.
 
-    Readers may emit the lines of a block in another order.
+    The lines of a block can be added in any order.
 
     Args:
         builder: LLVM builder.
@@ -156,7 +156,7 @@ class _LineProducts:
         self._next_number = 0
 
     def add(self, number: int, line: Any) -> None:
-        """Add a line; emit its products once all earlier lines have been added."""
+        """Add a line of weights; multiply by it once all earlier lines have been added."""
         self._waiting[number] = self._builder.bitcast(line, NUMBERS)
         while self._next_number in self._waiting:
             self._multiply(self._waiting.pop(self._next_number))
@@ -172,7 +172,7 @@ class _LineProducts:
 
 @inlined
 def _blocks_of(call: FewRowsCall, output: int) -> int:
-    """Return the address of an output's blocks."""
+    """Return the address of the packed weights of an output."""
     return address_of_row(call.source, call.blocks_row_bytes, call.order, output)
 
 
@@ -187,7 +187,7 @@ def _fetch_rows(call: FewRowsCall, first: int) -> None:
 
 @cache
 def few_rows_job(type_id: int) -> TeamJob:
-    """Return the job that multiplies the rows of a `FewRowsCall`, for one format."""
+    """Return the job that runs a `FewRowsCall` with weights of the given format."""
 
     def work(address: int) -> int:
         call = read_few_rows_call(address)

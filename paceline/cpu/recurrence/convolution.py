@@ -94,7 +94,7 @@ def _convolve_channels(
 def _find_inputs(
     call: ConvolutionCall, tree: TreeArrays, request: int, token: int, inputs: IntArray
 ) -> None:
-    """Write the addresses of a token's inputs, oldest first."""
+    """Write the addresses of a token's inputs to `inputs`, oldest first."""
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     row, index = token, call.size - 1
     while index >= 0 and row >= 0:

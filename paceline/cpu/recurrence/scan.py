@@ -1,7 +1,7 @@
 """Run selective scans along a tree, and advance the stored states along a path.
 
 The state of a channel has only a few values, so a task covers sixteen channels of one request.
-Sums over the rows of a state are fused multiply-adds in order; see `state_rows.scan_rows`.
+The rows of a state are summed in order, with fused multiply-adds; see `state_rows.scan_rows`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
 
 class TreeCall:
-    """First arguments of a call along a tree: `TokenTree.addresses`, and sizes."""
+    """Common fields of call records for trees: `TokenTree.addresses`, and sizes."""
 
     slots: int
     pending: int
@@ -31,7 +31,7 @@ class TreeCall:
 
 
 class PathCall:
-    """First arguments of a call that advances stored states along paths."""
+    """Common fields of records for calls that advance stored states along paths."""
 
     slots: int  # Int64 [requests].
     columns: int  # Columns of the path, see `FoldPath`.
@@ -134,6 +134,6 @@ def read_path(call: Any) -> Any:
 def copy_rows(
     source: int, source_stride: int, target: int, target_stride: int, count: int, size: int
 ) -> None:
-    """Copy rows of `size` bytes."""
+    """Copy `count` rows of `size` bytes; strides are in bytes."""
     for row in range(count):
         copy(source + row * source_stride, target + row * target_stride, size)

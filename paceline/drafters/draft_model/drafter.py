@@ -46,9 +46,10 @@ class _DraftedRequest:
     """The calibration and the newest tree of one request.
 
     Attributes:
-        calibration: Acceptance rates of first choices in this request.
+        calibration: Acceptance rates of the tokens that the draft model itself would generate.
         tree: Newest tree, most likely paths first; empty for a chain.
-        first_choice_probs: Probability of each node if it was a first choice, otherwise None.
+        first_choice_probs: The draft model's probability for each node that it would itself
+            generate after the node's parent; None for other nodes.
         likely: Tree that the other sources proposed in this step.
     """
 
@@ -220,7 +221,8 @@ def greedy_answers(
 
     Args:
         logits: Logits after the root and each processed node, [batch, 1 + width, kept].
-        questions: For each request, the nodes whose next tokens are needed; None if it is idle.
+        questions: For each request, the nodes whose next tokens are needed; None if the
+            request is idle.
         kept_ids: Ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
     """
     rows = predicted_rows(logits, questions)
@@ -241,7 +243,8 @@ def adjusted_answers(
         logits: Logits after the root and each processed node, [batch, 1 + width, vocab].
         copies: The draft model's copy of each request.
         inputs: For each request, the tree that the draft model has processed.
-        questions: For each request, the nodes whose next tokens are needed; None if it is idle.
+        questions: For each request, the nodes whose next tokens are needed; None if the
+            request is idle.
     """
     _, drawn, (columns, probs) = sampler.draw_tokens(
         logits,
@@ -262,7 +265,8 @@ def predicted_rows(scores: Tensor, questions: Sequence[DraftForwardInput | None]
 
     Args:
         scores: Scores, [batch, 1 + width, vocab].
-        questions: For each request, the nodes whose next tokens are needed; None if it is idle.
+        questions: For each request, the nodes whose next tokens are needed; None if the
+            request is idle.
     """
     width = scores.shape[1]
     rows = [

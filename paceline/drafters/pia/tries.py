@@ -15,7 +15,8 @@ class Node:
     Attributes:
         inputs: Number of occurrences of the path in each request's prompt. Requests without
             occurrences are omitted.
-        output: Number of occurrences of the path in outputs, halved by every squeeze.
+        output: Number of occurrences of the path in outputs, halved whenever
+            `PhraseTries.squeeze` shrinks the tree.
     """
 
     __slots__ = ("children", "inputs", "output")
@@ -35,7 +36,7 @@ Children = dict[int, Node]
 
 @dataclass(slots=True)
 class Tree:
-    """The phrases that followed one token.
+    """A tree of the phrases that followed one token.
 
     Attributes:
         nodes: Number of nodes.
@@ -129,7 +130,7 @@ class PhraseTries:
             self._touched.clear()
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """Return each tree's number of nodes, and of nodes from outputs, by first token."""
+        """Return `Tree.nodes` and `Tree.outputs` of every tree, by first token."""
         return {first: (tree.nodes, tree.outputs) for first, tree in self._trees.items()}
 
     def _path(self, tokens: list[int], start: int) -> tuple[Tree, list[Node]]:

@@ -52,8 +52,8 @@ class SourceCalibration(NamedTuple):
 def new_source_calibration() -> SourceCalibration:
     """Return a table with the prior counts.
 
-    For a token's cached distribution and retrieval, the prior is the larger of their probabilities.
-    For each further source, the prior was fitted to counts (`SourcePrior`).
+    A token from cached distributions and retrieval has two probabilities, and its prior is the
+    larger one. The prior of each further source was fitted to counts (`SourcePrior`).
     """
     edges = np.array((0.002, *_EDGES, 1.0))
     middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
@@ -76,7 +76,7 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
     """Return the prior of each cell of a weighed source (`SourceTrees.weighed`).
 
     Args:
-        middle: Middle of each probability bucket; 0 for tokens that a source does not have.
+        middle: Middle of each range of probabilities, preceded by 0 for tokens that a source lacks.
         prior: Prior of the source.
     """
     odds = middle[1:] / (1 - middle[1:])
@@ -94,9 +94,9 @@ def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
 
     Args:
         sampled: Whether the request samples.
-        size: Number of tokens in the context; 0 if the token is not cached.
+        size: Context length of the cached distribution, in tokens; 0 if the token is not cached.
         cached: Probability of the token in the cached distribution.
-        drafted: Confidence of retrieval; negative if it does not have the token.
+        drafted: Confidence of retrieval; negative if retrieval did not propose the token.
     """
     column = 0 if size == 0 else 1 + bucket_of(_EDGES, cached)
     row = 0 if drafted < 0 else 1 + bucket_of(_EDGES, drafted)
@@ -110,8 +110,8 @@ def weighed_cell(table: int, sampled: bool, before: float, confidence: float) ->
     Args:
         table: Index of the source's calibration table.
         sampled: Whether the request samples.
-        before: Probability from the sources before this one; 0 if none of them has the token.
-        confidence: Confidence of the source; negative if it does not have the token.
+        before: Probability from the sources before this one; 0 if none of them proposed the token.
+        confidence: Confidence of the source; negative if it did not propose the token.
     """
     column = 0 if before <= 0 else 1 + bucket_of(_EDGES, before)
     row = 0 if confidence < 0 else 1 + bucket_of(_EDGES, confidence)

@@ -106,12 +106,12 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """The format of a file.
+    """The format of a file with a drafter's state.
 
     Attributes:
-        name: Name of the kind, as in the header.
-        version: Version of the layout.
-        arrays: Names of the arrays.
+        name: Name of the format, which the file's header contains.
+        version: Version of the format.
+        arrays: Names of the arrays in the file.
         help: Advice to the user, for error messages.
     """
 

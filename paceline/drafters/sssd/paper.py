@@ -216,7 +216,7 @@ def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
 
 @kernel
 def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: int) -> int:
-    """Add pointers after all earlier occurrences of the last `size` tokens."""
+    """Add pointers to tokens after earlier occurrences of the last `size` tokens."""
     query, chain = query_of(pool, context, 0), CHAIN_OF_MATCH[size - 1]
     matches = occurrences(text, chain, query, LONGEST + 1, pool.scratch, 0, MAX_LINKS)
     for index in range(matches):
@@ -233,7 +233,7 @@ def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: 
 def _push(
     merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
 ) -> int:
-    """Push the tokens to which the pointers lead onto the heap; return its size."""
+    """Push the tokens of pointers onto the heap, and return the size of the heap."""
     begin, end = pointers
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1

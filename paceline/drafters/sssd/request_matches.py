@@ -28,7 +28,7 @@ def point_into_request(
         pool: Pointers of the tree.
         count: Number of pointers so far.
         query: Text to match.
-        below: Pointers whose match has this length or more are skipped.
+        below: Only matches shorter than this length are used.
     Returns:
         The number of pointers, and the match length down to which the text was searched.
     """
@@ -57,7 +57,7 @@ def advance(
     limit: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Add the parent's pointers to `token` to the pool, advanced by one token.
+    """Advance the parent's pointers to `token` by one token; add them to the pool.
 
     Args:
         sources: Texts into which the pointers lead.

@@ -43,9 +43,10 @@ class _HeadRequest:
 
     Attributes:
         text: The request's text.
-        calibration: Acceptance rates of first choices in this request.
+        calibration: Acceptance rates of the head's most likely tokens in this request.
         tree: Newest tree, most likely paths first.
-        first_choice_probs: Probability of each node that was the head's first choice, else None.
+        first_choice_probs: Probability of each node that was the head's most likely token after
+            its parent; None for other nodes.
     """
 
     text: HeadText

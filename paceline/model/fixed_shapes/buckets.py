@@ -46,11 +46,11 @@ def padded_bucket(
     reduced_logits: bool,
     states: StateRequest | None,
 ) -> BucketKey | None:
-    """Return the bucket (fixed shape) for a padded batch; None if all are too small.
+    """Return the bucket (fixed shape) for a padded batch; None if no bucket fits it.
 
     Args:
         layout: Padded batch.
-        cache: KV cache, whose window is set to the batch.
+        cache: KV cache, prepared to write the tokens of this batch.
         reads_lengths: Whether attention reads text lengths from device memory instead of using a
             mask.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
@@ -80,11 +80,11 @@ def packed_bucket(
     reduced_logits: bool,
     states: StateRequest | None,
 ) -> BucketKey | None:
-    """Return the bucket (fixed shape) for a packed batch; None if all are too small.
+    """Return the bucket (fixed shape) for a packed batch; None if no bucket fits it.
 
     Args:
         packing: Packed batch.
-        cache: KV cache, whose window is set to the batch.
+        cache: KV cache, prepared to write the tokens of this batch.
         fixed_rows: Number of rows in every matrix product; the bucket's size is a multiple of it.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.

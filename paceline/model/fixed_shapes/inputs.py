@@ -1,4 +1,4 @@
-"""Hold the inputs of a fixed shape (bucket) in one buffer, sent in one copy."""
+"""Keep the inputs of a fixed-shape forward pass in one buffer, for a single copy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _TABLES = 4  # of integers for each column
 
 
 class BucketTensors(NamedTuple):
-    """The inputs of a pass with a fixed shape (bucket), as views of one buffer.
+    """The inputs of a forward pass with a fixed shape (bucket), as views of a buffer.
 
     Attributes:
         token_ids: Token ids, int64 [rows, columns].
         positions: Text position of each token, int64 [rows, columns].
         cache_positions: Cache position of each token, int64 [rows, columns]; `SCRATCH` for columns
             without a token.
-        store_rows: Row of the stores at which the slot of each column begins, int64 [rows,
-            columns].
+        store_rows: Row of a layer's key and value tensors at which the slot of each column begins,
+            int64 [rows, columns].
         cached: Number of cached tokens before the forward pass, int64 [rows].
         block: bool [rows, columns, columns]. Entry [row, c, j] is True if column c sees cache
             position cached[row] + j.
@@ -66,7 +66,8 @@ class BucketInputs:
             layout: Padded batch.
             token_ids: Token ids for the model, [requests, columns of the batch].
             positions: Text positions within the model's context, in the same shape as `token_ids`.
-            store_rows: Row of the stores at which the slot of each request begins, [requests].
+            store_rows: Row of a layer's key and value tensors at which the slot of each request
+                begins, [requests].
         """
         self._buffer.wait()
         arrays = self._arrays

@@ -81,8 +81,8 @@ def window_mixer(twin: nn.Module) -> WindowMixer | None:
     """Return a `WindowMixer` for a module, or None if it is not supported.
 
     At the start of a text, the module pads the inputs of its convolutions with zeros. The mixer
-    passes rows of zeros to the module instead. The effect is the same unless a projection has a
-    bias, in which case the module is not supported.
+    instead passes rows of zeros to the module as earlier inputs. The effect is the same unless a
+    projection has a bias, in which case the module is not supported.
 
     Args:
         twin: Copy of the module in the `ModelView`.
@@ -109,9 +109,9 @@ def _sequence(
         num_columns: Number of columns of the forward pass.
         device: Device of the results.
     Returns:
-        For each element of the sequence, its index in the list of the stored inputs of all requests
-        and then all columns, int64 [length]. For each column, the position of its output in the
-        sequence, int64 [num_columns].
+        The source of each element of the sequence, int64 [length], and the position of each
+        column's output in the sequence, int64 [num_columns]. A source is an index into a list of
+        the stored inputs of all requests, followed by all columns.
     """
     key = "window", size, num_columns, device
     if key not in batch.derived:
