@@ -100,7 +100,7 @@ class CheckedDrafter(DelegatingDrafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Count the accepted nodes, and forward the outcomes."""
+        """Count the accepted nodes, and pass the outcomes to the inner drafter."""
         self.accepted += sum(len(outcome.accepted) for outcome in outcomes)
         super().observe(outcomes)
 

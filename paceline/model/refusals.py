@@ -43,7 +43,7 @@ def refuse_unsupported(model: PreTrainedModel, config: PretrainedConfig, name: s
 
 
 def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    """Raise an error if the layers' states or visible tokens are unsupported."""
+    """Raise an error if the engine does not support a model's layers or their cache."""
     if getattr(config, "index_topk", None) is not None:
         raise UnsupportedModelError(
             f"{name} selects keys with an indexer (index_topk), whose cache cannot be rolled back;"

@@ -21,7 +21,7 @@ def _call(function: Callable[[], R]) -> R:
 
 
 def call_with_frame_memory(function: Callable[[], R]) -> R:
-    """Call a function whose frames, and those of its callees, share one large chunk.
+    """Call a function so that its frames and those of its callees share one chunk.
 
     The chunk is as large as the frame of this call, rounded up to a power of two. The function's
     frames use the rest, and only pages that they touch take memory.

@@ -37,7 +37,7 @@ _multiply_quads = multiply_quads(tuple(range(1, _MAX_ROWS + 1)), UNPACKED_GROUP 
 
 
 def _multiply(call_address: int) -> int:
-    """Run a product's tasks until none is left; return how many this thread ran."""
+    """Run tasks of a product until none is left; return how many this thread ran."""
     call = read_call(call_address)
     if call.count <= MAX_FEW_ROWS:
         return _multiply_few(call_address)

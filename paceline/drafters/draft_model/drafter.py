@@ -128,7 +128,7 @@ class DraftModel(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Grow trees for requests that allow it; then draft chains for the others."""
+        """Grow trees for the requests that allow trees; draft chains for the others."""
         branching = [self._grows and not self.draws(request) for request in requests]
         sizes = [
             limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)

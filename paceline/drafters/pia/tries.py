@@ -66,7 +66,7 @@ class TrieLimits:
 
 
 class PhraseTries:
-    """The phrase tries, one for each first token.
+    """Stores phrases in tries, one trie for each first token.
 
     Args:
         depth: Number of tokens in a phrase after its first one.

@@ -179,7 +179,7 @@ class Sssd(Drafter):
         return self._snapshot
 
     def _searched(self, count: int, *arguments: Any) -> list[int]:
-        """Search a batch in this thread and, depending on the batch size, in others."""
+        """Search a batch in this thread and, depending on its size, in other threads."""
         helpers = min(self._workers, count // REQUESTS_PER_THREAD) - 1
         others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
         return [draft_batch(*arguments), *(other.result() for other in others)]

@@ -1,4 +1,4 @@
-"""Point to matches in the request; pass a node's pointers on to its children."""
+"""Find matches in the request, and pass a node's match pointers to its children."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
 
 
 def states_shape(draft: PreTrainedModel) -> tuple[int, int]:
-    """Return how many states a draft model reads per token, and the size of a state."""
+    """Return how many target states a draft model reads per token, and their size."""
     return 1 + len(layers_read(draft)), getattr(draft.config, READS)["states"]
 
 

@@ -36,7 +36,7 @@ def padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
 
 
 def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, the states before them and the states after them.
+    """Return tokens, with the target states before and after each token.
 
     Each token was chosen from the state before it.
     """
