@@ -27,8 +27,8 @@ class AttentionState:
     """Attention inputs of one forward pass.
 
     Attributes:
-        num_causal: Number of leading columns with causal attention: the prompt's columns if the
-            cache is empty. Default 0.
+        num_causal: Number of leading columns with causal attention. If the cache is empty, these
+            are the prompt's columns. Default 0.
         metadata: Keys of each row, ordered by position; None if the keys are in the order of their
             cache positions.
         trees: Which keys each column attends to, by address of the placeholder mask that the model
@@ -48,6 +48,9 @@ _NO_STATE = AttentionState()
 
 
 def attention_state(module: nn.Module) -> AttentionState:
-    """Return the state of a module's view, or a default state outside of views."""
+    """Return the `AttentionState` attached to a module, or a default state.
+
+    Only the modules of a model view have an attached state.
+    """
     state: AttentionState = vars(module).get(STATE, _NO_STATE)
     return state

@@ -26,7 +26,7 @@ from paceline.attention.tree_programs import attend_tree, combine_tree, store_st
 def attention_over_tree(
     query: Tensor, key: Tensor, value: Tensor, tree: TreeVisibility, scaling: float | None
 ) -> Tensor:
-    """Compute attention of pending tokens and nodes over the text and the draft tree.
+    """Compute attention from new tokens and draft nodes to the text and the tree.
 
     Args:
         query: Queries, [rows, heads, columns, dim], with a contiguous last dimension.

@@ -157,7 +157,7 @@ class AttentionMetadata:
 
 
 def _even(rows: int, columns: int) -> tuple[IntArray, int]:
-    """Return the fields `starts` and `columns` for a `VisibleRanges` object.
+    """Return the fields `starts` and `columns` of `VisibleRanges` for equal rows.
 
     Each row has `columns` columns.
     """
@@ -173,9 +173,9 @@ def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
 
 
 def mask_address(mask: Tensor) -> int:
-    """Return the memory address of a placeholder mask, its key in `ranges_by_mask`.
+    """Return the memory address by which `ranges_by_mask` identifies a mask.
 
-    A slice of the mask has the same address.
+    The mask is a placeholder (`stand_in_mask`). A slice of the mask has the same address.
     """
     return mask.untyped_storage().data_ptr()
 

@@ -21,13 +21,13 @@ def find_rms_norms(
     takes_weight: Callable[[Tensor], bool],
     tolerances: Mapping[torch.dtype, float],
 ) -> dict[nn.Module, float]:
-    """Return the modules whose RMS norm `norm` can compute, with their eps.
+    """Return the epsilon of each module whose RMS norm `norm` can compute.
 
     Each module is tried on two rows, because norms with the same name may have different formulas.
 
     Args:
         model: Model whose modules are tried.
-        norm: Function that normalises rows, given a weight and eps.
+        norm: Function that normalises rows, given a weight and an epsilon.
         takes_weight: Function that returns whether `norm` supports a weight [size].
         tolerances: Largest accepted difference, relative to the result, for each dtype.
     """
@@ -44,7 +44,7 @@ def find_rms_norms(
 
 
 def _takes_rows_only(module: nn.Module) -> bool:
-    """Return whether a norm's `forward` method takes only the rows."""
+    """Return whether a norm's `forward` method has no parameters besides the rows."""
     return len(inspect.signature(type(module).forward).parameters) == 2
 
 

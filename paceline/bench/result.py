@@ -86,7 +86,8 @@ class BenchResult:
         divergences: The first difference of each answer that differs from the reference.
         cut_prompts: Number of prompts that were shortened because they did not fit into the
             context.
-        guarantees: For each drafter, whether its answers are guaranteed to equal plain decoding.
+        guarantees: For each drafter, whether its answers are guaranteed to equal those of plain
+            decoding.
         weights: Format of the target's weights; "" if they are those of the checkpoint.
     """
 

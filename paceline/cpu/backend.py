@@ -40,7 +40,7 @@ class CpuBackend(TorchBackend):
         return product(rows, weight, bias)
 
     def takes_weight(self, weight: Tensor) -> bool:
-        """Return True for packed weights, and for dense weights of suitable sizes."""
+        """Return whether `linear` supports a weight: packed, or dense with a valid size."""
         return isinstance(weight, PackedWeight) or (type(weight) in PLAIN and takes_weight(weight))
 
     unpack = staticmethod(unpack_rows)
@@ -48,7 +48,7 @@ class CpuBackend(TorchBackend):
     rms_norm = staticmethod(rms_norm)
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the norm modules that `rms_norm` can replace, with their eps."""
+        """Return the epsilon of each norm module that `rms_norm` can replace."""
         if model.device.type != "cpu":
             return {}
         return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)

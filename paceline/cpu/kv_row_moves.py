@@ -36,8 +36,8 @@ class CacheTensors(NamedTuple):
     def of(tensors: Sequence[Tensor]) -> CacheTensors | None:
         """Describe tensors for compiled code; return None if it cannot read them.
 
-        One head's cache position must be a multiple of 32 bytes. The result is valid as long as
-        the tensors exist.
+        The size of one head's cache position must be a multiple of 32 bytes. The result is valid
+        only while the tensors exist.
         """
         sizes = [tensor.shape[3] * tensor.element_size() for tensor in tensors]
         readable = all(

@@ -59,7 +59,7 @@ def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
 def emit_store_sums(builder: Any, address: Any, *vectors: Any) -> None:
     """Emit instructions that store the sum of the lanes of each of four vectors.
 
-    Lanes are added in the order of `fold`.
+    The lanes of each vector are added in the order in which `fold` joins them.
     """
     halves = [
         builder.fadd(

@@ -1,8 +1,8 @@
 """Emit attention's inner loops: weighted sums of rows, and softmax weights.
 
-Vectors have sixteen elements. On processors without such vectors, two vectors of eight replace each
-of them. Each element of a sum takes one fused multiply-add per row, in the order of the rows. The
-result does not depend on how many sums are computed together.
+Vectors have sixteen elements. If the processor's vectors have only eight elements, each vector is
+split into two. Each element of a sum takes one fused multiply-add per row, in the order of the
+rows. The result does not depend on how many sums are computed together.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def add_weighted(vectors: int) -> Any:
 
 
 class _SumOperands(NamedTuple):
-    """The arguments of `add_weighted` that follow the number format."""
+    """Arguments, from `weights` to `size`, of the operation from `add_weighted`."""
 
     weights: Any
     rows: Any

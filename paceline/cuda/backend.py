@@ -17,7 +17,7 @@ class CudaBackend(TorchBackend):
     rms_norm = staticmethod(rms_norm)
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the norm modules that `rms_norm` can replace, with their eps."""
+        """Return the epsilon of each norm module that `rms_norm` can replace."""
         return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)
 
 

@@ -117,7 +117,7 @@ def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
 def _count_buckets(
     text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]
 ) -> None:
-    """Write the first rank of each bucket of suffixes to `starts` [buckets + 1]."""
+    """Write each bucket's first index in the suffix array to `starts` [buckets + 1]."""
     for token in text:
         if token != separator:
             starts[(np.int64(token) >> shift) + 1] += 1
@@ -135,8 +135,8 @@ def _fill_buckets(
 ) -> None:
     """Put the position of every token into the bucket of that token.
 
-    At the start, `ends` [buckets] holds the first rank of each bucket; afterwards, it holds the end
-    of each bucket.
+    At the start, `ends` [buckets] holds each bucket's first index in the suffix array. Afterwards,
+    it holds the index after each bucket's last one.
     """
     for position in range(text.size):
         if text[position] != separator:
@@ -149,7 +149,7 @@ def _fill_buckets(
 def _sort_buckets(
     packed: PackedText, array: NDArray[np.int32], starts: NDArray[np.int64], depth: int
 ) -> None:
-    """Sort buckets whose suffixes share their first `depth` tokens (0 or 1)."""
+    """Sort every bucket of suffixes, which share their first `depth` tokens (0 or 1)."""
     largest = 0
     for bucket in range(starts.size - 1):
         largest = max(largest, starts[bucket + 1] - starts[bucket])
@@ -208,9 +208,9 @@ def _sort_run(
     depth: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes by keys, which hold their tokens from `depth` onwards.
+    """Sort suffixes by their tokens from `depth` onwards.
 
-    The keys are written to `keys`.
+    Each suffix's next tokens are packed into a sort key, which is written to `keys`.
     """
     text, bits, max_value = packed
     step = min(64 // bits, SORTED_TOKENS)

@@ -96,10 +96,10 @@ class DraftBudget:
         return DrafterStats.with_settings(self._settings)
 
     def record(self, num_steps: int) -> None:
-        """Record the decisions for the most recent steps in `decisions`.
+        """Keep the decisions of the last `num_steps` steps in `decisions`.
 
         Args:
-            num_steps: Number of steps to keep; 0 records none.
+            num_steps: Number of steps to keep; 0 keeps none.
         """
         self.decisions = deque(self.decisions, maxlen=num_steps)
 
@@ -186,12 +186,12 @@ class DraftBudget:
         self._seconds_used = 0.0
 
     def check_loaded(self) -> None:
-        """Check the curve from disk now, so that no answer waits for its first check."""
+        """Check the cost curve from disk now, so that no answer waits for this check."""
         self._seconds_used += TIMING.loaded_pause_s
         self.renew()
 
     def _correction(self, num_requests: int) -> CostCorrection:
-        """Return the correction of the cost curve for a given number of requests.
+        """Return the correction of the cost curve for steps with `num_requests` requests.
 
         A new correction starts with the values of the correction that was used last.
         """
@@ -247,7 +247,8 @@ def _charge_drafting(
     Args:
         cut: Drafts of the step, after the cut.
         selector: Selector that cut the trees.
-        seconds: Duration of the step with 0, 1, ... units of nodes (`node_selection`), in seconds.
+        seconds: Duration of the step, in seconds, with 0, 1, ... units of nodes. `NodeSelector`
+            defines a unit.
         correction: Correction factor for steps without trees (`CostCorrection.plain`).
     """
     for drafts in cut:

@@ -125,8 +125,8 @@ class Costs:
     def _is_outdated(self, loaded: MeasuredCurve) -> bool:
         """Return whether the cost curve of a slow model should be measured again.
 
-        Checks would take too long for a slow model. If other programs disturbed the measurement,
-        it is repeated once the machine is less busy.
+        The curve of a slow model is not checked, because checks would take too long. It is measured
+        again only if other programs disturbed the measurement and the machine is less busy now.
         """
         is_slow = not cost_measuring.check_rows(loaded.curve)
         return is_slow and loaded.conditions.doubtful

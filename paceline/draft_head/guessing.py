@@ -1,11 +1,11 @@
 """Predict a draft tree from the hidden state that produced the newest token.
 
-A hidden state contains information not only about the next token, but also about the token after
-it (Pal et al. 2023, "Future Lens"). Combined with the chosen next token, the state says even more
-about the token after it. EAGLE (Li et al. 2024, section 3) trains a layer like the target's to
-predict the next state from the state and the chosen token. Here, the layer consists of one matrix
-product and a small network (`weights`), without attention. For the most likely paths, the predicted
-state is the input for the next level.
+A hidden state contains information not only about the next token, but also about the token after it
+(Pal et al. 2023, "Future Lens"). Combined with the chosen next token, the state says even more
+about the token after the next one. EAGLE (Li et al. 2024, section 3) trains a layer like the
+target's to predict the next state from the state and the chosen token. Here, the layer consists of
+one matrix product and a small network (`weights`), without attention. For the most likely paths,
+the predicted state is the input for the next level.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Card:
     judged: dict[str, Any] = field(default_factory=dict)
 
     def closeness(self, model: CachedLM) -> float:
-        """Return the cosine similarity between the target's and a model's embeddings.
+        """Return the cosine similarity of the embeddings of `model` and the target.
 
         The result is 0 if the shapes differ.
         """

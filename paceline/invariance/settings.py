@@ -1,4 +1,4 @@
-"""Define constants for the batch-invariance checks, with units and reasons."""
+"""Define the constants of the batch-invariance checks."""
 
 from __future__ import annotations
 

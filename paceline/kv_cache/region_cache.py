@@ -59,7 +59,7 @@ class RegionCache(SlotCache):
 
     @property
     def _size(self) -> CacheSize:
-        """Return the size of the memory in use."""
+        """Return the cache size in use, as if all slots formed a single slot."""
         return CacheSize(1, self.capacity)
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:

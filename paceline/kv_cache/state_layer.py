@@ -73,7 +73,10 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def store(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return stored states by name, [slots, *shape], allocating zeros if necessary."""
+        """Return the stored states called `name`; allocate zeros if there are none.
+
+        Their shape is [slots, *shape].
+        """
         if name not in self.held:
             self.held[name] = _zeros((self._slot_memory.slots, *shape), dtype, device)
         return self.held[name]
@@ -105,7 +108,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
                 self.is_recurrent_states_initialized[index] = True
 
     def working(self) -> dict[str, Tensor]:
-        """Return the states after a call of the recurrent module, by name."""
+        """Return the states after the recurrent module has run, by name."""
         kinds = ((_CONVOLUTION, self.conv_states), (_RECURRENT, self.recurrent_states))
         return {
             f"{kind}.{index}": states
@@ -162,7 +165,8 @@ class MixedLayer(StateLayer, SlotLayer):
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Allocate keys and values, or the working states.
 
-        transformers passes keys and values by position, and states by name.
+        transformers passes keys and values as positional arguments, and states as keyword
+        arguments.
         """
         if args:
             SlotLayer.lazy_initialization(self, *args)

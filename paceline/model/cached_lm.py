@@ -130,7 +130,7 @@ class CachedLM(ForwardPasses):
         )
 
     def share(self, vocabulary: SharedVocabulary | TokenMap) -> None:
-        """Make all later logits of this draft model cover a target's vocabulary.
+        """Convert all later logits of this draft model to a target's vocabulary.
 
         Args:
             vocabulary: Tokens that this draft model and the target share.

@@ -86,7 +86,10 @@ class CachedRequests(TargetBase):
 
     @property
     def capacity(self) -> int:
-        """Return the number of positions per slot or, if slots vary in length, in total."""
+        """Return the number of cache positions per slot.
+
+        If slots vary in length, return the number of cache positions of all slots together.
+        """
         return self._cache.capacity
 
     @property

@@ -130,7 +130,7 @@ def _token_texts(tokenizer: Any) -> dict[int, bytes] | None:
 
 
 def _ids_to_read(target: Any, draft: Any, pairs: dict[int, int], rows: int) -> _Ids:
-    """Return, for each id of the target, the id that the draft model receives."""
+    """Return the draft model's input id for each token id of the target."""
     others = [number for number in range(rows) if number not in pairs]
     texts = [target.decode([number]) if number < len(target) else "" for number in others]
     unknown = next(

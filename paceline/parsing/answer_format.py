@@ -51,7 +51,7 @@ class AnswerFormat:
         reasoning_parser: Name of the reasoning markers; "auto" detects them; "none" leaves
             reasoning in the text.
     Attributes:
-        tool_format: Format of tool calls; `FORMATS["hermes"]` if the template has none.
+        tool_format: Format of tool calls; `FORMATS["hermes"]` if the chat template defines none.
         markers: Texts around the reasoning; None if the model does not reason.
     Raises:
         ConfigError: A name is unknown.
@@ -112,7 +112,7 @@ class AnswerFormat:
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
-        """Return whether and how reasoning may continue or start after a prompt."""
+        """Return whether an answer may have reasoning, and whether the prompt opened it."""
         if self.markers is None or prompt.rstrip().endswith(self.markers.close):
             return ReasoningState()
         return ReasoningState(self.markers, self.markers.is_open(prompt))

@@ -46,7 +46,7 @@ class TemplateParser:
         return self._writer.in_reasoning
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text, and return the events that are now certain."""
+        """Add text, and return the events that later text cannot change."""
         for index, char in enumerate(text):
             if self._has_failed:
                 self._writer.content(text[index:])

@@ -179,7 +179,7 @@ def _checked_choice(choice: Any) -> tuple[Choice, str | None]:
 
 
 def _described(function: Callable[..., Any], where: str) -> Mapping[str, Any]:
-    """Return the definition of a Python function, from its type hints and docstring."""
+    """Build a tool definition from a Python function's type hints and docstring."""
     from transformers.utils import get_json_schema
 
     try:

@@ -82,7 +82,10 @@ class TorchRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Convert the inputs of a state-space layer with one decay rate per head."""
+        """Prepare the inputs of a state-space layer for `walk`.
+
+        The layer has one decay rate per head.
+        """
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         steps = time.numbers.to(dtype)
@@ -124,7 +127,7 @@ class TorchRecurrences:
         return Steps(output.to(tokens.value.dtype), updates, after)
 
     def fold(self, tokens: GatedTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states of each request by the tokens of its path."""
+        """Advance each request's stored states over the tokens of its path."""
         held, slots, _ = states
         updates = tokens.value
         rows, lanes = tokens.key.shape[2], updates.shape[2]
@@ -155,7 +158,7 @@ class TorchRecurrences:
         return Steps(output, updates, _filled(walk.after, held) if wants_after else None)
 
     def fold_scan(self, tokens: ScanTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states of a scan by the tokens of each request's path."""
+        """Advance each request's stored scan states over the tokens of its path."""
         held, slots, _ = states
         updates = tokens.value
         channels = updates.shape[1]
@@ -171,7 +174,7 @@ TORCH_RECURRENCES = TorchRecurrences()
 
 
 class _Walk:
-    """Iterates over the tokens of all requests, and keeps states for later tokens.
+    """Iterates over all requests' tokens, and keeps the states that later tokens need.
 
     Args:
         tree: Tokens of the forward pass.
@@ -197,7 +200,10 @@ class _Walk:
         self.after = start
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each token index, with each request's column and state before that token."""
+        """Yield each token index, with the column and the prior state of every request.
+
+        The prior state is the state before the token.
+        """
         for token in range(self._columns.shape[1]):
             before = self._states[self._requests, self._sources[:, token]]
             yield token, self._columns[:, token], before
@@ -259,7 +265,7 @@ def _taps(tree: TokenTree, size: int) -> IntArray:
 
 
 def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
-    """Arrange values [requests, width, ...] by column; other columns get zeros."""
+    """Return values [requests, width, ...] at their columns, and zeros elsewhere."""
     columns = np.where(tree.is_padding(), count, tree.columns)
     index = tree.on(f"targets of {count}", columns, numbers.device)
     flat = numbers.new_zeros(count + 1, *numbers.shape[2:])

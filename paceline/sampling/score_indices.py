@@ -1,4 +1,4 @@
-"""Find the scores that the requests' options change; return arrays for the device.
+"""Find the scores that the requests' options change, and return their indices.
 
 Indices point into scores [rows, vocab], flattened row by row. Every request has one row for its
 root and one for each node of its tree.
@@ -132,7 +132,7 @@ def _missing(request: Request) -> int:
 
 
 def _cross(rows: Sequence[int], tokens: Any, vocab: int) -> IntArray:
-    """Return the indices of all given tokens in all given rows."""
+    """Return the flat index of each given token in each given row."""
     rows_array = np.array(rows, dtype=np.int64)
     return (rows_array[:, None] * vocab + np.array(tokens, dtype=np.int64)).reshape(-1)
 

@@ -98,7 +98,7 @@ class Detokenizer:
 
 
 def text_of(tokenizer: Decoder, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-    """Return the text that tokens have at the start of a text."""
+    """Decode `token_ids` as a complete text, without a preceding prompt."""
     detokenizer = Detokenizer(tokenizer, (), skip_special_tokens)
     return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
 
@@ -119,8 +119,9 @@ class _Bytes:
     def _after_prompt(self, prompt_ids: Sequence[int]) -> tuple[bool, bytes, bool]:
         """Return the decoder state after a prompt.
 
-        The first value tells whether the answer begins the text. The others are the bytes of an
-        incomplete character at the end of the prompt, and whether it appears as U+FFFD.
+        The first value tells whether the answer begins the text. The second holds the bytes of an
+        incomplete character at the end of the prompt. The third tells whether that character
+        appears as U+FFFD.
         """
         first, data = True, b""
         for token in reversed(prompt_ids):
@@ -143,7 +144,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the text that remains if the answer ends here, with empty `data`."""
+        """Return the remaining text, as if the answer ended here; `data` is empty."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown

@@ -1,4 +1,4 @@
-"""Define constants for text, with units and reasons."""
+"""Define the constants used to decode and tokenise text."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Conditions:
 
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
-        """Return the conditions under which the measurements were made.
+        """Return the conditions under which measurements were made.
 
         Args:
             spreads: Spread of the repeats of each call.
@@ -63,7 +63,7 @@ class Conditions:
 
     @classmethod
     def read(cls, attributes: dict[str, Any]) -> Conditions:
-        """Build the conditions from saved attributes."""
+        """Build a `Conditions` object from saved attributes."""
         return cls(**attributes)
 
 

@@ -24,7 +24,7 @@ def prompts_of(
 
     Args:
         context: Name of the context length: short, medium or long.
-        load: Load options with the context lengths.
+        load: Load options, which define the context lengths.
         prompts: Recorded prompts.
         tokenizer: Tokenizer of the model.
         room: Maximum number of tokens per prompt.
@@ -47,9 +47,9 @@ def grown(
     room: int,
     drop: int = 0,
 ) -> list[int]:
-    """Put other prompts before a prompt to reach `tokens` ids; return all the ids.
+    """Return a prompt's ids, lengthened to `tokens` ids by other prompts before it.
 
-    With `tokens=None`, return only the prompt.
+    With `tokens=None`, only the prompt itself is returned, shortened to `room` ids if necessary.
 
     Raises:
         CapacityError: `tokens` exceeds `room`.

@@ -82,7 +82,7 @@ def add_pairs(vectors: int, interleaved: bool) -> Any:
 
 
 class _PairOperands(NamedTuple):
-    """The arguments of `add_pairs` that follow the number of rows."""
+    """Arguments, from `rows` to `size`, of the operation from `add_pairs`."""
 
     rows: Any
     weights: Any
@@ -139,7 +139,7 @@ def _add(
 
 
 def _vector_at(builder: Any, address: Any, pair: Any, vector: int, vectors: int) -> Any:
-    """Emit instructions that compute a pointer to one of a pair's interleaved vectors."""
+    """Emit instructions that compute a pointer to one vector of interleaved weights."""
     index = builder.add(builder.mul(pair, constant(vectors)), constant(vector))
     at = builder.add(address, builder.mul(index, constant(LINE)))
     return pointer(builder, at, NUMBERS)

@@ -50,14 +50,14 @@ def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> T
 
 
 def product_job(weight: PackedWeight) -> TeamJob:
-    """Return the job that multiplies by a packed weight."""
+    """Return the kernel that multiplies rows by a packed weight."""
     outer, inner = weight.shape
     kernel = kernel_of(torch.bfloat16, inner, outer)
     return multiply_packed if kernel is multiply_dotted else kernel
 
 
 def packing_of(weight: PackedWeight) -> tuple[int, ...]:
-    """Return the fields `PACKING` of the `ProductCall` of a packed weight."""
+    """Return the values of the `ProductCall` fields that describe a packed weight."""
     by_quads, order = product_job(weight) is multiply_packed, weight.order
     unpack = unpacking.quad_job if by_quads else unpacking.row_job
     type_id = weight.block_format.type_id

@@ -33,10 +33,11 @@ class DraftSource:
 
     Attributes:
         name: Name that messages and reports show.
-        calibration_table: Index of the source's table in the pool file, or PAIRED for the source
-            that shares a table with the cached distributions.
-        prior: Acceptance probability that is assumed before outcomes are counted; None for the
-            paired source, whose prior is the larger of two probabilities.
+        calibration_table: Index of the source's table in the pool file. PAIRED marks the source
+            that shares a table with the cached distributions (the paired source).
+        prior: Acceptance probability that is assumed before outcomes are counted. None for the
+            paired source: the prior of a token is the larger of the probabilities from this source
+            and from the cached distribution.
     """
 
     name: str
@@ -65,7 +66,8 @@ class SourceTrees(NamedTuple):
     """The trees of all sources for a batch.
 
     Attributes:
-        paired: Nodes of the paired source, [n].
+        paired: Nodes of the retrieval source, which is calibrated together with the cached
+            distributions, [n].
         weighed: Nodes of all other sources, [n].
         bounds: Index of each tree's first node, and index after its last node, [sources, 2,
             batch].

@@ -1,4 +1,7 @@
-"""Define the options of one-module drafters, which this module does not import."""
+"""Define the options of drafters that consist of a single module.
+
+This module does not import these drafters.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,8 @@ class JacobiOptions:
     """Options of `jacobi`.
 
     Attributes:
-        block: B, number of tokens that are refined together; at least 1. By default, the block is
-            the entire rest of the answer.
+        block: B, number of tokens that the drafter refines together; at least 1. By default, the
+            drafter refines the entire rest of the answer together.
     """
 
     block: int | None = None

@@ -26,7 +26,7 @@ _NAME = 8  # number of digits in a prompt's name
 
 
 class RuleCost(Protocol):
-    """The costs of a length rule, per new token (Huang et al. 2024, section 2)."""
+    """Costs of a rule that chooses the draft length (Huang et al. 2024, section 2)."""
 
     @property
     def verification_rate(self) -> float:
@@ -79,7 +79,8 @@ class HeadCard:
             state is not yet known. If empty, the draft model's probability is used.
         recipe: How the head was recorded and trained.
         metrics: Accuracy on held-out prompts.
-        curve: Measured costs of thresholds. If empty, `threshold=auto` is not available.
+        curve: Measured costs of each stopping threshold. If empty, `threshold=auto` is not
+            available.
         train_prompts: Names of the training prompts, joined into one string. Each name has
             eight digits.
         dev_prompts: Names of the calibration prompts, joined into one string. Each name has

@@ -155,7 +155,7 @@ class RowDrafting:
         return end_index is None
 
     def _count(self, drafted: list[tuple[DraftTree, list[int]]]) -> None:
-        """Update the acceptance calibration from chains and the tokens that followed."""
+        """Update the acceptance calibration from draft chains and the new tokens."""
         if drafted:
             new_tokens = np.array([token for _, run in drafted for token in run], dtype=np.int64)
             offsets = np.cumsum([0, *(len(run) for _, run in drafted)], dtype=np.int64)

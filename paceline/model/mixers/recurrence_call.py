@@ -1,4 +1,4 @@
-"""Run the recurrences of a mixer call on a tree; record how to commit its tokens."""
+"""Compute the recurrences of a mixer along a draft tree, and prepare the commit."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class RecurrenceCall:
     ) -> tuple[Tensor, None]:
         """Return the output of a gated delta rule, and None for the final state.
 
-        The shape of the output is [rows, columns, heads, lanes].
+        The shape of the output is [rows, columns, heads, value dim].
         """
         states = _flat(query), _flat(key), _flat(value)
         tokens = recurrences_for(states[2]).delta_tokens(
@@ -118,7 +118,7 @@ class RecurrenceCall:
     ) -> Tensor:
         """Return the output of a state-space model with one decay rate per head.
 
-        Its shape is [rows, columns, heads, lanes].
+        The shape of the output is [rows, columns, heads, head dim].
         """
         states = _flat(C), _flat(B), _flat(hidden_states)
         limited = self._prompt_columns(len(states[0]), dt.device)
@@ -141,7 +141,7 @@ class RecurrenceCall:
     ) -> Tensor:
         """Return the output of a state-space model with one decay rate per channel.
 
-        Its shape is [rows, channels, columns].
+        The shape of the output is [rows, channels, columns].
         """
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         step = dt.to(dtype)

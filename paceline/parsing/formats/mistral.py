@@ -12,7 +12,7 @@ OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 def read_mistral(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and tool calls: JSON lists of calls, or names with arguments."""
+    """Report text and tool calls; calls are JSON lists, or names with arguments."""
     while (yield from source.copy_until([OPEN], writer.content)):
         spaces = yield from source.skip_spaces()
         if (yield from source.take("[")):

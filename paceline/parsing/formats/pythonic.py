@@ -35,7 +35,7 @@ def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def _read_list(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
-    """Report the calls in a list; if its first entry is not a call, return its text."""
+    """Report the calls in a list; return its text if the first entry is not a call."""
     raw = "[" if (yield from source.take("[")) else ""
     if not raw:
         return raw

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The expected acceptance of chains of K draft tokens.
+    """Expected numbers of accepted tokens, for chains of K draft tokens.
 
     Attributes:
         chains: Expected number of chains.

@@ -129,8 +129,8 @@ class Eagle3Student:
         Args:
             token_ids: Token ids of the texts, [b, t].
             states: States after each token, [b, t, 1 + layers, hidden].
-            rows: Tokens to compute, without the first token of each text. The tokens that follow
-                the fewest draft tokens come first.
+            rows: Tokens to compute, without the first token of each text. They are sorted by the
+                number of draft tokens that precede them in the chain.
         """
         cache, end = DynamicCache(), 0
         outputs: list[Tensor] = []
@@ -150,7 +150,7 @@ class Eagle3Student:
         return torch.cat(outputs, dim=1)
 
     def _start_linear(self, chunks: Sequence[TextChunk]) -> None:
-        """Scale the states to unit size, and fit the layer `fc` to predict next states."""
+        """Scale the states to unit size; fit the layer `fc` to predict the next states."""
         _, before, following = (tensor.to(self._device) for tensor in state_pairs(chunks))
         hidden = following.shape[1]
         read = before[:, hidden:]
@@ -163,9 +163,9 @@ class Eagle3Student:
 
 
 def _from_second_token(rows: Rows) -> Rows:
-    """Sort rows by number of guesses (draft tokens); move them one text position on.
+    """Sort rows by their number of draft tokens; increase their positions by one.
 
-    No state precedes the first token of a text, so the head starts at the second.
+    No state precedes the first token of a text, so the head starts at the second token.
     """
     order = rows.guessed.argsort(stable=True)
     return Rows(rows.positions[order] + 1, rows.guessed[order], rows.mask[order][:, order])

@@ -4,8 +4,8 @@ The method follows Li et al. (2024), section 3.2, with the following changes.
 
 Every position in a text is trained in two situations: directly after the target's newest token, and
 after draft tokens, which have no target states. The loss compares the draft distribution with the
-target's full distribution, which is computed from the target's hidden state. The input layer is
-initialised to predict the next state by linear least squares.
+target's full distribution, which is computed from the target's hidden state. The initial weights of
+the input layer come from a linear least-squares fit that predicts the next state.
 """
 
 from __future__ import annotations

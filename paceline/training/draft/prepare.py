@@ -51,7 +51,7 @@ class DraftData:
     def split(
         answers: Sequence[TextChunk], texts: Sequence[TextChunk], config: DraftTraining
     ) -> DraftData:
-        """Return the data, with every `config.held_out`-th answer held out.
+        """Split the data; every `config.held_out`-th answer is held out for validation.
 
         Raises:
             ConfigError: There are too few answers.
