@@ -71,7 +71,7 @@ class Media:
         return replace(self, tensors={}, states=None)
 
     def first_columns(self, count: int, num_tokens: int) -> dict[str, Tensor]:
-        """Return the tensors for the first `count` of a prompt's `num_tokens` tokens."""
+        """Return `tensors`, cut to the first `count` of the prompt's `num_tokens` tokens."""
         return {
             name: tensor[:, :count] if _has_columns(name, tensor, num_tokens) else tensor
             for name, tensor in self.tensors.items()

@@ -67,7 +67,7 @@ class Costs:
         return self._measured.curve
 
     def recall(self) -> MeasuredCurve | None:
-        """Return the curve in use, or else a cached one; None if there is neither."""
+        """Return the cost curve in use, else the cached one; None if there is neither."""
         if self.given or self._measured is not None:
             return self._measured
         return result_cache.load(self._key(), MeasuredCurve.read)

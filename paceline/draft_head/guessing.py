@@ -102,7 +102,7 @@ class DraftHead:
 
         Args:
             outcomes: Outcomes of the step.
-            logits: Logits with states, with rows in the order of `outcomes`.
+            logits: Logits and hidden states of the step, with rows in the order of `outcomes`.
             levels: Maximum number of tokens to predict ahead.
         """
         if not outcomes:

@@ -53,7 +53,7 @@ class Conditions:
 
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
-        """Return the conditions under which measurements were made.
+        """Return the conditions under which the measurements were made.
 
         Args:
             spreads: Spread of the repeats of each call.

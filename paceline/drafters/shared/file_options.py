@@ -65,8 +65,8 @@ class JacobiOptions:
     """Options of `jacobi`.
 
     Attributes:
-        block: B, number of tokens that the drafter refines together; at least 1. By default, the
-            drafter refines the entire rest of the answer together.
+        block: B, number of tokens that are refined together; at least 1. By default, the drafter
+            refines the entire rest of the answer together.
     """
 
     block: int | None = None

@@ -23,7 +23,7 @@ def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> 
 
 
 def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and lists of calls between LFM2's special tokens."""
+    """Report text, and the lists of calls between LFM2's special tokens."""
     while (yield from source.copy_until([OPEN], writer.content)):
         spaces = yield from source.skip_spaces()
         raw = yield from _read_list(source, writer)
