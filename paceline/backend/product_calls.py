@@ -38,7 +38,7 @@ class RouterOverride(ForwardOverride):
     __slots__ = ()
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the module's outputs."""
+        """Return the module's outputs, computed with the backend's product."""
         with _ProductCalls(self.products.backend, {functional.linear: _multiply_padded}):
             return self._forward(self.module, *inputs, **options)
 
@@ -49,7 +49,7 @@ class DenseExpertsOverride(ForwardOverride):
     __slots__ = ()
 
     def __call__(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        """Return the experts' outputs; see transformers' module."""
+        """Return the experts' outputs; the arguments are those of the replaced module."""
         with _ProductCalls(self.products.backend, {torch.bmm: _multiply_batch}):
             outputs: Tensor = self._forward(self.module, hidden_states, **options)
             return outputs
@@ -61,7 +61,7 @@ class PositionBiasOverride(ForwardOverride):
     __slots__ = ()
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the bias of each pair of positions."""
+        """Return the position bias, computed with the backend's product."""
         with _ProductCalls(self.products.backend, {Tensor.matmul: _multiply_rows}):
             bias: Tensor = self._forward(self.module, *inputs)
             return bias

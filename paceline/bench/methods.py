@@ -68,7 +68,7 @@ class Paceline:
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
-        """Replace the drafter with a new one, and check the cost curve if it was cached."""
+        """Replace the drafter with a new one, and check any cost curve loaded from disk."""
         self._llm.change_drafter(self._make())
         self._llm.check_loaded_costs()
 

@@ -103,7 +103,7 @@ def _prompts(units: Sequence[Unit]) -> list[tuple[str, list[int]]]:
 
 
 def _build(spec: str, draft: CachedLM | None) -> Drafter:
-    """Build a drafter without a budget, unless its spec sets one."""
+    """Build a drafter; turn its draft budget off unless its spec sets one."""
     make = partial(create, spec, draft_model=draft)
     return make() if "budget" in parse_spec(spec)[1] else feeding_all(make)
 

@@ -48,7 +48,8 @@ def step_seconds(by_curve: Floats, plain_s: float, factor: float, margin: float)
         by_curve: Duration of the step with 0, 1, ... units according to the cost curve, in seconds.
         plain_s: Duration of a plain decoding step, in seconds.
         factor: Correction factor for steps with drafts (`CostCorrection.factor`).
-        margin: Factor by which drafts must exceed their cost (`DraftBudgetSettings.gain_margin`).
+        margin: Factor by which durations of steps with drafts are multiplied, so that small gains
+            do not count (`DraftBudgetSettings.gain_margin`).
     """
     result = np.empty(len(by_curve))
     for units in range(len(by_curve)):

@@ -97,8 +97,8 @@ def decide_step(
     Args:
         selector: Selector that cut the trees.
         all_drafts: Drafts of the step, after the cut.
-        seconds: Expected duration of the step with 0, 1, ... units of nodes (`node_selection`), in
-            seconds.
+        seconds: Expected duration of the step with 0, 1, ... units of nodes, in seconds. A unit is
+            one node in a ragged batch, and one node of every tree in a padded batch.
         num_units: Number of units of nodes in the step after the cut.
     """
     nodes: list[NodeDecision] = []

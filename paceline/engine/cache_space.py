@@ -72,7 +72,7 @@ class CacheSpace(ABC):
         """Return the number of allocated cache positions."""
 
     def preallocate(self, max_length: int) -> None:
-        """Prepare the cache for the longest requests, so that growing copies nothing.
+        """Prepare the cache for the longest requests, so that growing never copies it.
 
         Args:
             max_length: Maximum number of tokens per request.
@@ -101,7 +101,10 @@ class CacheSpace(ABC):
         return UNLIMITED_POSITIONS if left >= 0 else 0
 
     def _growth(self, size: int, needed: int) -> int:
-        """Return a capacity of about `size`, within the prepared memory if possible."""
+        """Return the capacity to allocate for `size` positions; at least `needed`.
+
+        `size` is rounded up to a multiple of the growth step, but not beyond the prepared memory.
+        """
         step = self._model.growth_step
         return max(needed, min(-(-size // step) * step, self._num_prepared))
 
@@ -150,7 +153,7 @@ class EqualSlots(CacheSpace):
         return self._ensure(len(active), longest, min(ideal, final))
 
     def _ensure(self, num_active: int, positions: int, ideal: int) -> bool:
-        """Allocate slots of a given length; evict kept requests if memory is short.
+        """Allocate slots of a given length; evict finished requests if memory is short.
 
         Args:
             num_active: Number of active requests.
@@ -213,7 +216,7 @@ class SlotRegions(CacheSpace):
         )
 
     def _lengthen(self, request: Request, num_active: int) -> bool:
-        """Lengthen the slot of a request; evict kept requests if memory is short."""
+        """Lengthen the slot of a request; evict finished requests if memory is short."""
         slots = self._model.slots
         needed = len(request) + SPARE_NODE_POSITIONS
         while True:

@@ -29,7 +29,7 @@ class RequestQueue:
         return iter(self._handles.copy())
 
     def join(self, handles: Iterable[RequestHandle]) -> None:
-        """Queue requests; preempted requests return to their earlier rank."""
+        """Queue requests; preempted requests return to their earlier place."""
         with self.lock:
             for handle in handles:
                 insort(self._handles, handle, key=attrgetter("rank"))

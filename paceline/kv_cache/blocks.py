@@ -32,7 +32,7 @@ class CacheSize(NamedTuple):
         return self.slots <= other.slots and self.positions <= other.positions
 
     def raised_to(self, needed: CacheSize) -> CacheSize:
-        """Return this size; each number that is too small becomes twice the needed one."""
+        """Return this size; replace each number below the needed one by twice the latter."""
         return CacheSize(
             *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))
         )
@@ -88,7 +88,7 @@ class Block:
         return self._num_taken - 1
 
     def store(self, index: int) -> Store:
-        """Return the store at an index."""
+        """Return the store at this index of the block."""
         return Store(self.stores[index], self._rows[index])
 
     @property
@@ -97,12 +97,12 @@ class Block:
         return self.stores[: self._num_taken]
 
     def resized(self, slots_kept: slice | list[int], size: CacheSize, length: int) -> Block:
-        """Return a block of a different size; copied slots come first.
+        """Copy some slots to a new block of a different size.
 
         Args:
-            slots_kept: Slots whose content is copied, in order.
+            slots_kept: Slots whose content is copied to the first slots of the new block, in order.
             size: New number of slots, and of cache positions per slot.
-            length: Number of cache positions that are copied.
+            length: Number of cache positions that are copied per slot.
         """
         new = Block(self.stores[0], len(self.stores), size)
         new._num_taken = self._num_taken
@@ -119,7 +119,7 @@ class Block:
                     store[new, :, :length] = store[old, :, :length]
 
     def use_huge_pages(self, positions: int) -> None:
-        """Let the system use huge pages for the first positions of each head."""
+        """Let the operating system use huge pages for the first positions of each head."""
         row_bytes = self._rows.stride(1) * self._rows.element_size()
         head_bytes = self.stores.shape[3] * row_bytes
         for store in range(self._num_taken):
@@ -129,7 +129,7 @@ class Block:
                 self._memory.use_huge_pages(begin, begin + positions * row_bytes)
 
     def release(self, used: CacheSize, before: CacheSize) -> None:
-        """Return the memory outside a size to the system, if it was inside another size."""
+        """Release memory after the cache has shrunk from `before` to `used`."""
         row = self._rows.stride(1) * self._rows.element_size()
         _, _, heads, positions, _ = self.stores.shape
         for store in range(self._num_taken):
@@ -183,7 +183,7 @@ class BlockList:
         return len(self._blocks) - 1, self._blocks[-1].take()
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return a store, given the index of its block and its index within the block."""
+        """Return the store at an address: index of the block, index within the block."""
         block, index = address
         return self._blocks[block].store(index)
 
@@ -191,9 +191,9 @@ class BlockList:
         """Reallocate the blocks one by one, so that at most one is in memory twice.
 
         Args:
-            slots_kept: Slots whose content is copied, in order.
+            slots_kept: Slots whose content is copied to the first slots, in order.
             size: New number of slots, and of cache positions per slot.
-            length: Number of cache positions that are copied.
+            length: Number of cache positions that are copied per slot.
         """
         for number, block in enumerate(self._blocks):
             self._blocks[number] = block.resized(slots_kept, size, length)
@@ -204,13 +204,13 @@ class BlockList:
             block.move_slots(slots_kept, length)
 
     def release(self, used: CacheSize, before: CacheSize) -> None:
-        """Return the memory outside a size to the system, if it was inside another size."""
+        """Release memory after the cache has shrunk from `before` to `used`."""
         if not before.fits(used):
             for block in self._blocks:
                 block.release(used, before)
 
     def use_huge_pages(self, positions: int) -> None:
-        """Let the system use huge pages for the first positions of each head."""
+        """Let the operating system use huge pages for the first positions of each head."""
         for block in self._blocks:
             block.use_huge_pages(positions)
 

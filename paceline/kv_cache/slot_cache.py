@@ -138,11 +138,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         return {old: new for new, old in enumerate(taken)}
 
     def _set_size(self, kept: list[int] | None, size: CacheSize) -> None:
-        """Set the number of positions, and provide memory for a size.
+        """Set the number of cache positions per slot, and allocate memory if necessary.
 
         Args:
             kept: Slots that move to the front, ascending; None if all slots stay.
-            size: Number of slots, and of cache positions per slot.
+            size: New number of slots, and of cache positions per slot.
         """
         if self._memory.resize(kept, size, self._size):
             self._find_stores()
@@ -166,7 +166,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self._memory.take(states, self._size)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return a store, given the index of its block and its index within the block."""
+        """Return the store at an address: index of the block, index within the block."""
         return self.blocks.store(address)
 
     def rows_of(self, slots: IntArray) -> IntArray:

@@ -101,7 +101,7 @@ class SlotMemory(Protocol):
         """
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return a store, given the index of its block and its index within the block."""
+        """Return the store at an address: index of the block, index within the block."""
 
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device

@@ -53,7 +53,7 @@ class ForwardPasses(CachedRequests):
 
     @property
     def packs(self) -> bool:
-        """Return True if requests of different widths can share a pass without padding."""
+        """Return True if requests of different widths need no padding in a forward pass."""
         return self.architecture.by_position and self.architecture.takes_masks
 
     def forward(

@@ -41,7 +41,7 @@ from paceline.util.compiled import inlined
 
 
 def _attend(call_address: int) -> int:
-    """Process a call's tiles until none is left; return this thread's number of tiles."""
+    """Process tiles of a call until none is left; return how many this thread took."""
     call = read_call(call_address)
     keys = visible_keys(call)
     queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)
@@ -109,7 +109,7 @@ def _attend_tile(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
-    """Return the first key that any query of the tile sees, and the last plus one."""
+    """Return the range of keys that the tile's queries see: first, last plus one."""
     low, high = call.keys, 0
     for column in range(
         tile.first // call.groups, (tile.first + tile.length - 1) // call.groups + 1

@@ -33,7 +33,7 @@ class DraftCalibration:
         return self._counts.rate(first_choice_prior(prob), prob)
 
     def learn(self, outcome: Outcome, first_choice_probs: Sequence[float | None]) -> None:
-        """Count which first choices in a draft tree were accepted.
+        """Count how many of the draft model's first choices in a tree were accepted.
 
         Args:
             outcome: Outcome for the tree.

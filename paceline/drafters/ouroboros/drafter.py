@@ -9,7 +9,8 @@ kept for later requests (section 2.6).
 
 Differences from the paper and the authors' code:
 
-- The draft is not cut to gamma tokens. The token after a fully accepted suffix is emitted.
+- The draft is not cut to the paper's gamma tokens. The token after a fully accepted suffix is
+  emitted.
 - The prompt and the answer are added to the pool. The target's predictions at all nodes are added,
   not only those after a rejection.
 - The tree also contains phrases that follow the newest token. If the draft model was unsure, the
@@ -58,7 +59,7 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 
 class Ouroboros(Drafter):
-    """Drafts chains with a draft model, which in turn is accelerated by phrases."""
+    """Drafts chains with a draft model, which verifies phrases to draft faster."""
 
     name = "ouroboros"
     keeps_tokens = True
@@ -253,7 +254,7 @@ class Ouroboros(Drafter):
         trees: Sequence[DraftTree],
         logits: NodeLogits,
     ) -> list[Outcome]:
-        """Verify phrases with the draft model, and record alternatives to its choices."""
+        """Verify phrases with the draft model, and record alternatives to its tokens."""
         if is_greedy(requests):
             logits = find_top_tokens(logits, CHOICES, self._draft.kept_ids)
         outcomes = verify(requests, trees, logits)

@@ -121,7 +121,7 @@ class Selection:
         return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
-        """Yield the output count and score of every node that the request may use."""
+        """Yield how often each usable node occurred in outputs, and the node's score."""
         for node in children.values():
             if node.known_to(self.request):
                 yield node.output, self._score(node)
@@ -129,7 +129,10 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return minima for output count and score; a node must reach one of the two."""
+        """Return the minimum output count and the minimum score.
+
+        The tree contains the nodes that reach at least one of the two.
+        """
         if len(counted) <= self.limit:
             return 0.0, 0.0
         outputs = sorted(

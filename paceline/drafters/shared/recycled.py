@@ -29,7 +29,7 @@ _CACHE_LINE = 64  # bytes
 
 
 class ContextSlot:
-    """A context of the cached distributions, stored at one index of the table."""
+    """A context for which the table caches a next-token distribution."""
 
     key: Annotated[Any, np.uint64]  # 0 = the index is free
     written: int  # number of the writing; a newer one is higher
@@ -46,10 +46,10 @@ SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 
 
 class SuccessorTable(NamedTuple):
-    """The cached distributions.
+    """The table of cached next-token distributions.
 
-    A look-up spends most of its time waiting for memory. A bucket of slots therefore fills exactly
-    one cache line, and so does an entry.
+    A look-up spends most of its time waiting for memory. The contexts in a hash bucket therefore
+    fill exactly one cache line, and so does an entry.
 
     Attributes:
         slots: Contexts, in hash buckets of `_WAYS`, [rows].
@@ -69,7 +69,7 @@ def new_table(rows: int) -> SuccessorTable:
 
 
 def _zeros(rows: int, dtype: Any) -> Any:
-    """Return an array of zeros that starts at a cache line."""
+    """Return an array of zeros whose memory begins at the start of a cache line."""
     size = rows * dtype.itemsize
     memory = np.zeros(size + _CACHE_LINE, dtype=np.uint8)
     first = -memory.ctypes.data % _CACHE_LINE

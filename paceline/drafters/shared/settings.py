@@ -21,7 +21,7 @@ class SourcePrior:
         both: (a, b, c) if an earlier source and this source have the token.
         before: (a, b) if only earlier sources have the token.
         own: (a, c) if only this source has the token.
-        trials: Number of observed trials that would weigh as much as the prior.
+        trials: Weight of the prior, as a number of trials.
     """
 
     both: tuple[float, float, float]
@@ -44,10 +44,11 @@ class SourceCalibrationSettings:
     """Settings of `SourceCalibration`, based on 110 prompts with SmolLM2-135M.
 
     Attributes:
-        edges: Limits between the buckets into which probabilities are sorted.
-        pair_trials: Number of observed trials that would weigh as much as the prior for cached
-            distributions and retrieval.
-        trust: Factor for cached probabilities, by the length of their context in tokens.
+        edges: Bounds of the intervals into which probabilities are sorted.
+        pair_trials: Weight of the prior for cached distributions and retrieval, as a number of
+            trials.
+        trust: Factor for the prior probability of cached tokens, by the number of tokens in the
+            cached context.
         memory: Once this many trials with similar probabilities have been counted, older trials
             count half as much.
     """
@@ -60,9 +61,9 @@ class SourceCalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecyclingSettings:
-    """Tree sizes for Token Recycling and `auto` if the draft budget is off.
+    """Tree size limits of Token Recycling and `auto` while the draft budget is off.
 
-    Chosen on SmolLM2-135M, on CPUs with two cores.
+    The defaults were chosen with SmolLM2-135M, on CPUs with two cores.
 
     Attributes:
         max_nodes: Maximum number of nodes in a tree.

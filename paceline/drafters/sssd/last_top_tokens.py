@@ -27,7 +27,7 @@ class LastTopTokens:
     """The target's top tokens at the position of each request's newest token.
 
     Args:
-        count: Maximum number of tokens per request; 0 disables the source.
+        count: Maximum number of tokens per request; 0 disables this source of draft tokens.
     """
 
     def __init__(self, count: int) -> None:
@@ -45,9 +45,9 @@ class LastTopTokens:
                     self._tokens[outcome.request.id] = outcome.target_top.token_ids[row].tolist()
 
     def rows(self, requests: Sequence[Request]) -> IntArray:
-        """Return the stored top tokens except each request's newest token, [batch, count].
+        """Return the stored top tokens of each request, except its newest token.
 
-        Missing tokens are -1.
+        The result has the shape [batch, count]. It is padded with -1.
         """
         rows = []
         for request in requests:
@@ -57,16 +57,16 @@ class LastTopTokens:
         return np.array(rows, dtype=np.int64).reshape(len(requests), self._count)
 
     def stop(self, request: Request) -> None:
-        """Drop the tokens of a request."""
+        """Discard the stored top tokens of a request that has ended."""
         self._tokens.pop(request.id, None)
 
 
 @kernel
 def offer_top_tokens(frontier: Records[Child], waiting: int, top_tokens: NDArray[np.int64]) -> int:
-    """Add the missing top tokens as children of the root; return the frontier's size.
+    """Offer top tokens as children of the root; return the number of candidates.
 
-    The children found by retrieval keep their probabilities. The added tokens share the
-    probability that remains.
+    The frontier holds the candidates for the next tree node. Those that retrieval has found keep
+    their probabilities. Each other top token gets a share of the probability that remains.
     """
     found = 0.0
     for index in range(waiting):

@@ -1,6 +1,7 @@
 """Store the match pointers of all nodes of a tree, and the text to match.
 
-The pool stores the pointers node by node. Its tail holds the text to match: the newest tokens of
+A match pointer is an earlier position in a text where the same tokens occur (`pointers`). The pool
+stores the pointers node by node. Its tail holds the text to match: the newest tokens of
 the request, followed by the path to the node. For example, with LONGEST = 32, the request 5 1 2 7
 4 1 2, and a node 7 4:
 
@@ -10,8 +11,9 @@ the request, followed by the path to the node. For example, with LONGEST = 32, t
 
 The query of this node is tail[25:34], so its begin is 25 and its end is 34. For the root, the
 search looks up suffixes of the query, from long to short, in the request (`request_matches`) and
-in the datastore (`store_matches`). Any other node inherits its parent's pointers that offer its
-token. If there are none, the search looks up shorter suffixes of the node's query.
+in the datastore (`store_matches`). Any other node inherits those of its parent's pointers that are
+followed by the node's token. If there are none, the search looks up shorter suffixes of the node's
+query.
 """
 
 from __future__ import annotations
@@ -41,24 +43,25 @@ class Sources(NamedTuple):
 
 
 class PointerRange(NamedTuple):
-    """The pointers [begin, end) of a pool."""
+    """The range [begin, end) of pointers in a pool."""
 
     begin: int
     end: int
 
 
 class Pool(NamedTuple):
-    """The pointers of all nodes of one tree, with scratch arrays for the search.
+    """The match pointers of all nodes of one tree, with scratch arrays for the search.
 
     Attributes:
         pointers: Pointers of all nodes, node by node, [room].
         scratch: Pointers of one look-up, [max_matches].
-        ranges: Ranks of the matches of each suffix of one node's text in each shard,
-            [len(STORE_SIZES), shards].
+        ranges: For each suffix of a node's query, ranks of its matches in the suffix array of each
+            shard, [len(STORE_SIZES), shards].
         totals: Number of matches per suffix over all shards, [len(STORE_SIZES)].
         tail: Last LONGEST tokens of the request, followed by the path to a node, [LONGEST +
             depth].
-        votes: Votes for each distance between related tokens (`weak_matches`), [LONGEST].
+        votes: Number of votes for the token at each distance before the next token
+            (`weak_matches`), [LONGEST].
     """
 
     pointers: Records[Pointer]
@@ -101,5 +104,5 @@ def copy_newest(text: RequestText, pool: Pool) -> int:
 
 @kernel
 def query_of(pool: Pool, context: int, depth: int) -> Query:
-    """Return a node's query: the newest `context` tokens, then `depth` path tokens."""
+    """Return a node's query: `context` newest tokens, then its path of `depth` tokens."""
     return Query(pool.tail, LONGEST - context, LONGEST + depth)

@@ -206,7 +206,7 @@ def occurrences(
         out: Output, [room]: the position after each match and the length of the match, starting at
             index `count`.
         count: Number of filled entries so far.
-        max_links: Maximum number of links to follow.
+        max_links: Maximum number of links to follow in the chain of positions.
     Returns:
         The number of filled entries.
     """
@@ -258,12 +258,12 @@ class RequestIndex:
         _extend_at(self.address, old[:count])
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Append tokens; for callers in Python."""
+        """Append tokens to the request; for callers in Python code that is not compiled."""
         self.reserve(len(self) + len(token_ids))
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
     def find(self, *, max_links: int = 64) -> list[tuple[int, int]]:
-        """Return (position after the match, match length) for the newest tokens.
+        """Return earlier matches of the newest tokens: (position after the match, length).
 
         Args:
             max_links: Maximum number of links to follow per n-gram size.
@@ -288,7 +288,7 @@ class RequestIndex:
 
 @compiled
 def _find_at(address: int, out: Records[Pointer], max_links: int) -> int:
-    """Write earlier occurrences of the newest tokens to `out`; return how many."""
+    """Write earlier occurrences of the newest tokens to `out`; return their number."""
     text = text_of(request_at(address))
     tail = text.ids[max(0, text.length - LONGEST) : text.length]
     count, below = 0, LONGEST + 1

@@ -1,9 +1,13 @@
 """Grow the tree of `fusion=calibrated`, best first, by path probability.
 
-1. tree == [root]                                 frontier == []
-2. Gather the pointers of the root, and offer     frontier == [7: 0.6, 8: 0.3, 5: 0.02]
-3. Take 7, gather its pointers, and offer         frontier == [7-4: 0.54, 8: 0.3, ...]
-4. Take 7-4, and so on, until the tree is full or the frontier is empty.
+The frontier holds the candidates for the next node, with their path probabilities. For example:
+
+1. The tree contains only the root.               frontier == []
+2. Find the matches of the root, and add the
+   tokens that follow them to the frontier.       frontier == [7: 0.6, 8: 0.3, 5: 0.02]
+3. Move 7 to the tree, find its matches, and
+   add the tokens that follow them.               frontier == [7-4: 0.54, 8: 0.3, ...]
+4. Move 7-4 to the tree, and so on, until the tree is full or the frontier is empty.
 """
 
 from __future__ import annotations
@@ -58,14 +62,14 @@ from paceline.util.compiled import Records, compiled, kernel
 
 
 class SearchWorkspace(NamedTuple):
-    """Scratch arrays, used for one tree after another.
+    """Scratch arrays for a search; one tree after another uses them.
 
     Attributes:
-        pool: Pointers of the tree.
-        counts: Counts of one node.
-        network: Values of the network.
+        pool: Match pointers of all nodes of the tree.
+        counts: Counts of the tokens that follow one node.
+        network: Values in the network that computes a token's confidence.
         tree: Nodes of the tree, [1 + max_nodes].
-        frontier: Tokens on the frontier, [room].
+        frontier: Candidates for the next node, [room].
     """
 
     pool: Pool
@@ -103,7 +107,7 @@ def grow(
         nodes: Maximum number of nodes.
         levels: Maximum number of levels.
         weights: Weights of the network, [WEIGHTS].
-        request: State of the request, updated.
+        request: State of the request; the function updates it.
         top_tokens: The target's top tokens at the position of the root, most likely first, [k].
     Returns:
         The size of the tree, or `-1 - i` if shard i is damaged.
@@ -135,7 +139,7 @@ def grow(
 
 @kernel
 def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting: int) -> int:
-    """Move the best child from the frontier to the tree; return the frontier's size."""
+    """Move the best candidate from the frontier to the tree; return how many remain."""
     best = highest(frontier, waiting)
     child, new = frontier[best], tree[node]
     new.parent, new.token, new.origin = child.parent, child.token, child.origin
@@ -157,8 +161,8 @@ def _gather(
 ) -> tuple[int, int]:
     """Find the match pointers of a node.
 
-    `pool.tail` holds `context` tokens of the request; `used` is the number of pointers so far.
-    `look_ups` counts the datastore searches for nodes below the root so far.
+    `pool.tail` holds `context` tokens of the request. `used` is the number of pointers found so
+    far, and `look_ups` is the number of datastore searches so far for nodes below the root.
 
     Returns:
         The number of pointers and the number of searches, or (-1 - i, 0) if shard i is damaged.
@@ -192,7 +196,7 @@ def _gather(
 def _point_from_root(
     sources: Sources, pool: Pool, root: TreeNode, query: Query, used: int
 ) -> tuple[int, int]:
-    """Find the root's pointers in the request and the datastore.
+    """Find the root's matches in the request and the datastore, and store pointers.
 
     Returns:
         (number of pointers, -1), or (DAMAGED, damaged shard).
@@ -214,7 +218,7 @@ def _point_from_parent(
     used: int,
     look_ups: int,
 ) -> tuple[int, int, int]:
-    """Inherit the parent's pointers, or look for shorter matches if there are none.
+    """Inherit the parent's match pointers; if none fit, look up shorter matches.
 
     Returns:
         (number of pointers, -1, number of searches), or (DAMAGED, damaged shard, 0).
@@ -248,7 +252,7 @@ def _offer(
     weights: NDArray[np.float32],
     request: RequestState,
 ) -> int:
-    """Add the children of a node to the frontier, and return the frontier's size."""
+    """Add a node's possible children to the frontier, and return the frontier's size."""
     counts, network, frontier = workspace.counts, workspace.network, workspace.frontier
     text, this = sources.text, workspace.tree[node]
     depth = this.depth

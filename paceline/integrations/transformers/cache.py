@@ -35,7 +35,7 @@ def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache,
 def fill_cache(
     model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int, total: int
 ) -> None:
-    """Append to a cache the columns `past` to `total` - 1 of every row.
+    """Append the columns from `past` to `total` - 1 of every row to a cache.
 
     Padding columns are zeros.
 

@@ -41,14 +41,14 @@ class CapturedStates:
         column_picks: Sequence[_Pick],
         pending: Sequence[list[tuple[int, int, int]]],
     ) -> NodeLogits:
-        """Return logits with the hidden states from which they were computed.
+        """Return the logits together with the hidden states that led to them.
 
         Args:
             logits: Logits of the forward pass.
-            head_picks: For each call, the function that selects rows from `head`
-                (`ModelRunner.picks`).
-            column_picks: For each call, the function that selects rows from `below`
-                (`ModelRunner.column_picks`).
+            head_picks: For each call of the model, the function that selects the rows with logits
+                from `head` (`ModelRunner.picks`).
+            column_picks: For each call of the model, the function that selects the rows with logits
+                from `below` (`ModelRunner.column_picks`).
             pending: Rows and columns of the pending tokens (`ModelRunner.pending`).
         """
         count = len(logits.flat)

@@ -42,7 +42,7 @@ class TritonWriter:
         self._store, self._positions, self._rows = store_columns, cache_positions, store_rows
 
     def begin(self) -> None:
-        """Do nothing, because the kernel reads the positions itself."""
+        """Do nothing, because the kernel itself reads the cache positions."""
 
     def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
@@ -90,7 +90,7 @@ class TorchWriter:
 
 
 class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
-    """The keys and values of one layer, as a pass with a fixed shape sees them.
+    """The keys and values of one layer for forward passes of one fixed shape.
 
     Args:
         layer: Layer with all slots.
@@ -116,7 +116,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the states of all columns, and return the keys and values for attention."""
+        """Write the keys and values of all columns; return those that attention reads."""
         self._write(self._layer, key_states, value_states)
         return self.keys, self.values
 
@@ -134,7 +134,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class BucketCache(Cache):  # type: ignore[misc]
-    """The keys and values of all layers, as a pass with a fixed shape sees them.
+    """The keys and values of all layers for forward passes of one fixed shape.
 
     Args:
         cache: KV cache in which every layer stores keys and values.

@@ -13,7 +13,7 @@ from paceline.training.draft.settings import DraftTraining
 
 
 def shaped_as_start(config: DraftTraining) -> DraftTraining:
-    """Return the settings, with the shape of the draft model in `start`.
+    """Return the settings, with layer sizes taken from the draft model in `start`.
 
     Raises:
         ConfigError: The draft model cannot be loaded, is of a different kind, or has a different
