@@ -254,7 +254,7 @@ class SlotRegions(CacheSpace):
 
 
 def _admission_length(request: Request) -> int:
-    """Return the number of positions that a running request will soon need."""
+    """Return the number of cache positions that a running request will soon need."""
     return SPARE_NODE_POSITIONS + min(request.max_length, len(request) + ADMISSION_HEADROOM)
 
 

@@ -92,7 +92,7 @@ def _completion(handle: RequestHandle, text: str) -> Completion:
 def completions_of(
     groups: Sequence[list[Request]], handles: Sequence[RequestHandle], tokenizer: Any
 ) -> list[Completion]:
-    """Return one completion per prompt, including any additional answers.
+    """Return one completion per prompt, with any further answers in `others`.
 
     Args:
         groups: For each prompt, the requests for its answers.

@@ -54,7 +54,7 @@ class Pia(Drafter):
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Add output phrases that are now complete to the tries."""
+        """Add newly completed output phrases to the tries."""
         for outcome in outcomes:
             self._learn(outcome.request, self._tries.depth)
 

@@ -50,7 +50,7 @@ class PointerRange(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The match pointers of all nodes of one tree, with scratch arrays for the search.
+    """The match pointers of all nodes of a tree, and scratch arrays for the search.
 
     Attributes:
         pointers: Pointers of all nodes, node by node, [room].
@@ -104,5 +104,5 @@ def copy_newest(text: RequestText, pool: Pool) -> int:
 
 @kernel
 def query_of(pool: Pool, context: int, depth: int) -> Query:
-    """Return a node's query: `context` newest tokens, then its path of `depth` tokens."""
+    """Return a node's query: `context` newest tokens and a path of `depth` tokens."""
     return Query(pool.tail, LONGEST - context, LONGEST + depth)

@@ -1,6 +1,6 @@
-"""Give a model access to a bucket's cache slots, at fixed addresses.
+"""Give forward passes of a fixed shape access to cache slots at fixed addresses.
 
-A bucket is a fixed tensor shape in which forward passes run.
+The fixed tensor shape is called a bucket.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draft a token at each position of an answer, and label its acceptance."""
+"""Draft a token at each position of an answer; label it with its acceptance."""
 
 from __future__ import annotations
 
@@ -55,6 +55,8 @@ def teacher_force(
 ) -> dict[str, Tensor]:
     """Draft a token at each position of the answers, and record mixed sequences.
 
+    Each token of a mixed sequence is either the target's token or the draft token.
+
     Args:
         target: Target model.
         draft: Independent draft model.
@@ -95,7 +97,7 @@ def _drafted(
     shared: SharedVocabulary | None,
     generator: torch.Generator,
 ) -> list[list[Tensor]]:
-    """Sample and label the draft tokens for each answer."""
+    """Sample the draft tokens for each answer, and label them."""
     prompts, answers, params = answered
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     starts, count = [len(prompt) - 1 for prompt in prompts], max(map(len, answers))

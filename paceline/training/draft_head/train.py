@@ -121,7 +121,7 @@ class DraftHeadTrainer(Trainer):
         super().run(report)
 
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the loss on the next batch, for one and two tokens ahead."""
+        """Return the next batch's loss: a weighted sum for one and two tokens ahead."""
         positions = next(self._batches)
         predicted = self._next_states(self._states(positions), positions + 1)
         loss = self._cross_entropy(predicted, positions + 1)
@@ -203,11 +203,11 @@ class DraftHeadTrainer(Trainer):
         self.parameters = [self._direct, self._inner, self._outer]
 
     def _next_states(self, states: Tensor, following: Tensor) -> Tensor:
-        """Predict the states that follow the next tokens, float32 [n, hidden].
+        """Predict the target's states at the next tokens, float32 [n, hidden].
 
         Args:
             states: Hidden states, float32 [n, hidden].
-            following: Positions of the next tokens, [n].
+            following: Positions of the next tokens in the training data, [n].
         """
         inputs = self._inputs(states, following).to(self._dtype)
         inside = functional.silu(functional.linear(inputs, self._inner.to(self._dtype)))
