@@ -191,9 +191,9 @@ class _Compiled:
         self._grammars: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Return a matcher in its initial state, which callers copy before use.
+        """Return the matcher of a grammar, in its initial state.
 
-        Callers must also check the matcher for errors.
+        Callers must copy the matcher before use, and check it for errors.
         """
         matcher = self._grammars.pop(grammar, None)
         if matcher is None:

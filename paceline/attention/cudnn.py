@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 class _Forwards:
-    """Counts running forward passes, because torch has one cuDNN switch per process."""
+    """Counts the running forward passes, which share torch's one cuDNN switch."""
 
     count = 0
     allowed = True  # cuDNN, before the first of these forward passes

@@ -1,4 +1,4 @@
-"""Describe, with device tensors, the keys that each column of a batch sees."""
+"""Describe which keys each query token of a batch sees, as tensors on the device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from paceline.attention.reach import Reach
 @dataclass(frozen=True, slots=True)
 class TreeVisibility:
     """Inputs of attention over pending tokens and nodes.
+
+    Each column of a row is one of these tokens or nodes.
 
     Attributes:
         cached: Number of tokens in the cache before the forward pass, int64 [rows]; all columns

@@ -96,7 +96,7 @@ class TimedCall:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """A guarantee that a drafter's answers equal plain decoding bit for bit.
+    """A guarantee that a drafter's answers are bit-identical to plain decoding.
 
     Attributes:
         on: Whether the guarantee holds in every batch (`LLM.invariance`).

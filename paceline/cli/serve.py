@@ -128,7 +128,7 @@ def serve(
 
 
 def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
-    """Build the server's engine, compile its kernels, and check its cost curve."""
+    """Build the server's engine, compile its kernels, and check its stored timings."""
     llm = build_llm(
         models,
         engine.drafter,

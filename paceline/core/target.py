@@ -49,7 +49,7 @@ class CacheSlots(Protocol):
 
     @property
     def has_regions(self) -> bool:
-        """Return True if slots differ in length."""
+        """Return True if slots may have different lengths."""
 
     @property
     def positions_taken(self) -> int:
@@ -59,10 +59,16 @@ class CacheSlots(Protocol):
         """Return the number of cache positions in a request's slot."""
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Lengthen a request's slot to at least `positions`, if slots differ in length."""
+        """Lengthen a request's slot to at least `positions`.
+
+        Does nothing unless `has_regions`.
+        """
 
     def shorten(self, request: Request) -> None:
-        """Free the positions after a request's tokens, if slots differ in length."""
+        """Free the positions after a request's tokens.
+
+        Does nothing unless `has_regions`.
+        """
 
     def resize(self, slots: int, positions: int) -> None:
         """Resize the cache to the given numbers of slots and cache positions.

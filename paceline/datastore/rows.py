@@ -94,7 +94,7 @@ def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tupl
         depth: Number of tokens to skip.
         query: Tokens to find.
     Returns:
-        The ranks [low, high); (0, 0) if there are none; or (DAMAGED, 0).
+        The ranks [low, high); (0, 0) if there are none; (DAMAGED, 0) if a page is damaged.
     """
     low = edge(row, low, high, depth, query, False)
     if low < 0:
@@ -235,7 +235,7 @@ def token_at(row: ShardRow, position: int) -> int:
 
 @kernel
 def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
-    """Check the pages that hold the `tokens` tokens from a position onwards.
+    """Return whether the pages with `tokens` tokens from `position` on are undamaged.
 
     `tokens` is at most SORTED_TOKENS, so there are only one or two such pages.
     """

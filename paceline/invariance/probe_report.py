@@ -40,10 +40,10 @@ class ProbeReport:
         reason: Why there is no usable range; "" if there is one.
         findings: Result for each kind of module.
         seconds: Duration of the probes.
-        own_products: Whether the products are paceline's kernels, whose rows are independent.
+        own_products: Whether paceline's kernels, whose rows are independent, compute the products.
         fixed_rows: Fixed number of rows in every product; 0 means the number in the forward pass.
-        whole_cost: Measured time of a forward pass over one row with cached text, relative to an
-            ordinary forward pass.
+        whole_cost: Measured time of a forward pass over one row with cached text, relative to the
+            same pass without batch invariance.
         conditions: Conditions of the measurement that other programs disturbed most; None if
             nothing was measured.
     """

@@ -13,7 +13,7 @@ from paceline.invariance.row_modules import RowModule, counts_for, num_weights
 
 @dataclass(slots=True)
 class RowExperts(RowModule):
-    """A module of experts whose selection depends only on the row.
+    """A module of experts; each row contains the scores that select its experts.
 
     A row contains the inputs, followed by the scores of all experts. Random rows with a few large
     columns select some experts often and others rarely.

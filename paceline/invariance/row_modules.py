@@ -68,7 +68,7 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """This kind of module in the user's model, without the override of `ModelView`."""
+        """This `RowModule` with the module of the user's model, not that of `ModelView`."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)
@@ -135,7 +135,7 @@ class RowModule:
 
 
 def num_weights(module: nn.Module) -> int:
-    """Return the number of a module's own weights."""
+    """Return the number of weights in a module, without those of its submodules."""
     return sum(weight.numel() for weight in module.parameters(recurse=False))
 
 
@@ -183,7 +183,7 @@ class RowRouter(RowModule):
 
 
 class RowPositionBias(RowModule):
-    """A position bias, evaluated for every distance.
+    """A module that computes a position bias, evaluated for every distance.
 
     A row contains the states of all heads of a query.
     """

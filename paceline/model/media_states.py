@@ -18,7 +18,8 @@ from paceline.model.mixers.seam import RecurrentPass
 class RecurrentPrefill:
     """Manages recurrent states in one forward pass of the model over whole prompts.
 
-    The states cover each prompt except its last token. The logits of that token serve as a check.
+    The states cover each prompt except its last token. The model's logits for that token are
+    used to check paceline's own.
 
     Args:
         kinds: Layers that keep recurrent states, by index.

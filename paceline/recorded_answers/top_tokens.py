@@ -147,7 +147,7 @@ class _Layout(NamedTuple):
         )
 
     def rows(self, payload: bytes, length: int) -> TopRows:
-        """Return the top-k tokens in the bytes of a block; the inverse of `payload`."""
+        """Return the top-k tokens stored in the bytes of a block (inverse of `payload`)."""
         shape, ids = (length, self.top), length * self.top * self.id_bytes
         token_ids = (
             np.frombuffer(payload[:ids], f"<u{self.id_bytes}").reshape(shape).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Define training texts in chunks, with the target's distributions."""
+"""Define chunks of training text, and the target's distributions for them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Tex
 
 
 def shortened(chunk: TextChunk, context: int) -> TextChunk:
-    """Cut a chunk to `context` tokens: at the start of its prompt, then at its end."""
+    """Cut a chunk to `context` tokens: first at the prompt's start, then at the end."""
     cut = min(max(0, len(chunk) - context), chunk.first - 1)
     ids, first = chunk.token_ids[cut : cut + context], chunk.first - cut
     count = len(ids) - first

@@ -217,7 +217,16 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Return a child's share, and its parent's share and weights if the child fails."""
+    """Return a node's share, and its parent's share and weights if it is rejected.
+
+    A share is the probability that the path ends at a node or at one of its descendants.
+
+    Args:
+        share: Share of the parent.
+        weights: Distribution after the parent, [vocab], after earlier children were rejected.
+        tree: Draft tree.
+        node: Node to test.
+    """
     token, joint = tree.token_ids[node], share * weights
     drawn_from = None if tree.probs is None else tree.probs[node]
     if drawn_from is None:

@@ -165,7 +165,7 @@ def _multiply_wide(
 def _multiply_column(
     rows: int, weight: int, sums: int, inner: int, blocks: int, fetched: int, last: int
 ) -> None:
-    """Multiply two to four blocks of 16 rows by 16 outputs, and store the tiles."""
+    """Multiply two to four blocks of 16 rows by 16 outputs' weights; store the tiles."""
     row_bytes = inner * HALF_BYTES
     block_bytes = OUTER * row_bytes
     # Without a third block, the first stands in; nobody reads its sums.

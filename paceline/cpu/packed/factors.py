@@ -9,7 +9,7 @@ from paceline.cpu.emit import floats, multiply_add, pick
 
 
 class Factor(NamedTuple):
-    """The vector lanes that hold the scale, or the minimum, of several blocks.
+    """The vector lanes that hold one factor (scale or minimum) of each block.
 
     Attributes:
         vector: LLVM vector of float32 numbers that contains the factors.
@@ -27,8 +27,10 @@ class Factor(NamedTuple):
 class Factors(NamedTuple):
     """The factors of several blocks of the same format.
 
+    A half part is 16 numbers of a block.
+
     Attributes:
-        scales: Scales, one for each group of half parts (16 numbers each).
+        scales: Scales, one for each group of half parts.
         minimums: Minimums, one for each group; empty if the format has no minimums.
         group: Number of consecutive half parts that share their factors.
     """

@@ -220,7 +220,7 @@ CPU_RECURRENCES = CpuRecurrences()
 
 
 def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
-    """Return the first four arguments for adding a path to the stored states."""
+    """Return the first four arguments of a kernel that adds a path to stored states."""
     return states.slots.data_ptr(), *path.addresses, len(states.slots)
 
 
@@ -234,7 +234,7 @@ def _state_fields(states: FoldedStates) -> tuple[int, int]:
 
 
 def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int, int]:
-    """Return a recurrence's numbers of heads, groups, rows, lanes, and block vectors."""
+    """Return the numbers of heads, groups, rows, lanes, and vectors per block."""
     _, heads, rows, lanes = held.shape
     vectors = gated.MAX_VECTORS if lanes % (gated.MAX_VECTORS * LANES) == 0 else 1
     return heads, tokens.key.shape[1], rows, lanes, vectors

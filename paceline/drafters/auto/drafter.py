@@ -45,7 +45,10 @@ _SETTINGS = AutoSettings()
 
 
 class Auto(RecyclingDrafter):
-    """Merges drafts from all sources; seeded answers equal those of plain decoding."""
+    """Merges the drafts from all sources into one tree.
+
+    With a seed, sampled answers equal those of plain decoding.
+    """
 
     name = "auto"
     keeps_tokens = True
@@ -93,7 +96,10 @@ class Auto(RecyclingDrafter):
         return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a pool file with a different vocabulary; draft only the target's ids."""
+        """Reject a pool file with a different vocabulary.
+
+        Drafts are limited to token ids below `vocab_size`.
+        """
         super().check_vocab_size(vocab_size, tokenizer)
         self._retrieval.check_vocab_size(vocab_size, tokenizer)
 
@@ -132,7 +138,7 @@ class Auto(RecyclingDrafter):
         )
 
     def start(self, request: Request) -> None:
-        """Start the request in all sources."""
+        """Prepare all sources for a new request."""
         self._retrieval.start(request)
         self._prediction.start(request)
         if self._grammar is not None:

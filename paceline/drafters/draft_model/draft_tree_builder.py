@@ -180,7 +180,7 @@ class GuessTree:
                 self._branch(node, answer)
 
     def finished(self) -> tuple[DraftTree, list[float | None]]:
-        """Return the tree, most likely paths first, and the first-choice probabilities."""
+        """Return the tree, most likely paths first, and each node's `first_choice_prob`."""
         selected = self._selected()
         position_of = {-1: -1} | {node: position for position, node in enumerate(selected)}
         guesses = [self._guesses[node] for node in selected]

@@ -33,7 +33,7 @@ _SETTINGS = ChainSettings()
 
 
 class TextChains(ChainDrafter):
-    """Drafts a chain of text per request, for deterministic drafts.
+    """Drafts one chain of text per request, always greedily.
 
     Args:
         options: Options of the drafter.

@@ -69,7 +69,7 @@ def _offer_cached(
     waiting: int,
     scratch: Any,
 ) -> tuple[int, int]:
-    """Offer the cached tokens for the longest context that is cached.
+    """Offer the cached likely tokens after the longest cached context of the node.
 
     Returns:
         Number of candidates on the frontier, and length of the cached context (0 if none is

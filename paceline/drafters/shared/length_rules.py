@@ -59,7 +59,7 @@ class LengthRule:
     def stop_after(self, new: NewTokens) -> list[int | None]:
         """Return how many of its new tokens each chain keeps if drafting stops.
 
-        None means that drafting continues. A sampled draft has at least one token.
+        None means that drafting continues. A sampled draft keeps at least one token.
         """
         return [None] * len(new.chains)
 
@@ -74,7 +74,7 @@ class HeuristicRule(LengthRule):
     stops_at_end = True
 
     def next_length(self, length: int, drafted: int, accepted: int) -> int:
-        """Return `length` plus 2 after full acceptance, otherwise minus 1; at least 1."""
+        """Return `length` + 2 after full acceptance, otherwise `length` - 1; at least 1."""
         return length + 2 if accepted == drafted else max(1, length - 1)
 
 
@@ -138,7 +138,7 @@ class ThresholdRule(LengthRule):
 
 
 class ProductRule(ThresholdRule):
-    """Stops based on the product of the draft model's highest probabilities.
+    """Stops when the product of the highest probabilities is below a threshold.
 
     The product is the draft model's probability that every token of a greedy draft is correct.
     """
@@ -152,7 +152,7 @@ class ProductRule(ThresholdRule):
 
 
 class ConfidenceRule(ThresholdRule):
-    """Stops based on the probability of the newest token.
+    """Stops when the probability of the newest token is below a threshold.
 
     This is transformers' `assistant_confidence_threshold` with a fixed threshold.
     """
@@ -163,10 +163,10 @@ class ConfidenceRule(ThresholdRule):
 
 
 class EntropyRule(ThresholdRule):
-    """Stops based on 1 - sqrt(0.2 entropy), a lower bound on the acceptance rate.
+    """Stops when a lower bound on the acceptance rate is below a threshold.
 
-    The rule follows Agrawal et al. 2024, "AdaEDL", with a fixed threshold instead of an adaptive
-    one.
+    The bound is 1 - sqrt(0.2 entropy). The rule follows Agrawal et al. 2024, "AdaEDL", with a
+    fixed threshold instead of an adaptive one.
     """
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
@@ -174,6 +174,6 @@ class EntropyRule(ThresholdRule):
         return [rows.entropies()]
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return lower bounds on the acceptance rates; negative if the entropy is high."""
+        """Return a lower bound on each acceptance rate, negative if the entropy is high."""
         entropies: list[float] = new.figures[0].tolist()
         return [1.0 - math.sqrt(_SETTINGS.entropy_weight * entropy) for entropy in entropies]

@@ -2,9 +2,9 @@
 
 Drafting stops when the predicted probability of a rejection among the draft tokens exceeds a
 threshold (algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest
-latency, based on measured times and the head's card (equation 2.3). Unlike in the paper, the draft
-tree may also contain second choices: each is the draft model's most likely alternative to a draft
-token.
+latency, based on measured times and on the threshold costs that are stored with the head (equation
+2.3). Unlike in the paper, the draft tree may also contain second choices: each is the draft model's
+most likely alternative to a draft token.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class SpecDecPP(ChainDrafter):
     """Drafts chains, each until an acceptance head expects a rejection.
 
     With `threshold="auto"`, draft lengths depend on measured times. Greedy text and text with
-    verification "follow" do not depend on the draft lengths. With the other methods, the
-    distribution of sampled text does not change, but the text differs between runs unless the
+    verification "follow" do not depend on the draft lengths. With the other verification methods,
+    the distribution of sampled text does not change, but the text differs between runs unless the
     threshold is fixed.
 
     Attributes:
         threshold: Current stopping threshold.
     Raises:
-        ConfigError: The threshold is "auto", but the head's card has no curve.
+        ConfigError: The threshold is "auto", but no threshold costs are stored with the head.
     """
 
     name = "specdec_pp"

@@ -32,10 +32,10 @@ class Network(NamedTuple):
     Attributes:
         inputs: Inputs by name, [1].
         columns: The same inputs in the same memory, as an array, [len(FEATURES)].
-        node_units: First layer with only the node's inputs, [HIDDEN].
-        units: First layer with all inputs, [HIDDEN].
+        node_units: Sums of the first layer over the node's inputs only, [HIDDEN].
+        units: Sums of the first layer over all inputs, [HIDDEN].
         alike: Confidence of tokens that occur once in the datastore and not in the request, by
-            match length, [LONGEST + 1]. Index 0 is for pointers that skip the newest token. The
+            match length, [LONGEST + 1]. Index 0 is for matches that skip the newest token. The
             value -1 means that the confidence has not been computed yet.
     """
 
@@ -62,7 +62,7 @@ def new_network() -> Network:
 
 @kernel
 def begin_node(network: Network, weights: NDArray[np.float32]) -> None:
-    """Compute the contribution to the first layer that a node's tokens share.
+    """Compute the part of the first layer that is the same for all tokens of a node.
 
     Call `describe_node` first.
 

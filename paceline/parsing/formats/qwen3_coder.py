@@ -17,7 +17,7 @@ _ENDS = ("\n</parameter>", "</parameter>")
 
 
 def read_qwen3_coder(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls; the tools' schemas determine which values are strings."""
+    """Report text and tool calls; the schemas determine which arguments are strings."""
     while marker := (yield from source.copy_until([OPEN, FUNCTION], writer.content)):
         spaces = (yield from source.skip_spaces()) if marker == OPEN else ""
         if marker == OPEN and not (yield from source.take(FUNCTION)):

@@ -66,7 +66,7 @@ class IndependentStudent:
         save_draft(self.model, self._token_ids.tolist(), folder)
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of draft chains of `length` tokens on held-out answers."""
+        """Return the expected acceptance of `length`-token chains on held-out answers."""
         return expected_chains(agreements(self.model, held_out, self._token_ids), length)
 
 
@@ -111,7 +111,7 @@ def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedMod
 
 @torch.no_grad()
 def shrink_residuals(layers: Iterable[Any]) -> None:
-    """Scale down all weights whose outputs are added to the residual stream (GPT-2)."""
+    """Scale down all weights that write to the residual stream, as in GPT-2."""
     layers = list(layers)
     scale = (2 * len(layers)) ** -0.5
     for layer in layers:

@@ -51,7 +51,7 @@ def suits(kind: int, dim: int, value_dim: int) -> bool:
 
 
 def _attend(call_address: int) -> int:
-    """Process a call's tiles until none is left; return this thread's number of tiles."""
+    """Process tiles until none is left; return how many this thread processed."""
     call = read_call(call_address)
     keys = visible_keys(call)
     blocks = blocks_per_tile(call)
@@ -100,13 +100,13 @@ def _attend_tile(
 ) -> None:
     """Compute the weights of all blocks, and then the weighted sums.
 
-    The sums begin with the steps of keys that all queries of a block see.
+    A step is 32 consecutive keys. The steps that all queries of a block see are added first.
 
     Args:
         call: Arguments of the attention call.
         tile: Queries of the tile.
         space: Memory of the thread.
-        common_steps: Output: number of common steps of each block.
+        common_steps: Output: for each block, the number of steps that all its queries see.
     """
     clear(space.zeros, call.value_dim * HALF_BYTES)
     max_steps, block, i = 0, 0, 0

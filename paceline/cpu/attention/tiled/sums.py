@@ -98,7 +98,7 @@ def add_column_steps(
     count: int,
     first: int,
 ) -> None:
-    """Add the weighted values that `add_steps` left out, separately for each column.
+    """Add the weighted values that `add_steps` left out, one query token at a time.
 
     Args:
         call: Arguments of the attention call.
@@ -139,6 +139,8 @@ def _gather(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, run: int, rank: int, stop: int
 ) -> int:
     """Interleave the values of pairs of keys with ranks `rank` to `stop` - 1.
+
+    A run is a range of consecutive visible keys.
 
     Args:
         call: Arguments of the attention call.
