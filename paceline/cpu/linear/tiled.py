@@ -165,7 +165,10 @@ def _multiply_wide(
 def _multiply_column(
     rows: int, weight: int, sums: int, inner: int, blocks: int, fetched: int, last: int
 ) -> None:
-    """Multiply two to four blocks of 16 rows by 16 outputs' weights; store the tiles."""
+    """Multiply two to four blocks of 16 rows by the weights of 16 outputs.
+
+    The sums are stored as tiles.
+    """
     row_bytes = inner * HALF_BYTES
     block_bytes = OUTER * row_bytes
     # Without a third block, the first stands in; nobody reads its sums.
