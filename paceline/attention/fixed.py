@@ -1,4 +1,4 @@
-"""Register with transformers an attention function for batches of fixed shape.
+"""Give transformers an attention function for batches of fixed shape.
 
 On CUDA with Triton, a kernel reads lengths and trees from device memory. Otherwise, SDPA gets a
 mask that is computed once per forward pass.

@@ -1,4 +1,4 @@
-"""Replace the `forward` of modules in a model view with a backend's operations."""
+"""Replace `forward` methods of modules in a `ModelView` with backend operations."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class OverrideSettings(Protocol):
 
     @property
     def min_rows(self) -> int:
-        """Minimum number of rows for the backend's products."""
+        """Minimum number of rows for which the backend computes matrix products."""
 
     @property
     def max_rows(self) -> int:
-        """Maximum number of rows for the backend's products."""
+        """Maximum number of rows for which the backend computes matrix products."""
 
     @property
     def fixed_rows(self) -> int:
-        """Number of rows in each of torch's products; 0 means any number."""
+        """Number of rows in each of torch's matrix products; 0 means any number."""
 
     @property
     def norms(self) -> Mapping[nn.Module, float]:
@@ -44,16 +44,16 @@ def is_free(module: nn.Module) -> bool:
 
 
 class ForwardOverride:
-    """Replaces `forward` in a model view's copy of a module.
+    """Replaces the `forward` method of a module's copy in a `ModelView`.
 
     Every call reads the weights of the original module, because they may have been replaced.
 
     Args:
         module: Original module.
-        products: Products that apply to the module.
+        products: Settings that the override reads.
     Attributes:
         module: Original module.
-        products: Products that apply to the module.
+        products: Settings that the override reads.
     """
 
     __slots__ = ("_attributes", "_forward", "module", "products")

@@ -59,7 +59,7 @@ class BenchConfig:
     """Configuration of a benchmark.
 
     Attributes:
-        models: Models; "demo" includes its draft model.
+        models: Models to measure; "demo" includes its draft model.
         drafters: Drafter specs, as in `LLM(drafter=...)`. Each spec is measured as one method.
         baselines: Methods in transformers: "transformers" (`model.generate`),
             "transformers:prompt_lookup[=TOKENS]", "transformers:assistant" (with the draft model
@@ -160,8 +160,8 @@ class BenchConfig:
     def with_draft(self) -> list[str]:
         """Return the drafters that use the draft model.
 
-        These are the drafters that need a draft model. If a draft model is named, drafters that
-        accept one are included.
+        Drafters that require a draft model are always included. Drafters that merely accept one are
+        included if a draft model is named.
         """
         named = self.models.draft_model is not None
         entries = {spec: entry(parse_spec(spec)[0]) for spec in self.drafters}
@@ -205,8 +205,8 @@ def command_words(
 def option_words(name: str, value: Any) -> list[str]:
     """Return the command-line words that set one field of a configuration.
 
-    For True, the result is only the option's name, and for False the name with --no-. For a tuple,
-    the option is repeated for each entry.
+    For True, the result is only the option's name. For False, the name begins with --no-. For a
+    tuple, the option is repeated for each entry.
     """
     flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
     if isinstance(value, bool):
@@ -218,7 +218,7 @@ def option_words(name: str, value: Any) -> list[str]:
 
 
 def lookup_tokens(baseline: str) -> int:
-    """Return `prompt_lookup_num_tokens` for a baseline; 0 for other baselines.
+    """Return a baseline's `prompt_lookup_num_tokens`; 0 if it uses no prompt lookup.
 
     Raises:
         ConfigError: The baseline is unknown, or the length is not a positive integer.

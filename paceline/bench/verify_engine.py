@@ -34,7 +34,7 @@ class DivergenceProbe:
     def verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
-        """Verify the trees of a step, as the engine's `Verifier`."""
+        """Verify a step's trees like the engine, and record where answers diverge."""
         outcomes = verify_batch(requests, trees, logits)
         for row, (request, tree, outcome) in enumerate(zip(requests, trees, outcomes, strict=True)):
             self.drawn |= tree.probs is not None

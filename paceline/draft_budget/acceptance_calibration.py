@@ -1,8 +1,8 @@
 """Calibrate a drafter's confidences with counts of accepted draft tokens.
 
-Confidences are grouped into buckets. A node counts as tried once the target has chosen the token
-after the node's parent, whether or not the engine verified the node itself. Example for one
-drafter:
+The confidences are grouped into ranges, called buckets. A node counts as tried once the target has
+chosen the token after the node's parent, whether or not the engine verified the node itself.
+Example for one drafter:
 
     bucket       0.25-0.4   0.4-0.55   0.55-0.7
     predicted       0.33       0.48       0.62
@@ -22,10 +22,10 @@ from paceline.util.compiled import compiled, kernel
 
 
 class AcceptanceCalibration(NamedTuple):
-    """Counts of trials and accepted tokens per confidence bucket.
+    """Counts of trials and accepted tokens for each range of confidences (bucket).
 
     Attributes:
-        edges: Edges between the buckets, [buckets - 1], in ascending order.
+        edges: Confidences that separate the buckets, [buckets - 1], in ascending order.
         predicted: Sum of the confidences of the tried nodes, [buckets].
         trials: Number of tried nodes, [buckets].
         hits: Number of accepted nodes, [buckets].
@@ -57,7 +57,7 @@ def new_calibration(settings: DraftBudgetSettings = DEFAULTS) -> AcceptanceCalib
 
 @kernel
 def bucket_of(edges: Any, value: float) -> int:
-    """Return the index of a value's bucket: the number of edges <= the value."""
+    """Return the index of a value's bucket, which is the number of edges <= the value."""
     bucket = 0
     for edge in edges:
         bucket += value >= edge
@@ -84,7 +84,7 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
 
 @kernel
 def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Return a node's acceptance probability, corrected by its bucket's counts."""
+    """Correct a node's confidence with the counts of nodes with similar confidence."""
     bucket = bucket_of(calibration.edges, confidence)
     prior = calibration.prior_trials * confidence
     probability: float = min(

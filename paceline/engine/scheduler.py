@@ -133,7 +133,7 @@ class Scheduler:
         return StepGroup(sorted(decoding, key=_slot), chunk)
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record how long the step of the most recently chosen group took.
+        """Record the duration of the step whose requests `next_group` chose last.
 
         Args:
             tokens: Number of pending tokens that the step computed.

@@ -31,10 +31,10 @@ from paceline.model.mixers.seam import MixerForward
 
 
 def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
-    """Run a short forward pass, and return the kinds of modules that it calls.
+    """Run a short forward pass; return one `RowModule` of each kind that it calls.
 
     Returns:
-        The modules, and the reason why they cannot be probed separately ("" if they can).
+        The modules, and "". If modules cannot be tested separately, an empty list and the reason.
     """
     kinds: dict[tuple[Any, ...], RowModule] = {}
     observed: set[nn.Module] = set()
@@ -162,7 +162,7 @@ def _row_module(
 
 
 def _row_mixers(model: PreTrainedModel) -> Iterator[RowMixer]:
-    """Yield those recurrent mixers of a `ModelView` that compute token by token."""
+    """Yield the recurrent mixers of a `ModelView` that process tokens one by one."""
     hidden_size = model.config.get_text_config(decoder=True).hidden_size
     for name, module in model.named_modules():
         forward = vars(module).get("forward")

@@ -22,7 +22,7 @@ _NO_RESERVE = 0x4000 if platform.machine() in ("x86_64", "aarch64", "riscv64") e
 
 @cache
 def has_lazy_memory() -> bool:
-    """Return whether memory that the process allocates but never writes is free.
+    """Return whether the system counts allocated memory only once it is written.
 
     On Windows, under `vm.overcommit_memory=2` and under a limit on address space, the system counts
     all memory that is allocated.
@@ -53,7 +53,7 @@ def can_reserve(num_bytes: int) -> bool:
 class ZeroMemory:
     """Zeros whose pages take physical memory from their first write.
 
-    Where memory is not lazy, all pages take it at once.
+    On a GPU, or if `has_lazy_memory` is false, all pages take physical memory at once.
 
     Args:
         like: Tensor with the dtype and device of the zeros.
@@ -106,7 +106,7 @@ class ZeroMemory:
 
 
 def _map(num_bytes: int) -> mmap.mmap:
-    """Map private zeros, without setting memory aside for them."""
+    """Map a private region of zeros without reserving memory for it."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if sys.platform == "linux":
         flags |= getattr(mmap, "MAP_NORESERVE", _NO_RESERVE)

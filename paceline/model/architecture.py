@@ -158,7 +158,7 @@ class Architecture:
     def ragged_masks(
         self, packing: RaggedBatch, visible: int, device: torch.device
     ) -> tuple[Masks, dict[int, VisibleRanges]]:
-        """Return placeholder masks for a ragged batch, and the key ranges behind them.
+        """Return placeholder masks for a ragged batch, and the key ranges they stand for.
 
         The model receives the masks as its `attention_mask`, but their values are never read. The
         attention kernel looks up the visible ranges by the address of a mask

@@ -55,7 +55,7 @@ class _CallObject:
         return matches
 
     def _read_entry(self) -> Generator[None, None, bool]:
-        """Read a key and its value, and return whether both belong to a call."""
+        """Read a key and its value; return whether they can be part of a tool call."""
         self._raw += yield from self._source.skip_spaces()
         key = yield from self._read_string()
         if key is None or not (yield from self._take(":")):

@@ -49,7 +49,7 @@ class ReasoningBudget:
         return ReasoningBudget(self._tokenizer, self._markers, self._is_open, self._max_tokens)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores; once the budget is used up, only one forced token is allowed.
+        """Return the scores; once the budget is used up, allow only the next forced token.
 
         Args:
             ids: Token ids of the prompt and of the answer so far; [1, n].

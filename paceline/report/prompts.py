@@ -29,7 +29,8 @@ class Prompt:
         id: Unique name of the prompt.
         category: Group of the prompt in reports.
         text: User message; the last message of a conversation.
-        messages: The conversation, which needs a chat template; default None: only `text`.
+        messages: The conversation, which requires a chat template. None (default) means that `text`
+            is the only message.
     """
 
     id: str

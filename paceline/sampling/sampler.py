@@ -80,7 +80,7 @@ def draw_tokens(
     stream: int = TARGET,
     others: Callable[[Tensor, Tensor], Sequence[Tensor]] = lambda scores, tokens: (),
 ) -> Drawn:
-    """Sample the token after the root and every node, waiting for the device once.
+    """Sample the token after the root and every node, with one wait for the device.
 
     A second wait is needed only if too few tokens were sorted for top_k, top_p or min_p.
 
@@ -213,7 +213,7 @@ def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch
 
 
 def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-    """Return the words [n, 2] of noise keys, which are the input of `noise_from`."""
+    """Return noise keys as 32-bit words [n, 2], the form that `noise_from` takes."""
     return np.array(keys, dtype=np.uint32).view(np.int32)
 
 

@@ -120,7 +120,7 @@ class StateHead(ABC):
 
     @abstractmethod
     def extend(self, rows: Sequence[HeadRow]) -> None:
-        """Add the next tokens of texts to the cache; `read` then updates the lengths."""
+        """Write the tokens of `rows` to the cache; `read` then updates the texts' lengths."""
 
     @abstractmethod
     def predict(

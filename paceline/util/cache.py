@@ -160,7 +160,7 @@ def entries() -> list[CacheEntry]:
     """Return the finished folders, oldest first.
 
     Raises:
-        CacheError: As for `root`.
+        CacheError: The user has no cache folder (see `root`).
     """
     finished = [
         CacheEntry(path.parent, card)
@@ -244,7 +244,7 @@ def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> FileLock:
-    """Return the lock that protects KEY and KEY.part."""
+    """Return the lock that protects a folder KEY and its unfinished form KEY.part."""
     # A soft lock would remain after its process is killed.
     return FileLock(folder.with_suffix(".lock"), mode=0o644, fallback_to_soft=False)
 

@@ -1,4 +1,4 @@
-"""Verify one request by a rule, using the request's seed and logits processors."""
+"""Verify one request by a verification rule, its seed and its logits processors."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _multiply_float32, _multiply_bfloat16 = multiply_rows(FLOAT32), multiply_rows(BF
 
 
 def _multiply(call_address: int) -> int:
-    """Run a product's tasks until none is left; return how many this thread ran."""
+    """Run a matrix product's remaining tasks; return how many this thread ran."""
     call = read_call(call_address)
     kind, count, inner, outer = call.kind, call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -87,8 +87,8 @@ def _multiply_few(
 ) -> None:
     """Multiply all rows by the weights of four outputs at a time, with prefetching.
 
-    `base` is the address of the weights of output 0. If only a task's weights are unpacked, it is
-    the address at which those of output 0 would start.
+    `base` is the address of the weights of output 0. If only the weights of one task are unpacked,
+    `base` is the address at which output 0 would start if its weights were unpacked as well.
     """
     kind, count, inner = call.kind, call.count, call.inner
     stride = inner * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)
@@ -118,7 +118,7 @@ def _multiply_many(
     width: int,
     block: int,
 ) -> None:
-    """Multiply an L1-sized block of rows by the weights of all outputs in a task."""
+    """Multiply rows by the weights of a task, in blocks of rows that fit into L1."""
     count, inner = call.count, call.inner
     row_bytes = inner * FLOAT_BYTES
     source = base + first * row_bytes

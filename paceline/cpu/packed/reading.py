@@ -71,9 +71,9 @@ def scale_at(builder: Any, block: Any, offset: int) -> Any:
 
 
 def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
-    """Emit instructions that load the first numbers of each block as float32.
+    """Emit instructions that load the first `count` numbers of each block as float32.
 
-    The numbers are stored as float16; `count` is 1 or 2 per block.
+    The numbers are stored as float16; `count` is 1 or 2.
 
     Integer instructions gather the numbers, so the vector units stay free for other work.
     """
@@ -150,7 +150,7 @@ class Reader:
 
 
 def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit instructions that look up 32 bytes, each an index below 16, in `codes`."""
+    """Emit instructions that replace 32 indices, one byte each, with entries of `codes`."""
     table = ir.Constant(NIBBLES, [code % 256 for code in codes])
     if on_x86() and "ssse3" in instruction_flags():
         kind = ir.FunctionType(NIBBLES, [NIBBLES] * 2)

@@ -47,8 +47,8 @@ def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
 
     Args:
         low, high: The first and the last 16 numbers.
-        exact: Whether to preserve subnormal numbers. The products of this processor's bfloat16
-            instructions treat them as zeros.
+        exact: Whether to preserve subnormal numbers. When multiplying, this processor's bfloat16
+            instructions treat subnormal numbers as zeros.
     """
     if available() and not exact:
         return round_pair(builder, low, high)

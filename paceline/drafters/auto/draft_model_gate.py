@@ -85,7 +85,7 @@ class DraftModelGate:
         )
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record a step's new tokens, and its duration including the draft model."""
+        """Record a step's new tokens and its duration, including the draft model's time."""
         self._token_s.add(seconds, tokens)
         self._step_s.add(seconds)
         self._last_step_s = seconds
@@ -150,7 +150,7 @@ class _Open:
 
 
 class DraftModelGates:
-    """Keeps one gate for each number of requests, and measures the duration of steps."""
+    """Keeps a `DraftModelGate` per number of requests, and measures the time of steps."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, DraftModelGate] = {}
@@ -187,7 +187,7 @@ class DraftModelGates:
         return self._by_number[num_requests]
 
     def model_finished(self) -> None:
-        """Record the time at which the draft model has finished."""
+        """Record the time at which the draft model finished."""
         self._seconds = perf_counter() - self._begun
 
     def end(self, outcomes: Sequence[Outcome]) -> None:

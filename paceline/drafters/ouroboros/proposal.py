@@ -164,7 +164,7 @@ class ProposalBuilder:
             first = Evidence(NodeSource.WITHIN)
 
     def _add_suffix(self, phrase: Sequence[int]) -> list[int]:
-        """Add a phrase after the chain, as far as it fits, and return its nodes."""
+        """Add as many tokens of a phrase after the chain as fit, and return their nodes."""
         nodes, parent, tree = [], self._last, self._tree
         for token in phrase:
             if (parent, token) not in tree and len(tree) >= tree.max_nodes:

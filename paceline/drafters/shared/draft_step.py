@@ -38,7 +38,7 @@ def chain_tree(
 
 
 def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
-    """Accept looked-up tokens up to the first one that the draft model does not draw.
+    """Accept looked-up tokens until the draft model draws a different token.
 
     Args:
         guess: Looked-up text.
@@ -51,13 +51,13 @@ def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
 
 
 class OpenRows:
-    """Evaluates the tokens drawn for the open chains in one draft forward pass.
+    """Evaluates the tokens drawn in one draft forward pass for the unfinished chains.
 
     Args:
         chains: All chains of the batch.
         rule: Length rule.
     Attributes:
-        rows: Rows of the open chains.
+        rows: Rows of the open (unfinished) chains.
     """
 
     def __init__(self, chains: Sequence[Chain], rule: LengthRule) -> None:

@@ -44,7 +44,7 @@ class _MergeWorkspace(NamedTuple):
         frontier: Candidates for the next nodes of the tree, [room].
         paths: Path probabilities of the candidates, [room], stored separately because they are
             compared most often.
-        scratch: Cached probabilities of one entry, [TOP].
+        scratch: Buffer for the probabilities of one cached distribution, [TOP].
     """
 
     root: Records[TreeCandidate]

@@ -3,18 +3,18 @@
 For example, let the request be 5 1 2 7 4 1 2, so that its newest tokens are "1 2". Shard 0 of the
 datastore contains the text ... 9 1 2 8 ..., starting at position 37.
 
-    request == position:  0  1  2  3  4  5  6      shard 0 == position:  ...  37  38  39  40  ...
+    request    position:  0  1  2  3  4  5  6      shard 0    position:  ...  37  38  39  40  ...
                token:     5  1  2  7  4  1  2                 token:     ...   9   1   2   8  ...
                                    ^ follows "1 2"                           follows "1 2" ^
 
-    pointers of the root == position   shard     match   token
+    pointers of the root    position   shard     match   token
                                    3   REQUEST       2       7
                                   40   0             2       8
 
 The child of the root with token 7 inherits the first of these pointers, advanced by one token
 (`request_matches.advance`):
 
-    pointers of the node 7 == position   shard     match   token
+    pointers of the node 7    position   shard     match   token
                                      4   REQUEST       3       4
 """
 
@@ -34,8 +34,8 @@ class Pointer:
     Attributes:
         position: Position of the token that follows, in the request or in the text of the shard.
         shard: Index of the shard in the datastore, or REQUEST.
-        match: Number of tokens before the position that match the tokens up to the node. Negative
-            for a weak match (`weak_matches`).
+        match: Number of tokens directly before the position that equal the tokens up to and
+            including the node. Negative for a weak match (`weak_matches`).
         token: The token that follows; ENDS at the end of a text.
     """
 

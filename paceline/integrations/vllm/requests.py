@@ -110,13 +110,13 @@ class Requests:
     def claim(self, rows: Sequence[BatchRow], gap: int = 0) -> list[TrackedRequest | None]:
         """Return the known request of each row; None for a row with a new request.
 
-        If several known texts continue in a row, the request that previously occupied the row has
-        priority, followed by the longest text.
+        If a row continues several known texts, the request that occupied this row in the previous
+        call has priority. Otherwise, the request with the longest text is chosen.
 
         Args:
             rows: Rows of the batch.
-            gap: Maximum number of tokens that a request may have received in calls that were
-                skipped.
+            gap: Maximum number of new tokens that may be missing because vLLM skipped calls of the
+                drafter.
         """
         matches = [self._at.get(row.index) for row in rows]
         matches = [
@@ -138,7 +138,7 @@ class Requests:
         return matches
 
     def record_rows(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
-        """Record the row of each request; return the requests that count as finished."""
+        """Record each request's row; return requests that were absent from too many calls."""
         self._at = present
         self._known.update((request.request.id, request) for request in present.values())
         for request in self._known.values():

@@ -19,7 +19,7 @@ class ChainPass:
 
     Args:
         layout: Padded batch with one row.
-        layers: Stored states by layer index; their working states are set for the forward pass.
+        layers: Stored states by layer index. The forward pass starts from copies of them.
         device: Device of the states.
     Attributes:
         num_requests: Always 1.
@@ -37,11 +37,11 @@ class ChainPass:
             layer.load(layer.rows(self._slot))
 
     def finish(self) -> None:
-        """After the forward pass, keep the new recurrent states until `commit`."""
+        """Hold the new recurrent states after the forward pass, until `commit`."""
         self._states = {index: layer.working() for index, layer in self._layers.items()}
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:
-        """Keep the new states if no draft token was rejected.
+        """Store the new states if no draft token was rejected; otherwise discard them.
 
         Args:
             accepted: Accepted nodes of the request.

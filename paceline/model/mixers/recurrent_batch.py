@@ -1,4 +1,4 @@
-"""Describe the token order of a forward pass for recurrent mixers."""
+"""Describe the order in which recurrent mixers process a forward pass's tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RecurrentBatch:
 def recurrent_batch(
     requests: Sequence[Request], trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch
 ) -> RecurrentBatch:
-    """Return the token order of a batch for recurrent layers.
+    """Return the order in which recurrent layers process the tokens of a batch.
 
     Args:
         requests: Requests of the batch.

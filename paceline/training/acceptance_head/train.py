@@ -127,7 +127,7 @@ def first_tensors(
 
     Args:
         card: Description of the head.
-        scalars: Scalars to which the last layer is fitted, [n, 0 or 3].
+        scalars: Scalar inputs from which the fitted last layer predicts `labels`, [n, 0 or 3].
         labels: Acceptance probabilities, [n].
         config: Training settings.
         generator: Random generator for the blocks, which are initialised as in `torch.nn.Linear`.
@@ -207,7 +207,7 @@ def _check_same_draft(recordings: Sequence[Recording]) -> None:
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
-    """Return the relative learning rate: a linear warm-up, then half a cosine."""
+    """Return the share of the peak learning rate: linear warm-up, then half a cosine."""
     first = warmup * steps
     if step < first:
         return (step + 1) / first

@@ -81,7 +81,7 @@ class DraftJudgement:
 
     @property
     def best(self) -> Gain:
-        """The gain with the highest speed, over all chain lengths."""
+        """The gain from the chain length with the highest speed."""
         return max(self.gains, key=lambda gain: gain.speed)
 
 
