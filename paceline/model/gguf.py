@@ -63,7 +63,7 @@ def unpacked(file: str | Path) -> Path:
 
 
 def _convert(path: Path, folder: Path) -> dict[str, Any]:
-    """Write the model and the tokenizer to `folder`; return the entry's metadata."""
+    """Write the model and tokenizer to `folder`; return the cache entry's metadata."""
     require_packages(path)
     metadata = read_metadata(path)
     if metadata.get("split.count", 1) > 1:

@@ -63,7 +63,7 @@ class SharedVocabulary:
         )
 
     def reduced(self, kept_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ids of a reduced vocabulary that the target shares."""
+        """Return those ids of a reduced vocabulary that the target has as well."""
         return kept_ids[kept_ids < self.common]
 
     def readable(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:

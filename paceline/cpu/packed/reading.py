@@ -150,7 +150,7 @@ class Reader:
 
 
 def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit instructions that replace 32 indices, one byte each, with entries of `codes`."""
+    """Emit instructions that replace 32 one-byte indices with entries of `codes`."""
     table = ir.Constant(NIBBLES, [code % 256 for code in codes])
     if on_x86() and "ssse3" in instruction_flags():
         kind = ir.FunctionType(NIBBLES, [NIBBLES] * 2)
