@@ -85,7 +85,7 @@ def make_up(
 
 
 def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-    """Return the token ids before a user message, and `params` with the stop string after it."""
+    """Return the tokens before a user message, and `params` that stop after it."""
     if not getattr(llm.tokenizer, "chat_template", None):
         raise ConfigError("prompts: the model has no chat template. Use a chat model.")
     before, after = around_question(llm.tokenizer, "prompts")
