@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -83,8 +84,8 @@ class ReplayedDevice:
             use_fixed_shapes(model)
 
         self._replace(CachedLM, "_use_fixed_shapes", use)
-        clock = draft_model_gate.perf_counter
-        self._replace(draft_model_gate, "perf_counter", self._replayed(clock, lambda now: now))
+        clock = self._replayed(time.perf_counter, lambda now: now)
+        self._replace(draft_model_gate, "perf_counter", clock)
 
     def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         self._originals.append((owner, name, getattr(owner, name)))

@@ -290,7 +290,7 @@ def test_auto_threshold_follows_measured_times(pair: Pair) -> None:
             "threshold=atuo",
             "got threshold='atuo'; expected a number between 0 and 1. Did you mean 'auto'",
         ),
-        ("threshold=auto", "got a head whose card has no curve; expected"),
+        ("threshold=auto", "no threshold costs are stored with the head"),
         ("min_draft_tokens=0", "min_draft_tokens: got 0; expected at least 1"),
         ("min_draft_tokens=5,max_draft_tokens=4", "max_draft_tokens: got 4; expected at least 5"),
         (

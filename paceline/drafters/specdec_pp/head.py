@@ -203,7 +203,7 @@ class AcceptanceHead:
             target_seconds: Duration of one target forward pass, in seconds.
             draft_seconds: Duration of one draft-model forward pass, in seconds.
         Raises:
-            ConfigError: A time is not positive, or the card has no curve.
+            ConfigError: A time is not positive, or no threshold costs are stored with the head.
         """
         if not (
             target_seconds > 0
@@ -216,8 +216,8 @@ class AcceptanceHead:
             )
         if not self.card.curve:
             raise ConfigError(
-                "threshold=auto: got a head whose card has no curve; expected measured costs of"
-                " thresholds. Measure them (`paceline head calibrate`), or give a number such as"
+                "threshold=auto: no threshold costs are stored with the head."
+                " Measure them (`paceline head calibrate`), or give a number such as"
                 " threshold=0.7."
             )
         return min(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-THRESHOLD = 0.7  # The paper's recommendation, for a head whose card has no curve.
+THRESHOLD = 0.7  # The paper's recommendation, for a head without stored threshold costs.
 # Time of a target forward pass over a draft forward pass before the first measurement. The pair of
 # the paper has 4.8.
 INITIAL_TIME_RATIO = 5.0

@@ -139,7 +139,7 @@ def print_judgement(judgement: AcceptanceReport, console: Console | None = None)
         f"{judgement.positions} draft tokens of {judgement.prompts} prompts not trained on,"
         f" {judgement.accepted:.1%} accepted"
     )
-    columns = [Column("predictor of acceptance"), "calibration error", "ROC area", "log loss"]
+    columns = [Column("predictor of acceptance"), "calibration error", "AUC", "log loss"]
     rows = [
         (name, quality.calibration_error, quality.roc_area, quality.log_loss)
         for name, quality in judgement.qualities.items()
