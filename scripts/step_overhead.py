@@ -1,8 +1,7 @@
 """Measure the host time of a decode step outside the models' forward passes.
 
-    python scripts/step_overhead.py [--device replayed] [--label current]
-    [--drafters auto,sssd] [--batches 1,8,32] [--tokens 96] [--rounds 3] [--repeats 3]
-    [--json FILE]
+    python scripts/step_overhead.py [--device replayed] [--drafters auto,sssd]
+    [--batches 1,8,32] [--tokens 96] [--rounds 3] [--repeats 3] [--json FILE]
 
 The target is the embedded model. The draft budget gets a flat cost curve, so trees become as large
 as on a GPU. Times are CPU time of the engine's thread, because other programs share the cores.
@@ -14,7 +13,7 @@ of forward passes, of finding the likeliest tokens and of moving entries of the 
 subtracted. The times are still longer, because the forward passes evict the host's data from the
 processor's caches.
 
-The results are stored under a label, so that one file holds several measurements.
+The file holds the results of both devices.
 """
 
 from __future__ import annotations
@@ -171,7 +170,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("replayed", "cpu"), default="replayed")
-    parser.add_argument("--label", default="current")
     parser.add_argument("--drafters", default=",".join(DRAFTERS))
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--tokens", type=int, default=96)
@@ -188,7 +186,7 @@ def main() -> None:
             results.append(Overhead.of(drafter, batch, repeated(run, args.repeats)))
             print(results[-1], flush=True)
     if args.json is not None:
-        save(args.json, args.label, results)
+        save(args.json, args.device, results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,19 +323,17 @@ def prompt_ids(tokenizer: Any) -> list[list[int]]:
     return [tokenizer(text)["input_ids"][:MAX_PROMPT] for text in texts]
 
 
-def save(path: Path, label: str, results: Sequence[Overhead]) -> None:
-    """Store the results under a label; replace earlier results of the same drafter and
-    batch.
-    """
+def save(path: Path, device: str, results: Sequence[Overhead]) -> None:
+    """Store the results of a device; replace earlier results of the same drafter and batch."""
     runs = json.loads(path.read_text())["runs"] if path.exists() else {}
     new = {(result.drafter, result.batch): asdict(result) for result in results}
     kept = [
         known
-        for known in runs.get(label, {"results": []})["results"]
+        for known in runs.get(device, {"results": []})["results"]
         if (known["drafter"], known["batch"]) not in new
     ]
     environment = asdict(look_around(torch.device("cpu")))
-    runs[label] = {"environment": environment, "results": [*kept, *new.values()]}
+    runs[device] = {"environment": environment, "results": [*kept, *new.values()]}
     content = {"schema": 1, "kind": "step-overhead", "runs": runs}
     path.write_text(json.dumps(content, indent=1) + "\n")
 

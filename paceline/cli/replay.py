@@ -88,9 +88,9 @@ def replay(
     names = split_specs(simulation.drafters or _DEFAULT_DRAFTERS)
     specs = [with_store(spec, datastore) for spec in names]
     from paceline.replay.report import draw_replays, print_replays, write_replays
-    from paceline.replay.traces import read_told
+    from paceline.replay.traces import read_top_tokens
 
-    top_tokens = {path.stem: read_told(path, limit) for path in traces}
+    top_tokens = {path.stem: read_top_tokens(path, limit) for path in traces}
     sizes = list(product(_numbers("nodes", simulation.nodes), _numbers("batch", simulation.batch)))
     rows, complete = _rows(answers, top_tokens, specs, loaded, sizes)
     if not complete:

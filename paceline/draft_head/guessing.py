@@ -114,7 +114,7 @@ class DraftHead:
         ]
         newest = [outcome.new_token_ids[-1] for outcome in outcomes]
         which, tokens = upload(logits.flat.device, rows, newest)
-        return self._predict(logits.states[which, 0], tokens, levels)
+        return self._predict(logits.states[:, 0].index_select(0, which), tokens, levels)
 
     @torch.inference_mode()
     def _predict(self, states: Tensor, token_ids: Tensor, levels: int) -> Pending:

@@ -137,7 +137,7 @@ class ForwardPasses(CachedRequests):
             UnsupportedModelError: As in `forward_with_states`.
         """
         logits = self.forward_with_states(requests, trees, reduced_logits=reduced_logits)
-        assert logits.states is not None, "asked for"
+        assert logits.states is not None, "forward_with_states returns them"
         return logits.padded(), replace(logits, flat=logits.states[:, 0]).padded()
 
     def forward_with_states(

@@ -56,7 +56,7 @@ def read_traces(
     return traces
 
 
-def read_told(path: str | Path, limit: int | None = None) -> list[TopTokens] | None:
+def read_top_tokens(path: str | Path, limit: int | None = None) -> list[TopTokens] | None:
     """Return the target's recorded top tokens at every position of each answer.
 
     Returns:

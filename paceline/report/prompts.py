@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ class Prompt:
 def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
     """Read prompts from JSONL files.
 
+    If several prompts have the same id, each of them gets its file and line number as its id.
+
     Args:
-        paths: Files to read. Default: the built-in prompts.
+        paths: Files to read, each only once. Default: the built-in prompts.
         limit: Maximum number of prompts per file; 0 reads all.
         every: Read only every n-th line. This selection is applied before `limit`.
     Raises:
@@ -52,15 +55,19 @@ def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 
     """
     require_range("bench", "limit", limit, 0)
     require_range("bench", "every", every, 1)
-    prompts: list[Prompt] = []
+    prompts: dict[str, Prompt] = {}  # by file and line
     for path in [Path(path) for path in paths] or [demo.PROMPTS]:
-        entries = _read(path)[::every]
-        prompts.extend(entries[:limit] if limit else entries)
+        entries = list(_read(path).items())[::every]
+        prompts |= dict(entries[:limit] if limit else entries)
     if not prompts:
         raise ConfigError(
             f"bench: got no prompts in {', '.join(map(str, paths))}; expected at least one line."
         )
-    return prompts
+    counts = Counter(prompt.id for prompt in prompts.values())
+    return [
+        prompt if counts[prompt.id] == 1 else replace(prompt, id=where)
+        for where, prompt in prompts.items()
+    ]
 
 
 def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
@@ -104,9 +111,10 @@ def cut_note(count: int) -> str:
     )
 
 
-def _read(path: Path) -> list[Prompt]:
+def _read(path: Path) -> dict[str, Prompt]:
+    """Return the prompts of a file by file and line number."""
     records = read_prompt_file(path, lambda number: f"{path}:{number}")
-    return [_prompt_of(record, path, number) for number, record in records]
+    return {f"{path}:{number}": _prompt_of(record, path, number) for number, record in records}
 
 
 def _prompt_of(record: PromptRecord, path: Path, number: int) -> Prompt:

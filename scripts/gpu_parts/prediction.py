@@ -102,7 +102,7 @@ def predicted_speeds(name: str) -> dict[str, float]:
         name: Key in `CARDS`.
     """
     shapes, peak = _target_shapes(), CARDS[name].peak
-    results = json.loads(STEPS.read_text("utf-8"))["runs"]["current"]["results"]
+    results = json.loads(STEPS.read_text("utf-8"))["runs"]["cpu"]["results"]
     steps = {(step["drafter"], step["batch"]): step for step in results}
     speeds = {}
     for batch, drafter in itertools.product(FULL.batches, PREDICTED_DRAFTERS):

@@ -76,6 +76,15 @@ def test_all_documented_fields_are_read(tmp_path: Path) -> None:
         encode(load_prompts([path])[3], byte_tokenizer())
 
 
+def test_prompts_with_the_same_id_get_file_and_line_as_ids(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "p.jsonl" for folder in ("a", "b")]
+    for path in files:
+        path.parent.mkdir()
+        path.write_text('{"prompt": "x"}\n{"prompt": "y", "id": "same"}\n')
+    prompts = load_prompts([*files, files[0]])
+    assert [prompt.id for prompt in prompts] == [f"{path}:{n}" for path in files for n in (1, 2)]
+
+
 def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
     text = "one\u2028two\x85three"
     path = tmp_path / "separators.jsonl"

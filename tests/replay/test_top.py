@@ -17,7 +17,7 @@ from paceline.recorded_answers.reading import read_answers, read_tops
 from paceline.recorded_answers.top_tokens import top_path
 from paceline.replay import replay
 from paceline.replay.recorder import RecordingPrompt, RecordOptions, record_answers
-from paceline.replay.traces import read_told, read_traces
+from paceline.replay.traces import read_top_tokens, read_traces
 from tests.support.cli import call
 from tests.support.shared import Pair, interrupt
 
@@ -105,12 +105,12 @@ def test_any_changed_byte_is_refused(pair: Pair, tmp_path: Path) -> None:
         assert top_path(path).read_bytes() == other
     top_path(path).unlink()
     with pytest.raises(ConfigError, match="No such file"):
-        read_told(path)
+        read_top_tokens(path)
     top_path(path).write_bytes(
         top_path(record(tmp_path / "b.jsonl", pair, temperature=1.0)).read_bytes()
     )
     with pytest.raises(ConfigError, match="or of other answers"):
-        read_told(path)
+        read_top_tokens(path)
 
 
 class TopTokenScript(ScriptedDrafter):
@@ -147,7 +147,7 @@ def test_replay_reports_only_known_top_tokens() -> None:
 @pytest.mark.parametrize("spec", ["token_recycling", "token_recycling:max_context_ngram=1", "auto"])
 def test_drafters_learn_from_top_tokens(pair: Pair, tmp_path: Path, spec: str) -> None:
     path = record(tmp_path / "a.jsonl", pair)
-    traces, top_tokens = read_traces(path), read_told(path)
+    traces, top_tokens = read_traces(path), read_top_tokens(path)
     assert top_tokens is not None
     result = replay(create(spec), traces, 8, top_tokens=top_tokens)
     nothing = [TopTokens(top.token_ids, np.zeros_like(top.probs)) for top in top_tokens]
