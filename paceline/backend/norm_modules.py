@@ -21,12 +21,13 @@ def find_rms_norms(
     takes_weight: Callable[[Tensor], bool],
     tolerances: Mapping[torch.dtype, float],
 ) -> dict[nn.Module, float]:
-    """Return the epsilon of each module whose RMS norm `norm` can compute.
+    """Find the RMS norm modules that `norm` can replace, and return their epsilons.
 
-    Each module is tried on two rows, because norms with the same name may have different formulas.
+    Each module and `norm` are compared on two rows, because norms with the same name may have
+    different formulas.
 
     Args:
-        model: Model whose modules are tried.
+        model: Model whose modules are compared with `norm`.
         norm: Function that normalises rows, given a weight and an epsilon.
         takes_weight: Function that returns whether `norm` supports a weight [size].
         tolerances: Largest accepted difference, relative to the result, for each dtype.

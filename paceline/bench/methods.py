@@ -35,7 +35,10 @@ class MethodAnswer:
 
 
 class Method(Protocol):
-    """A method of answering prompts; only the call that `prepare` returns is timed."""
+    """A method of answering prompts.
+
+    Only the function that `prepare` returns is timed.
+    """
 
     name: str
 
@@ -43,10 +46,10 @@ class Method(Protocol):
         """Discard all state learned from earlier prompts."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Prepare the input, and return the call to be timed."""
+        """Prepare the input, and return the function to be timed."""
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """Extract the answers from the result of the call."""
+        """Extract the answers from the result of the timed function."""
 
     def timing(self) -> Timing | None:
         """Return the engine's total time per phase so far; None if unknown."""
@@ -73,7 +76,7 @@ class Paceline:
         self._llm.check_loaded_costs()
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Return a call that generates completions."""
+        """Return a function that calls `LLM.generate`."""
         params = _with_length(self._params, max_new_tokens)
         return lambda: self._llm.generate(prompts, params)
 
@@ -117,7 +120,7 @@ class Transformers:
         """Do nothing, because there is no state between calls."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Pad the prompts on the left, and return a call of `generate`."""
+        """Pad the prompts on the left, and return a function that calls `generate`."""
         width = max(map(len, prompts))
         ids = torch.tensor(
             [[0] * (width - len(prompt)) + prompt for prompt in prompts], device=self._model.device

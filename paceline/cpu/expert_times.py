@@ -22,7 +22,7 @@ _DEFAULT_CHOICES = 2
 
 @dataclass(frozen=True, slots=True)
 class ExpertsKind:
-    """The experts modules of a model that have the same shape.
+    """All experts modules of one shape in a model.
 
     Attributes:
         module: First module of this shape, which represents the others.

@@ -137,7 +137,7 @@ def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bo
 def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
     """Compare a suffix with the query, skipping the suffix's first `depth` tokens.
 
-    Only as many tokens as the query has are compared.
+    If the suffix is longer than the query, its remaining tokens are ignored.
 
     Returns:
         _LESS, _EQUAL or _MORE; or _BAD for a damaged page.

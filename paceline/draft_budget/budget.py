@@ -207,9 +207,9 @@ class DraftBudget:
         rows: int,
         selector: NodeSelector,
     ) -> Floats:
-        """Return the duration of the step with 0, 1, ... units of draft nodes.
+        """Return the durations of a step with 0, 1, ... units of draft nodes.
 
-        `NodeSelector` defines a unit. The duration comes from the cost curve, for the mean text
+        `NodeSelector` defines a unit. The durations come from the cost curve, for the mean text
         length of the requests.
         """
         self._set_context(drafts, num_requests)

@@ -1,8 +1,8 @@
 """Define the settings of the `prompt_lookup` drafter.
 
-The probabilities were counted on 120 recorded answers from SmolLM2-135M-Instruct. At run time, the
-draft budget corrects them. In each table of probabilities, the columns stand for match lengths of
-1, 2, 3, and 4 or more tokens, unless a comment says otherwise.
+The probabilities were fitted to counts in 120 recorded answers from SmolLM2-135M-Instruct. At run
+time, the draft budget corrects them. In each table of probabilities, the columns stand for match
+lengths of 1, 2, 3, and 4 or more tokens, unless a comment says otherwise.
 """
 
 from __future__ import annotations

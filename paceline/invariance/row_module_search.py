@@ -201,7 +201,7 @@ def _row_router(
     output: Any,
     constants: Set[int],
 ) -> RowModule | None:
-    """Return a `RowRouter` for a router, or None if a result lacks a row per token."""
+    """Return a `RowRouter`, or None unless every result has one row per token."""
     results = [output] if isinstance(output, Tensor) else output
     rows, *others = inputs
     if (

@@ -99,7 +99,8 @@ class RegionCache(SlotCache):
     def _set_capacity(self, capacity: int) -> None:
         """Set the number of positions, and provide memory for them.
 
-        All positions will soon be written, so huge pages waste no memory.
+        The memory uses huge pages if possible. They waste no memory, because all positions will
+        soon be written.
         """
         if capacity < self.regions.end:
             self._pack(0)

@@ -26,8 +26,8 @@ class Warped(NamedTuple):
     Attributes:
         scores: Scores, with excluded tokens at -inf.
         num_sorted: Number of most likely tokens that were sorted.
-        is_short: Whether a nucleus may contain more tokens than were sorted; bool [] on the
-            device. If so, the scores are wrong. None if this is impossible.
+        is_short: Whether a nucleus may contain more tokens than were sorted, so that the scores
+            are wrong; bool [] on the device. None if the scores are certainly right.
     """
 
     scores: Tensor

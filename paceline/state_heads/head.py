@@ -67,7 +67,7 @@ class StateHead(ABC):
 
     @torch.inference_mode()
     def open(self, tokens: int) -> HeadText:
-        """Open a text without tokens in the head's cache.
+        """Open an empty text in the head's cache.
 
         Args:
             tokens: Number of tokens for which cache positions are reserved.

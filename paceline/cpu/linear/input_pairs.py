@@ -82,7 +82,7 @@ def add_pairs(vectors: int, interleaved: bool) -> Any:
 
 
 class _PairOperands(NamedTuple):
-    """Arguments, from `rows` to `size`, of the operation from `add_pairs`."""
+    """The arguments that `add_pairs` describes, except `num_rows`."""
 
     rows: Any
     weights: Any

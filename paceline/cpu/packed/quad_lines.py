@@ -122,10 +122,10 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
 
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
-    """Emit instructions that compute the 16 different numbers of each of four rows.
+    """Emit instructions that compute the numbers for all 16 codes in four rows.
 
-    Each number belongs to one of the format's codes. The numbers are rounded, and ordered by code,
-    then by row.
+    Each row has its own 16 numbers. The numbers are rounded to bfloat16, and ordered by code, then
+    by row.
     """
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)

@@ -30,8 +30,8 @@ class SourcePrior:
     trials: float
 
 
-# Both priors were counted on 110 prompts, with SmolLM2-135M and its draft head or draft model. The
-# prior of the draft head counts for more trials, since draft models differ more from each other.
+# Both priors were fitted to counts on 110 prompts, with SmolLM2-135M and its draft head or draft
+# model. The draft head's prior has more trials, since draft models differ more from each other.
 DRAFT_HEAD_PRIOR = SourcePrior((4.4, 0.71, 0.83), (0.23, 1.0), (0.84, 1.13), trials=20.0)
 DRAFT_MODEL_PRIOR = SourcePrior((1.4, 0.40, 0.64), (0.35, 0.9), (0.35, 0.66), trials=4.0)
 # Forced text leaves only the choice of tokens to the target, so other sources count little.

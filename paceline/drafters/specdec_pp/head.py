@@ -156,7 +156,9 @@ class AcceptanceHead:
         write_atomically(Path(directory) / CARD, self.card.encode())
 
     def confidences(self, hidden: Tensor, log_probs: Tensor, entropies: Tensor) -> Tensor:
-        """Return acceptance rates given the preceding tokens (SpecDec++, equation 3.1).
+        """Return acceptance probabilities, given that all earlier tokens are accepted.
+
+        See equation 3.1 of SpecDec++.
 
         Args:
             hidden: The draft model's last hidden state at each token, after it has processed the

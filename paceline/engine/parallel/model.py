@@ -133,7 +133,7 @@ class ParallelLM(CachedLM):
     def verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
-        """Choose each request's new tokens, which are the same on all ranks (`Verifier`).
+        """Choose each request's new tokens, identically on all ranks; see `Verifier`.
 
         Args:
             requests: Requests in the last `forward_nodes` call that are ready to decode.

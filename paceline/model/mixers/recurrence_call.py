@@ -208,9 +208,9 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return, from each tensor, the rows that a commit may read (one row per token).
+        """Return the rows of each tensor that a commit may read.
 
-        In a wide batch, a commit reads only the rows of tree nodes.
+        Each row belongs to a token. In a wide batch, a commit reads only the rows of tree nodes.
         """
         if not self._is_wide:
             return tensors
