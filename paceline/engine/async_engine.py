@@ -71,7 +71,7 @@ class AsyncEngine:
     async def submit(
         self, requests: Sequence[Request], keep_outcomes: bool = False
     ) -> list[RequestHandle]:
-        """Queue requests with `Engine.submit`, in another thread if drafters must be made."""
+        """Call `Engine.submit`, in another thread if it must build drafters."""
         if self._engine.has_drafters(requests):
             return self._engine.submit(requests, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()

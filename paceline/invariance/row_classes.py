@@ -1,4 +1,4 @@
-"""Find row counts for which a function of rows gives every row identical bits.
+"""Find ranges of row counts in which a row's result does not change by a bit.
 
 The number of rows determines the kernel of a matrix product and thus the order of its sums. An
 activation function computes the last elements of a tensor with a different routine. A token's

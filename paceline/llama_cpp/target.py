@@ -215,7 +215,7 @@ class GgufTarget(TargetBase):
         return NodeLogits.from_rows(flat, counts, [part.num_scored for part in parts])
 
     def _decode(self, parts: Sequence[RequestRows]) -> Tensor:
-        """Call llama.cpp once, and return the logits of the wanted rows."""
+        """Call llama.cpp once, and return the logits of the rows that need them."""
         rows = BatchRows([], [], [], [])
         for part in parts:
             self._cells.fork(part.branch)

@@ -174,8 +174,9 @@ def _can_draw_lazily(
 ) -> bool:
     """Return whether to sample only the tokens that the verification rule reads.
 
-    Lazy sampling requires a CPU, where reading a token needs no synchronisation, a large
-    vocabulary, at least one sampled request, and scores that nothing else uses.
+    Lazy sampling requires a large vocabulary, at least one sampled request, and scores that nothing
+    else uses. It also requires a CPU, because reading a token from another device would need
+    synchronisation.
     """
     if (
         logits.device.type != "cpu"

@@ -102,16 +102,17 @@ class Tile(NamedTuple):
         outputs: Index of the row's first column among the columns of all rows.
         runs: Runs of visible keys; see `VisibleRanges`.
         begin: Index of the first run of each column in the row.
-        cached: Number of leading keys, in text order, whose cache position equals their ordinal.
-        tail: Cache positions of the other keys, in text order.
-        queries: Scaled queries, [tile or more, dim]; for `dotted`, blocks of rows.
+        cached: Number of keys at the start of the text for which key i has cache position i.
+        tail: Cache positions of all later keys, in text order.
+        queries: Scaled queries, [tile or more, dim]. The kernel in `dotted` instead stores the
+            unscaled queries here, packed in blocks of four.
         scores: Scores, later replaced by softmax weights, [tile, keys or more].
         sums: Weighted sums of values, [tile, value dim].
         totals: Total weight of each query, [tile].
-        cursors: Index of a run for each query: the run that overlaps the current block, or an
-            earlier one.
+        cursors: For each query, index of the run of visible keys from which the search for the
+            current block of keys continues.
         block: Copies of a block's keys or values, if needed.
-        products: Scores of a block, in the layout that `dotted` computes.
+        products: Scores of a block, in the layout of the kernel in `dotted`.
         weight_addresses: Addresses of the weights of up to four queries.
     """
 

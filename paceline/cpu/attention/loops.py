@@ -93,7 +93,7 @@ def add_values(
 
 @inlined
 def _add_lanes(weights: int, value: int, stride: int, count: int, target: int) -> None:
-    """Add `count` weighted values to one query's sums, in eight dimensions."""
+    """Add `count` weighted values to one query's sums of eight value dimensions."""
     total = simd_f32x8.load(target)
     for offset in range(0, count * FLOAT_BYTES, FLOAT_BYTES):
         weight = simd_f32x8.splat(simd_f32x8.load_float(weights + offset))

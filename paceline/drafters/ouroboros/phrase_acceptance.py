@@ -47,7 +47,7 @@ class Evidence(NamedTuple):
 
     Attributes:
         kind: Source of the node.
-        prob: Probability according to the draft model; 0 if there is none.
+        prob: Probability from the draft model; 0 if the draft model gave no probability.
     """
 
     kind: NodeSource

@@ -33,11 +33,11 @@ class DraftSource:
 
     Attributes:
         name: Name that messages and reports show.
-        calibration_table: Index of the source's table in the pool file. PAIRED marks the source
-            that shares a table with the cached distributions (the paired source).
-        prior: Acceptance probability that is assumed before outcomes are counted. None for the
-            paired source: the prior of a token is the larger of the probabilities from this source
-            and from the cached distribution.
+        calibration_table: Index of the source's table in the pool file. PAIRED marks the paired
+            source, which shares a table with the cached distributions (Token Recycling).
+        prior: Acceptance probabilities to assume until outcomes have been counted. None for the
+            paired source, which uses the larger of two probabilities for each token: its own and
+            that of the cached distribution.
     """
 
     name: str

@@ -133,18 +133,19 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Propose tokens that repeat a recent one, as earlier matching text did.
+    """Propose recent tokens at the distances at which matching text repeated tokens.
 
-    1. Each pointer in `offered` leads to a token after matching text. If the same token occurred
-       shortly before it, the distance between the two occurrences gets one vote.
-    2. The distances with the most votes are selected, at most MAX_RELATED.
-    3. For each selected distance, the token at this distance before the next position is proposed.
+    1. Each pointer in `offered` leads to a token after matching text. If that token repeats a token
+       shortly before it, the distance between the two gets one vote.
+    2. At most MAX_RELATED distances are selected: those with the most votes.
+    3. For each selected distance d, the token d positions before the next token is proposed.
 
-    For example, the three tokens "=", "7" and ">>" were followed by "7" earlier, so the distance 2
-    gets a vote. After "=", "9" and ">>", the token at the distance 2 is "9", so "9" is proposed.
+    For example, matching text continued "=", "7", ">>" with "7". This "7" repeats the token two
+    positions before it, so the distance 2 gets a vote. The text now ends in "=", "9", ">>". The
+    token two positions before the next one is "9", so "9" is proposed.
 
     Returns:
-        The number of pointers in the pool.
+        The number of pointers in `pool` after the call.
     """
     votes, reach = pool.votes, min(RELATION_REACH, query.end - query.begin - 1)
     votes[:] = 0

@@ -106,7 +106,7 @@ class StateHeadDrafter(Drafter):
         self._is_attached = True
 
     def start(self, request: Request) -> None:
-        """Open the request in the head's cache, and start recording the target's states."""
+        """Reserve a slot in the head's cache, and start recording the target's states."""
         if self._is_attached:
             request.states = HiddenStateLog(self._head.layers)
             self._records[request.id] = _HeadRequest(
@@ -114,7 +114,7 @@ class StateHeadDrafter(Drafter):
             )
 
     def stop(self, request: Request) -> None:
-        """Close the request in the head's cache."""
+        """Free the request's slot in the head's cache."""
         record = self._records.pop(request.id, None)
         if record is not None:
             self._head.close(record.text)

@@ -32,8 +32,8 @@ class TritonWriter:
     Args:
         cache_positions: Cache position of each column, int64 [rows, columns], on the device;
             negative for columns without a token.
-        store_rows: Row of the stores at which the slot of each column begins, int64 [rows,
-            columns].
+        store_rows: Row of the key and value tensors at which the slot of each column begins, int64
+            [rows, columns].
     """
 
     def __init__(self, cache_positions: Tensor, store_rows: Tensor) -> None:
@@ -50,7 +50,9 @@ class TritonWriter:
 
 
 class TorchWriter:
-    """Writes columns with torch, by row index in the stores.
+    """Writes columns with torch, by row index in the key and value tensors.
+
+    A column is one token of a forward pass, or padding.
 
     Args:
         key: Fixed shape of the forward passes (bucket).
@@ -111,7 +113,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing, because the stores already exist."""
+        """Do nothing, because the tensors already exist."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

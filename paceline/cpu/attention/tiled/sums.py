@@ -53,7 +53,7 @@ def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int,
 
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the weighted values of 32 * `count` keys to the sums, in 64 dimensions."""
+    """Add the weighted values of 32 * `count` keys to the sums of 64 value dimensions."""
     _load_sums0(sums, size)
     _load_sums1(sums + amx.ROW, size)
     _load_sums2(sums + 2 * amx.ROW, size)
@@ -78,7 +78,7 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the weighted values of 32 * `count` keys to the sums, in 16 dimensions."""
+    """Add the weighted values of 32 * `count` keys to the sums of 16 value dimensions."""
     _load_sums0(sums, size)
     for step in range(count):
         _load_values(values + step * SIDE * size, size)
