@@ -15,7 +15,7 @@ import pytest
 
 from paceline import LLM, SamplingParams, datastore, demo
 from paceline.errors import PacelineError
-from paceline.replay.traces import read_told, read_traces
+from paceline.replay.traces import read_top_tokens, read_traces
 from paceline.report.prompts import load_prompts
 from paceline.training.acceptance_head.recording import read_recording
 
@@ -76,7 +76,7 @@ READERS: dict[str, tuple[str, Callable[[Path, LLM], Any], bool]] = {
     "answers.jsonl": ("answers.jsonl", lambda path, llm: read_traces(path, llm.tokenizer), True),
     "answers.jsonl?*": (
         "answers.jsonl",
-        lambda path, llm: [one.probs.tolist() for one in read_told(path) or ()],
+        lambda path, llm: [one.probs.tolist() for one in read_top_tokens(path) or ()],
         True,
     ),
     "prompts.jsonl": ("prompts.jsonl", lambda path, llm: load_prompts([path]), False),
