@@ -172,6 +172,18 @@ def test_missing_paths_are_not_taken_for_hub_ids(name: str | Path) -> None:
             load(name)
 
 
+def test_an_unreachable_hub_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError("Name or service not known")
+
+    for load in (load_model, partial(load_tokenizer, model="demo")):
+        with pytest.raises(ConfigError, match="'MODEL': it is not a local path, and HF_HUB_OFFL"):
+            load("MODEL")
+    monkeypatch.setattr("paceline.model.sources.get_session", refuse)
+    with pytest.raises(ConfigError, match=r"'MODEL': .* huggingface\.co is not reachable\. Check"):
+        load_model("MODEL")
+
+
 def test_a_damaged_tokenizer_is_reported(tmp_path: Path, pair: Pair) -> None:
     folder = tmp_path / "model"
     shutil.copytree(DATA / "tiny_target", folder)

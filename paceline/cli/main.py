@@ -26,7 +26,11 @@ from paceline.util.frame_memory import call_with_frame_memory
 from paceline.util.util_settings import YOUNG_OBJECTS
 
 # paceline prints its own notes
-_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+_QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
 _HELP = ("--help", "-h")
 _FAILED, _BROKEN_PIPE = 2, 141  # exit statuses

@@ -84,3 +84,6 @@ LEVEL_SHIFTS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
 
 # Packed weights start at multiples of this many bytes in a file, the size of a cache line.
 WEIGHT_ALIGNMENT = 64
+
+# Maximum time, in seconds, for one request that checks whether the model hub is reachable.
+MAX_HUB_SECONDS = 10.0

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from huggingface_hub import constants, get_session
+from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.file_download import repo_folder_name
 from transformers import PreTrainedModel
 
 from paceline import demo
 from paceline.model import gguf, gguf_header
+from paceline.model.settings import MAX_HUB_SECONDS
 from paceline.util.files import parse_json
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -25,16 +30,36 @@ def missing_source(source: str | Path) -> str:
     except OSError as error:
         return f"{error.strerror}. Check the path and its permissions."
     if exists or (isinstance(source, str) and not is_file and _HUB_ID.fullmatch(source)):
-        is_head = _holds_state_head(Path(source))
-        return (
-            ""
-            if not is_head
-            else (
+        if _holds_state_head(Path(source)):
+            return (
                 "the folder holds a head, not a model. Draft with it: --drafter"
                 f" state_head:head={source}"
             )
-        )
+        return "" if exists or source in (demo.NAME, demo.SMOLLM2) else _hub_problem(str(source))
     return f"there is no such {'file' if is_file else 'folder'}. Check the path."
+
+
+def _hub_problem(hub_id: str) -> str:
+    """Return why a model cannot be downloaded, as a clause; "" if it can be.
+
+    A model in the cache needs no request. For others, one request shows whether the hub is
+    reachable, without the hub library's retries.
+    """
+    cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=hub_id, repo_type="model"))
+    if (cached / "snapshots").is_dir():
+        return ""
+    try:
+        get_session().head(constants.ENDPOINT, timeout=MAX_HUB_SECONDS)
+    except OfflineModeIsEnabled:
+        problem = "HF_HUB_OFFLINE is set"
+    except Exception:  # the type depends on the HTTP library of huggingface_hub
+        problem = f"{urlsplit(constants.ENDPOINT).netloc} is not reachable"
+    else:
+        return ""
+    return (
+        f"it is not a local path, and {problem}. Check the name, or pass a directory or a GGUF"
+        " file."
+    )
 
 
 def packed_source(source: str | Path | PreTrainedModel) -> Path | None:
