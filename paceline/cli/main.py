@@ -29,6 +29,7 @@ from paceline.util.util_settings import YOUNG_OBJECTS
 _QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
+    "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")

@@ -17,8 +17,12 @@ from typing import Any
 
 import torch
 
-# `paceline` sets these before it imports torch; here torch is already imported.
-os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+# `paceline` sets these before it imports libraries; here the libraries are already imported.
+os.environ |= {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TQDM_DISABLE": "1",
+}
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Nearly every command imports these modules, which takes three seconds per process.
 _CONTEXT.set_forkserver_preload(
