@@ -71,8 +71,12 @@ class Paceline:
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
-        """Replace the drafter with a new one, and check any cost curve loaded from disk."""
+        """Replace the drafter with a new one, and prepare it for measurements.
+
+        This fits the drafter's draft head, and checks a cost curve loaded from disk.
+        """
         self._llm.change_drafter(self._make())
+        self._llm.finish_draft_head()
         self._llm.check_loaded_costs()
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:

@@ -128,7 +128,7 @@ def serve(
 
 
 def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
-    """Build the server's engine, compile its kernels, and check its stored timings."""
+    """Build the server's engine, and do the work that would delay the first answers."""
     llm = build_llm(
         models,
         engine.drafter,
@@ -140,6 +140,7 @@ def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM
         on_drafter_error="plain",
     )
     llm.generate([[0, 0]], SamplingParams(WARM_UP_TOKENS, ignore_eos=True))
+    llm.finish_draft_head()
     llm.check_loaded_costs()
     return llm
 

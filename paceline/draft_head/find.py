@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline import demo
 from paceline.core.drafter import Drafter
-from paceline.draft_head.fitting import fitted_weights
+from paceline.draft_head.fitting import Portions, finished, fit_in_portions, fitted_weights
 from paceline.draft_head.guessing import DraftHead
 from paceline.draft_head.trained import card_of, load
 from paceline.draft_head.weights import Weights, has_plain_embeddings
@@ -18,7 +18,9 @@ from paceline.model.settings import MIN_SKETCH_COSINE
 class DraftHeads:
     """Draft heads for one engine.
 
-    A head is loaded or fitted when a drafter first needs it.
+    A head is loaded or fitted when a drafter first needs it. On a GPU, the fit runs in portions
+    between the steps of the engine, so that no answer waits for it. On a CPU, a portion takes much
+    longer than a step, so the whole fit runs at once.
 
     Args:
         model: Target model.
@@ -27,6 +29,7 @@ class DraftHeads:
     def __init__(self, model: CachedLM) -> None:
         self._model = model
         self._heads: dict[str | None, DraftHead | None] = {}  # by file
+        self._portions: Portions[DraftHead | None] | None = None  # of the fit that is running
 
     def check(self, drafter: Drafter) -> None:
         """Check that a drafter's draft head can be used.
@@ -38,8 +41,36 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def of(self, drafter: Drafter) -> DraftHead | None:
-        """Return a drafter's draft head, or None if the model cannot have one."""
-        return self._find(drafter.draft_head)
+        """Return a drafter's draft head; None if there is none, or not yet.
+
+        If the head is being fitted in portions, each call runs one of them.
+        """
+        file = drafter.draft_head
+        if file is None and self._model.device.type == "cuda":
+            self._run_portion()
+            return self._heads.get(file)
+        return self._find(file)
+
+    def finish(self, drafter: Drafter) -> None:
+        """Load or fit a drafter's draft head now."""
+        if drafter.num_head_tokens():
+            if self._portions is not None:
+                portions, self._portions = self._portions, None
+                self._heads[None] = finished(portions)
+            self._find(drafter.draft_head)
+
+    def _run_portion(self) -> None:
+        """Run the next portion of the default head's fit, unless the head is there."""
+        if None in self._heads:
+            return
+        portions = self._portions or _default_head(self._model)
+        self._portions = None  # after an error, the fit starts again
+        try:
+            next(portions)
+        except StopIteration as end:
+            self._heads[None] = end.value
+        else:
+            self._portions = portions
 
     def _find(self, file: str | None) -> DraftHead | None:
         if file not in self._heads:
@@ -72,6 +103,16 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
         weights: Weights | None = load(file, model)
     else:
         weights = _packaged(model) or fitted_weights(model)
+    return None if weights is None else DraftHead(model, weights)
+
+
+def _default_head(model: CachedLM) -> Portions[DraftHead | None]:
+    """Return the model's default draft head, as `find_draft_head`, in portions."""
+    if not has_plain_embeddings(model):
+        return None
+    weights = _packaged(model)
+    if weights is None:
+        weights = yield from fit_in_portions(model)
     return None if weights is None else DraftHead(model, weights)
 
 

@@ -6,7 +6,8 @@ embedding of the token sampled from it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from paceline.util.stopwatch import clock_of
 
 _KIND = "draft-head-v2"  # changes when the fitted or saved data change
 _SETTINGS = FitSettings()
+T = TypeVar("T")
+# Work in portions: the caller decides when the next portion runs.
+Portions = Generator[None, None, T]
 
 
 class _Pairs(NamedTuple):
@@ -49,16 +53,48 @@ def fitted_weights(model: CachedLM) -> Weights | None:
         The weights; None if the model is too slow, or computes its logits without its LM head
         module.
     """
-    # An enlarged model has the same identity as the original.
-    facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
-    name = f"draft head of {model.model.__class__.__name__}"
     weights = result_cache.load_or_compute_bytes(
-        result_cache.ResultKey(_KIND, facts, name, "weights.safetensors"),
-        lambda: _fit(model, _num_pairs(model)),
+        _key(model),
+        lambda: finished(_fit(model, _num_pairs(model))),
         lambda weights: weights.to_bytes({}),
         lambda content: _read(content, model),
     )
     return weights if len(weights.token_ids) else None
+
+
+def fit_in_portions(model: CachedLM) -> Portions[Weights | None]:
+    """Run `fitted_weights` in portions of one forward pass each.
+
+    The engine can decode between two portions. If the cache has the weights, there are no portions.
+    """
+    key = _key(model)
+    weights = result_cache.load_bytes(key, lambda content: _read(content, model))
+    if weights is None:
+        computed = yield from _fit(model, _num_pairs(model))
+        weights = result_cache.load_or_compute_bytes(
+            key,
+            lambda: computed,
+            lambda weights: weights.to_bytes({}),
+            lambda content: _read(content, model),
+        )
+    return weights if len(weights.token_ids) else None
+
+
+def finished(portions: Portions[T]) -> T:
+    """Run all remaining portions, and return the result."""
+    while True:
+        try:
+            next(portions)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def _key(model: CachedLM) -> result_cache.ResultKey:
+    # An enlarged model has the same identity as the original.
+    facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
+    name = f"draft head of {model.model.__class__.__name__}"
+    return result_cache.ResultKey(_KIND, facts, name, "weights.safetensors")
 
 
 def _num_pairs(model: CachedLM) -> int:
@@ -72,11 +108,11 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def _fit(model: CachedLM, num_pairs: int) -> Weights:
+def _fit(model: CachedLM, num_pairs: int) -> Portions[Weights]:
     """Fit the weights; given too little text, return weights without `token_ids`."""
     embedding, head = embedding_and_head(model)
     try:
-        pairs = _generate(model, num_pairs)
+        pairs = yield from _generate(model, num_pairs)
     except UnsupportedModelError:
         pairs = _Pairs(torch.empty(0, 0), torch.empty(0), torch.empty(0, 0))
     if len(pairs.states) < _SETTINGS.min_pairs:
@@ -119,7 +155,7 @@ def _with_ridge(square: Tensor) -> Tensor:
     return square
 
 
-def _generate(model: CachedLM, num_pairs: int) -> _Pairs:
+def _generate(model: CachedLM, num_pairs: int) -> Portions[_Pairs]:
     """Generate texts with the model at temperature 1; return states and tokens."""
     target, first = model.apart(), _first_token(model)
     random = torch.Generator(model.device).manual_seed(0)
@@ -127,28 +163,34 @@ def _generate(model: CachedLM, num_pairs: int) -> _Pairs:
     affordable = _SETTINGS.max_cache_bytes // max(1, model.position_bytes * (length + 1))
     num_texts = max(8, min(_SETTINGS.num_texts, affordable))
     columns: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
-    clock = clock_of(model.device)
-    begin = clock()
-    while len(columns[0]) * num_texts < num_pairs and clock() - begin <= _SETTINGS.max_seconds:
-        texts = [
-            Request([first], SamplingParams(max_new_tokens=length + 1, ignore_eos=True))
-            for _ in range(num_texts)
-        ]
-        for text in texts:
-            target.open(text)
+    clock, seconds = clock_of(model.device), 0.0
+    before: tuple[Tensor, Tensor] | None = None
+    texts: list[Request] = []
+    while len(columns[0]) * num_texts < num_pairs and seconds <= _SETTINGS.max_seconds:
+        start = clock()
+        if before is None:
+            texts = _opened_texts(target, first, num_texts, length)
         states, token_ids = _advance(target, texts, random)
-        for _ in range(length - 1):
-            is_enough = len(columns[0]) * num_texts >= num_pairs
-            if is_enough or clock() - begin > _SETTINGS.max_seconds:
-                break
-            before = states, token_ids
-            states, token_ids = _advance(target, texts, random)
+        if before is not None:
             for column, values in zip(columns, (*before, states), strict=True):
                 column.append(values)
-        for text in texts:
-            target.close(text)
+        before = states, token_ids
+        if len(texts[0].token_ids) > length:  # the next texts start
+            before = None
+            for text in texts:
+                target.close(text)
+        seconds += clock() - start
+        yield
     hidden = embedding_and_head(model)[1].in_features
     return _Pairs(*(torch.cat(column) if column else torch.empty(0, hidden) for column in columns))
+
+
+def _opened_texts(target: CachedLM, first: int, count: int, length: int) -> list[Request]:
+    params = SamplingParams(max_new_tokens=length + 1, ignore_eos=True)
+    texts = [Request([first], params) for _ in range(count)]
+    for text in texts:
+        target.open(text)
+    return texts
 
 
 def _advance(

@@ -251,6 +251,11 @@ class Engine(SharedSteps):
             if self.draft_budget is not None:
                 self.draft_budget.check_loaded()
 
+    def finish_draft_head(self) -> None:
+        """Load or fit the draft head of the default drafter now, if the drafter uses one."""
+        with self._turn, self._drafters_turn:
+            self._runner.finish_draft_head(self.drafter)
+
     def admit(self) -> None:
         """Assign cache slots to waiting requests, and start their drafters."""
         if len(self._schedule.waiting):

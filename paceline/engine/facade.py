@@ -76,6 +76,14 @@ class EngineFacade:
         """
         self._engine.check_loaded_costs()
 
+    def finish_draft_head(self) -> None:
+        """Load or fit the draft head of the drafter now, if the drafter uses one.
+
+        On a GPU, the head is otherwise fitted in portions between the first decode steps, and the
+        drafter does not use the head until the fit is complete.
+        """
+        self._engine.finish_draft_head()
+
     @property
     def draft_decisions(self) -> list[StepDecision]:
         """The draft budget's decisions in the most recent steps, oldest first.

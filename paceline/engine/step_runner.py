@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from paceline.core.drafter import Outcome
+from paceline.core.drafter import Drafter, Outcome
 from paceline.core.metrics import Timing
 from paceline.draft_budget.drafts import DrafterBatch
 from paceline.engine.batch_result import BatchResult
@@ -77,6 +77,11 @@ class StepRunner:
             self.steps += 1
             self._step_seconds += time.perf_counter() - start
 
+    def finish_draft_head(self, drafter: Drafter) -> None:
+        """Load or fit a drafter's draft head now, if the drafter uses one."""
+        if self._draft_heads is not None:
+            self._draft_heads.finish(drafter)
+
     def _decode(self, group: StepGroup) -> list[Outcome]:
         batches, failed = self._with_draft_heads(
             group_by_drafter(group, self._model, self._max_nodes, self._max_rows)
@@ -108,7 +113,7 @@ class StepRunner:
     ) -> tuple[list[DrafterBatch], list[BatchResult]]:
         """Add to each batch the draft head that its drafter uses, if any.
 
-        The first use of a head may take seconds, because it may have to be fitted first.
+        On a CPU, the first use of a head may take seconds, because the head may have to be fitted.
 
         Returns:
             The batches that can take part in the step, and a result for each batch whose drafter

@@ -128,11 +128,16 @@ def load_or_compute_bytes(
 
 def load(key: ResultKey, read: Callable[[dict[str, Any]], R]) -> R | None:
     """Return a result stored by `load_or_compute` or `replace`, or None."""
+    return load_bytes(key, lambda content: read(parse_json(content)))
+
+
+def load_bytes(key: ResultKey, read: Callable[[bytes], T]) -> T | None:
+    """Return a result stored by `load_or_compute_bytes`, or None."""
     memory_key = os.environ.get(cache.VARIABLE), key
     if memory_key in _unwritten:
-        return cast(R, _unwritten[memory_key])
+        return cast(T, _unwritten[memory_key])
     try:
-        return read(parse_json((key.folder / key.file).read_bytes()))
+        return read((key.folder / key.file).read_bytes())
     except (OSError, cache.CacheError, ValueError, LookupError, TypeError):
         return None
 

@@ -109,6 +109,7 @@ def _drafter(setting: Any, batch: int, name: str, invariant: bool = False) -> Va
     here: Setting = setting()
     start = time.perf_counter()
     llm = engine(here, batch, name, invariant)
+    llm.finish_draft_head()
     prompts, others = here.prompts(batch)
     llm.generate(others, greedy(here.run.sizes.tokens))  # captures the graphs of most shapes
     made = time.perf_counter() - start

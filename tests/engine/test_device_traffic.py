@@ -113,6 +113,7 @@ def completions(pair: Pair, spec: str, batch: int, kind: str) -> list[Completion
     chosen = with_store(with_head(spec, pair.draft), pair.near_copies(), 256)
     draft = pair.draft if has_draft(spec) else None
     llm = LLM(pair.target, chosen, draft_model=draft, max_batch=batch, batch_invariant=False)
+    llm.finish_draft_head()
     prompts = [pair.prompts[index % len(pair.prompts)] for index in range(batch)]
     return llm.generate(prompts, [params_of(kind, index) for index in range(batch)])
 

@@ -131,6 +131,7 @@ class _Bench:
         name, ids = next(iter(self._encoded_prompts.values()))[0]
         for drafter in self._config.drafters:
             self._llm.change_drafter(self._make(drafter))
+            self._llm.finish_draft_head()
             waited(ask(transport, ClientRequest(name, ids, WARMUP_TOKENS, None)))
         self._llm.check_loaded_costs()
 
