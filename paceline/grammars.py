@@ -93,7 +93,7 @@ def regex(tokenizer: Any, pattern: str, eos_token_ids: Iterable[int] | None = No
 
 
 def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """Return a grammar written in llguidance's dialect of Lark.
+    """Return a grammar from its text in llguidance's dialect of Lark.
 
     The other arguments and the errors are those of `json_schema`.
     """
@@ -104,9 +104,9 @@ def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = Non
 class Grammar:
     """Allows only tokens that keep the answer within a grammar.
 
-    One object constrains one answer. The first call sets the prompt. `LLM` makes a fresh copy for
-    each request. transformers' `generate` does not, so pass it a new copy, and only one prompt, in
-    each call.
+    One object constrains one answer. The ids of the first call count as the prompt. `LLM` makes a
+    fresh copy for each request. transformers' `generate` does not, so pass it a new copy, and only
+    one prompt, in each call.
     """
 
     def __init__(self, template: LLMatcher, vocab_size: int) -> None:
@@ -136,7 +136,7 @@ class Grammar:
         """Process new tokens, and return the tokens that must follow them.
 
         The grammar determines the text that must follow; the tokenizer determines its tokens. Do
-        not use the same copy both for this method and as a logits processor.
+        not use the same copy of the grammar both for this method and as a logits processor.
 
         Args:
             new_token_ids: Tokens added to the answer since the previous call.

@@ -54,12 +54,12 @@ SUMS = ir.VectorType(ir.FloatType(), _LANES)
 
 @cache
 def available() -> bool:
-    """Return whether this processor has the instructions."""
+    """Return whether this processor has the AVX512_BF16 instructions of this module."""
     return on_x86() and set(instruction_flags()) >= _NEEDED
 
 
 def where_available(emit: Emit, otherwise: Any = None) -> Emit:
-    """Return an emitter that replaces AVX512_BF16 code with a trap if it cannot run.
+    """Return an emitter that replaces code with a trap if AVX512_BF16 is missing.
 
     A kernel that contains the code therefore compiles on any processor. Callers must check
     `available()` before they run the code, because the trap ends the process.
@@ -89,7 +89,7 @@ def multiply_blocks(
 ) -> Any:
     """Return an operation that computes a linear layer's outputs for blocks of rows.
 
-    The operation ends the process if the processor lacks the instructions.
+    The operation ends the process if the processor lacks AVX512_BF16.
 
     Arguments of the operation (addresses, sizes and distances are in bytes):
         num_blocks: Number of blocks, one of `counts`.
@@ -214,7 +214,7 @@ def add_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
 def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
     """Emit instructions that store four totals for each of four rows.
 
-    For each row, four lanes are summed: lanes l and l + 2 first, and then the two results.
+    Each total is the sum of four lanes: first lanes l and l + 2 are added, then the two results.
     """
     first, second, third, fourth = outputs
     totals = fold_lanes(

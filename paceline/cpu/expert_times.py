@@ -22,7 +22,7 @@ _DEFAULT_CHOICES = 2
 
 @dataclass(frozen=True, slots=True)
 class ExpertsKind:
-    """All experts modules of one shape in a model.
+    """All modules of experts that have the same shape in one model.
 
     Attributes:
         module: First module of this shape, which represents the others.
@@ -56,7 +56,7 @@ class ExpertTimes:
 
 
 def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
-    """Group those experts of a model that paceline's products can compute, by shape."""
+    """Group a model's experts by shape, without those that paceline cannot compute."""
     kinds: dict[tuple[Any, ...], list[nn.Module]] = {}
     for module, override in routing_overrides(model, CPU).items():
         if override is ExpertsOverride:

@@ -31,7 +31,7 @@ class RunningOutputs:
         return self._num_tokens if self else 0
 
     def extend(self, output: int, token_ids: Iterable[int]) -> None:
-        """Append tokens to an output, which is created if it is new."""
+        """Append tokens to an output; start a new output if it does not exist yet."""
         text = self._texts.get(output)
         if text is None:
             text = self._texts[output] = array("I")

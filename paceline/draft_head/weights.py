@@ -85,7 +85,7 @@ class Weights:
         )
 
     def limited_to(self, num_token_ids: int) -> Weights:
-        """Return the weights without the token ids from `num_token_ids` on.
+        """Return the weights without token ids that are `num_token_ids` or higher.
 
         A model whose vocabulary has less padding does not have these ids.
         """

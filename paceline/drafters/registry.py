@@ -78,7 +78,7 @@ class DrafterEntry:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Return whether the drafter requires a draft model; may load the class."""
+        """Return whether the drafter requires a draft model; may import its class."""
         return (
             bool(self.load().needs_draft_model)
             if self.needs is None

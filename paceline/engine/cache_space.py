@@ -77,7 +77,8 @@ class CacheSpace(ABC):
         Args:
             max_length: Maximum number of tokens per request.
         Raises:
-            CapacityError: The device has less free memory than the limit allows the cache to take.
+            CapacityError: The device has too little free memory for the largest cache that the
+                limit allows.
         """
         slots = self._max_slots or MAX_SLOTS
         positions = min(max_length, self.max_positions(1)) + NODE_POSITIONS
@@ -103,7 +104,8 @@ class CacheSpace(ABC):
     def _growth(self, size: int, needed: int) -> int:
         """Return the capacity to allocate for `size` positions; at least `needed`.
 
-        `size` is rounded up to a multiple of the growth step, but not beyond the prepared memory.
+        `size` is rounded up to a multiple of the growth step, but not beyond the number of
+        positions for which `preallocate` has prepared memory.
         """
         step = self._model.growth_step
         return max(needed, min(-(-size // step) * step, self._num_prepared))

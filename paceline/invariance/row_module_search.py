@@ -1,4 +1,4 @@
-"""Find the modules of a model that map rows to rows.
+"""Find a model's modules that compute each output row from one input row.
 
 One short forward pass shows how the model calls them.
 """
@@ -201,7 +201,7 @@ def _row_router(
     output: Any,
     constants: Set[int],
 ) -> RowModule | None:
-    """Return a `RowRouter`, or None unless every result has one row per token."""
+    """Return a `RowRouter` if every result has one row per token, otherwise None."""
     results = [output] if isinstance(output, Tensor) else output
     rows, *others = inputs
     if (

@@ -5,8 +5,8 @@ at its own and earlier positions. Each leaf of a draft tree is therefore assigne
 each node belongs to the sequences of all leaves below it.
 
 With flash attention on a CPU, llama.cpp sums the values of a query's cells in cell order, and
-skips all other cells. The logits of a text are therefore bit-identical if its cells are in text
-order.
+skips all other cells. If the cells of a text are in text order, other cells therefore change no bit
+of its logits.
 
 llama.cpp writes new tokens to the first free cell, so a cell must not become free while a later
 one is in use. Rejected tokens and finished requests move to the sequence `DISCARDED`. Once the
@@ -37,7 +37,7 @@ class Branch:
     Attributes:
         sequence: Sequence of the request.
         leaves: Sequences of the tree's leaves; the first one is `sequence`.
-        start: Position of the first nodes.
+        start: Position of the root's children.
     """
 
     sequence: int

@@ -127,7 +127,8 @@ def load_library() -> Library:
 
     Raises:
         ConfigError: No package with a llama.cpp library is installed.
-        UnsupportedModelError: As in `Library`.
+        UnsupportedModelError: The library lacks a function, or its structures have an unknown
+            layout.
     """
     for package, path in _library_files():
         return Library(path, _version_of(package))

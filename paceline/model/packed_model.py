@@ -154,7 +154,7 @@ def _is_packable(module: nn.Module, name: str, entry: TensorEntry, weight: Weigh
 
 
 def _packed(blocks: Tensor, block_format: BlockFormat, inner: int, order: Tensor | None) -> Tensor:
-    """Return a packed weight, or values that torch reads directly from the file."""
+    """Return a packed weight, or a plain tensor if the file holds bfloat16 values."""
     if block_format is not BF16:
         return PackedWeight(blocks, block_format, inner, order)
     numbers = blocks.view(torch.bfloat16)

@@ -13,7 +13,7 @@ from paceline.errors import UnsupportedModelError
 
 
 def layer_values(config: PretrainedConfig, name: str) -> list[Any]:
-    """Return one value per decoder layer, or None for layers without the attribute."""
+    """List one value per decoder layer; None for each layer without the attribute."""
     if getattr(config, "is_heterogeneous", False):
         return [getattr(layer_config, name, None) for layer_config in config.per_layer_config]
     return [getattr(config, name, None)] * config.num_hidden_layers

@@ -63,7 +63,7 @@ class MtpHead(StepHead):
         self.begin(1, target.device)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return the recorded inputs of the target's LM head, in the head's dtype."""
+        """Return the recorded inputs of the target's LM head, in the MTP head's dtype."""
         return states[:, 0].to(self.dtype)
 
     def run(self, batch: HeadBatch) -> Tensor:

@@ -83,7 +83,7 @@ class Detokenizer:
         return rest.text
 
     def spell(self, token: int) -> TokenText:
-        """Add a token, and return its text, as in `push`, and its bytes.
+        """Add a token, and return its bytes and the text that is now final (see `push`).
 
         Joined together, the bytes of all tokens are the text in UTF-8.
         """
@@ -144,7 +144,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the remaining text, as if the answer ended here; `data` is empty."""
+        """Return the remaining text, as if the answer ended here, without its bytes."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown

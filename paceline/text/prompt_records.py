@@ -34,7 +34,7 @@ class PromptRecord(NamedTuple):
 def read_prompt_file(
     path: Path, position_of: Callable[[int], str]
 ) -> list[tuple[int, PromptRecord]]:
-    """Return the number of each line with a prompt, and the prompt.
+    """Return the prompts in a file, each with its line number.
 
     Args:
         path: A .jsonl file has one JSON object per line, with one of the fields prompt, text, turns

@@ -2,8 +2,8 @@
 
 This kernel is for processors without matrix instructions (AMX). All sums are in float32. Lane l of
 four sums the products of the elements 2 l + 1 and 2 l, then 2 l + 9 and 2 l + 8, ...
-(`avx512_dot`). Then lanes l and l + 2 are added, and finally 0 and 1. This order does not depend
-on how many rows and outputs are computed together.
+(`avx512_dot`). Then lanes l and l + 2 are added, and finally lanes 0 and 1. This order does not
+depend on how many rows and outputs are computed together.
 """
 
 from __future__ import annotations

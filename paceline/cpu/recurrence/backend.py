@@ -220,28 +220,32 @@ CPU_RECURRENCES = CpuRecurrences()
 
 
 def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
-    """Return the first four arguments of a kernel that adds a path to stored states."""
+    """Return the first four arguments of a kernel that advances stored states."""
     return states.slots.data_ptr(), *path.addresses, len(states.slots)
 
 
 def _state_fields(states: FoldedStates) -> tuple[int, int]:
     """Return the addresses of the stored states and of the states before a path.
 
-    The path consists of the tokens to add to the stored states. The second address is 0 if the
-    path begins at the stored states.
+    The path consists of the tokens by which the stored states advance. The second address is 0 if
+    the path begins at the stored states.
     """
     return states.held.data_ptr(), 0 if states.start is None else states.start.data_ptr()
 
 
 def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int, int]:
-    """Return the numbers of heads, groups, rows, lanes, and vectors per block."""
+    """Return the sizes of a gated recurrence.
+
+    These are the numbers of heads, groups of heads that share a key, rows and columns (lanes) of a
+    state, and SIMD vectors per block.
+    """
     _, heads, rows, lanes = held.shape
     vectors = gated.MAX_VECTORS if lanes % (gated.MAX_VECTORS * LANES) == 0 else 1
     return heads, tokens.key.shape[1], rows, lanes, vectors
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:
-    """Return contiguous float32 rows, padded with zeros."""
+    """Return contiguous float32 rows, padded with zeros to `width`."""
     return pad(rows.float(), (0, width - rows.shape[-1])).contiguous()
 
 

@@ -1,9 +1,10 @@
 """Run recurrences with one state matrix per head along trees and paths.
 
-The lanes of a state are independent. A task therefore covers a few lanes of one head and request,
-so that its states fit into the L1 cache. Each thread takes tasks until none is left. `state_rows`
-describes the order of all sums. A token's result depends only on its text, bit for bit. Other
-tokens and the split of the text into forward passes have no effect.
+The columns of a state matrix (lanes) are independent. A task therefore covers a few lanes of one
+head and request, so that its states fit into the L1 cache. Each thread takes tasks until none is
+left. `state_rows` describes the order of all sums. A token's result depends only on the token and
+the text before it, bit for bit. Other tokens and the split of the text into forward passes have no
+effect.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def _take_step(
 
 @inlined
 def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
-    """Load eight lanes of a value; for any dtype, `offset` is 4 bytes per number."""
+    """Load eight lanes of a value; `offset` assumes four bytes per number."""
     source = call.value + column * call.value_token + head * call.value_head
     if call.kind != FLOAT32:
         return load_lanes(call.kind, source + offset // FLOAT_BYTES * HALF_BYTES)
@@ -207,7 +208,7 @@ def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
 
 @inlined
 def _store_output(call: GatedCall, offset: int, output: Any) -> None:
-    """Store eight lanes of the output; for any dtype, `offset` is 4 bytes per number."""
+    """Store eight lanes of the output; `offset` assumes four bytes per number."""
     if call.out_kind == BFLOAT16:
         simd_f32x8.store_bfloat16(call.out + offset // FLOAT_BYTES * HALF_BYTES, output)
     else:

@@ -17,7 +17,7 @@ from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
 
 class TreeCall:
-    """Common fields of call records for trees: `TokenTree.addresses`, and sizes."""
+    """Fields that all calls for trees share: `TokenTree.addresses`, and sizes."""
 
     slots: int
     pending: int
@@ -31,7 +31,7 @@ class TreeCall:
 
 
 class PathCall:
-    """Common fields of records for calls that advance stored states along paths."""
+    """Fields that all calls share if they advance stored states along paths."""
 
     slots: int  # Int64 [requests].
     columns: int  # Columns of the path, see `FoldPath`.
@@ -67,7 +67,7 @@ def counter_of(record: Any) -> int:
 
 @compiled
 def read_record(address: int, record: Any) -> Any:
-    """Return the record at an address."""
+    """Return the call at an address, as a record of the given dtype."""
     return numba.carray(as_pointer(address), 1, record)[0]
 
 

@@ -1,4 +1,4 @@
-"""Build the Ouroboros tree: drafted chain, phrases and alternatives."""
+"""Build the Ouroboros tree from the drafted chain, phrases and alternatives."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ProposalBuilder:
             )
 
     def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
-        """Add the draft model's alternatives, each with the newest phrase after it.
+        """Add the draft model's alternative tokens, each followed by a pool phrase.
 
         No alternative is deeper than the chain. A target that supports only chains therefore gets
         the drafted chain.
@@ -140,7 +140,7 @@ class ProposalBuilder:
                 self._note(Evidence(NodeSource.PHRASE))
 
     def add_phrases(self, most: int) -> None:
-        """Add up to `most` phrases after the newest token, none longer than the chain."""
+        """Add up to `most` phrases after the text, none longer than the drafted chain."""
         for phrase in self._phrases(self._text, most):
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
             self._note(Evidence(NodeSource.PHRASE))

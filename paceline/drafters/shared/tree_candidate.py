@@ -1,4 +1,4 @@
-"""Define the arrays and records for growing the merged tree."""
+"""Define the arrays and records for merging several draft trees into one."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ _WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.j
 
 
 def is_published(folder: Path, card: str) -> bool:
-    """Return whether `folder` holds a head in the authors' format.
+    """Return whether `folder` holds a head in the SpecDec++ authors' format.
 
-    Such a folder contains no file with the name `card`.
+    Such a folder contains no file whose name is the value of `card`.
     """
     return not (folder / card).exists() and (folder / _CONFIG).exists()
 
@@ -73,7 +73,7 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
 
 
 def _untied(stored: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
-    """Return separate tensors for each block, with the names in `AcceptanceHead`."""
+    """Return separate tensors for each block, named as in `AcceptanceHead`."""
     blocks = sorted(
         {
             int(match[1])

@@ -1,7 +1,8 @@
 """Count a node's match pointers (`pointers`), grouped by next token and by source.
 
-Matches are counted by source and length band: 1, 2, 3, 4-5, 6-8, 9-15, or 16 and more tokens. Weak
-matches (`weak_matches`) are counted separately. In this example, a node has three pointers:
+A match pointer is the position after an earlier match of the newest tokens. Matches are counted by
+source and length band: 1, 2, 3, 4-5, 6-8, 9-15, or 16 and more tokens. Weak matches
+(`weak_matches`) are counted separately. In this example, a node has three pointers:
 
     position   shard     match   token   source
     ========   =======   =====   =====   ====================================
@@ -56,7 +57,10 @@ BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BA
 
 
 class PointerCounts:
-    """Counts of a node's match pointers (`pointers.Pointer`) to one token.
+    """Counts of a node's match pointers to one token.
+
+    A match pointer (`pointers.Pointer`) is the position after an earlier match of the newest
+    tokens.
 
     Attributes:
         token: Token id.
@@ -87,7 +91,10 @@ class PointerCounts:
 
 
 class NodeCounts:
-    """Counts of all match pointers (`pointers.Pointer`) of a node.
+    """Counts of all match pointers of a node.
+
+    A match pointer (`pointers.Pointer`) is the position after an earlier match of the newest
+    tokens.
 
     Attributes:
         by_band: Number of matching pointers, by source (prompt, output or datastore) and by band of
@@ -138,7 +145,7 @@ def count_tokens(
     copy_position: int,
     counts: SuccessorCounts,
 ) -> int:
-    """Count a node's pointers, grouped by the next token.
+    """Count a node's match pointers, grouped by the next token.
 
     Args:
         table: Shards of the datastore.
@@ -181,7 +188,7 @@ def _count(
     counts: SuccessorCounts,
     which: int,
 ) -> None:
-    """Add one pointer to the counts of its token and of its node."""
+    """Add one match pointer to the counts of its token and of its node."""
     token, node, match = counts.tokens[which], counts.node[0], pointer.match
     token.pointers += 1
     if match < 0:
@@ -265,7 +272,7 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
     """Return the index of the token with the longest match in the request, or -1.
 
-    If several tokens have matches of this length, the most recent token wins.
+    If several tokens have matches of this length, the token with the latest position wins.
     """
     best, longest = -1, 0
     for which in range(num_tokens):

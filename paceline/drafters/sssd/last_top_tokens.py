@@ -45,9 +45,9 @@ class LastTopTokens:
                     self._tokens[outcome.request.id] = outcome.target_top.token_ids[row].tolist()
 
     def rows(self, requests: Sequence[Request]) -> IntArray:
-        """Return the stored top tokens of each request, except its newest token.
+        """Return each request's stored top tokens, leaving out its newest token.
 
-        The result has the shape [batch, count]. It is padded with -1.
+        The result has the shape [batch, count] and is padded with -1.
         """
         rows = []
         for request in requests:

@@ -36,7 +36,8 @@ class RequestState:
 
     Attributes:
         ids: Address of the tokens [room].
-        previous: Address of the links [len(NGRAM_SIZES), room].
+        previous: Address of the links from each position to the previous one in the same hash
+            bucket [len(NGRAM_SIZES), room].
         heads: Address of the newest position in each hash bucket [len(NGRAM_SIZES), buckets].
         room: Capacity, in tokens.
         length: Number of tokens.
@@ -146,7 +147,7 @@ def last_position(text: RequestText, token: int) -> int:
 
 @kernel
 def link(text: RequestText, begin: int, end: int) -> None:
-    """Add the n-grams that end at [begin, end) to the chains of their hash buckets."""
+    """Add the n-grams that end at positions in [begin, end) to their hash buckets."""
     buckets = text.heads.shape[1]
     for position in range(begin, end):
         for size_index in range(len(NGRAM_SIZES)):

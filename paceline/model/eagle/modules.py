@@ -116,7 +116,7 @@ class TargetStateHead(StateReader):
         return spread(logits, self.token_ids, self.vocab_size)
 
     def guess(self, states: Tensor) -> Tensor:
-        """Return the most likely token, [...], for each output [..., states] of `out`."""
+        """Return the most likely tokens, [...], for outputs of `self.out`, [..., states]."""
         return self.token_ids[self._reduced_logits(states).argmax(-1)]
 
     def _reduced_logits(self, states: Tensor) -> Tensor:

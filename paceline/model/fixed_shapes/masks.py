@@ -36,6 +36,8 @@ class MaskBuilder:
     def masks(self, inputs: BucketTensors, reaches: dict[str, Reach]) -> dict[str, Tensor]:
         """Return one mask per kind of layer, [rows, 1, groups * columns, positions].
 
+        A group consists of the query heads that share a key head. `groups` is the size of a group.
+
         Args:
             inputs: Inputs of the forward pass.
             reaches: How far back each kind of layer attends.

@@ -134,8 +134,9 @@ _NO_LIMITS = (0.0, math.inf)
 def clamps_prompts(module: nn.Module) -> bool:
     """Return whether a recurrent mixer limits its time steps in prompts only.
 
-    transformers limits time steps only in forward passes with several tokens. `generate` decodes
-    one token at a time, so the limits apply only to prompts.
+    A time step is a factor that the mixer computes from each token (`dt` in Mamba). transformers
+    limits time steps only in forward passes with several tokens. `generate` decodes one token at a
+    time, so the limits apply only to prompts.
     """
     limits = vars(module).get("time_step_limit")
     return limits is not None and tuple(limits) != _NO_LIMITS

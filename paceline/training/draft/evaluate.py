@@ -98,7 +98,7 @@ def agreements(
     """Return 1 for each answer token that equals the draft model's argmax, else 0.
 
     Args:
-        model: Independent draft model.
+        model: Draft model that reads no hidden states of the target.
         chunks: Answers with their prompts.
         token_ids: Token ids of the reduced draft vocabulary, in ascending order. None means the LM
             head's vocabulary.

@@ -155,7 +155,7 @@ class DraftFolder:
     def save_validation(
         self, save: Callable[[Path], None], progress: DraftProgress, chains: Chains, kept: int
     ) -> None:
-        """Write the record and, if the last validation is the best so far, the model.
+        """Write the training record, and the model if it is the best one so far.
 
         Args:
             save: Function that writes the model to an existing folder.
