@@ -78,7 +78,10 @@ class DrafterEntry:
 
     @property
     def needs_draft_model(self) -> bool:
-        """Return whether the drafter requires a draft model; may import its class."""
+        """Return whether the drafter requires a draft model.
+
+        The drafter's class is imported if no requirements are registered.
+        """
         return (
             bool(self.load().needs_draft_model)
             if self.needs is None

@@ -199,7 +199,10 @@ def _take_step(
 
 @inlined
 def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
-    """Load eight lanes of a value; `offset` assumes four bytes per number."""
+    """Load eight lanes of a value.
+
+    `offset` counts four bytes per number, even if the dtype is smaller.
+    """
     source = call.value + column * call.value_token + head * call.value_head
     if call.kind != FLOAT32:
         return load_lanes(call.kind, source + offset // FLOAT_BYTES * HALF_BYTES)
@@ -208,7 +211,10 @@ def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
 
 @inlined
 def _store_output(call: GatedCall, offset: int, output: Any) -> None:
-    """Store eight lanes of the output; `offset` assumes four bytes per number."""
+    """Store eight lanes of the output.
+
+    `offset` counts four bytes per number, even if the dtype is smaller.
+    """
     if call.out_kind == BFLOAT16:
         simd_f32x8.store_bfloat16(call.out + offset // FLOAT_BYTES * HALF_BYTES, output)
     else:

@@ -67,7 +67,7 @@ def counter_of(record: Any) -> int:
 
 @compiled
 def read_record(address: int, record: Any) -> Any:
-    """Return the call at an address, as a record of the given dtype."""
+    """Return the call at an address, as a record of the dtype `record`."""
     return numba.carray(as_pointer(address), 1, record)[0]
 
 

@@ -28,7 +28,8 @@ class RecurrentBatch:
         pending: Number of pending tokens of each request, [requests]; at least 1.
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         nodes: Number of tree nodes of each request, [requests].
-        columns: Column of each token in the joined rows of the forward pass, [requests, width].
+        columns: Column of each token after the rows of the forward pass have been joined end to
+            end, [requests, width].
         parents: Index of each token's predecessor, counted within the row, [requests, width]; -1
             means that the token follows the stored state. Predecessors come before their
             successors.
