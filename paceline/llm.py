@@ -249,7 +249,7 @@ class LLM(ChatFacade):
 def _prepare(
     drafter: str | Drafter, draft_model: object, lookahead_parallel: object, device: str
 ) -> tuple[Ranks | None, str | Drafter, str]:
-    """Check the drafter and the ranks first, because loading the model is slow.
+    """Check the drafter and the ranks before the model is loaded, which takes long.
 
     Returns:
         The ranks, the drafter (or its spec if it needs the draft model), and the device.

@@ -77,7 +77,10 @@ def visible_in_trees(rows: PackedRows, reach: Reach = UNLIMITED) -> VisibleRange
 def _runs(
     packed: tuple[IntArray, ...], window: int, chunk: int
 ) -> tuple[NDArray[np.void], IntArray]:
-    """Return all runs of visible keys, and the index of each query's first run."""
+    """Return all runs of visible keys, and the index of each query's first run.
+
+    A run is a range of consecutive visible keys.
+    """
     starts, cached, pending, parents, depths, ranks, nodes = packed
     rows = len(cached)
     begin = np.empty(starts[rows] + 1, dtype=np.int64)
@@ -124,7 +127,10 @@ def _first_seen(position: int, window: int, chunk: int) -> int:
 
 @kernel
 def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -> int:
-    """Append a run of keys to a query's runs; return the new number of runs."""
+    """Append keys `start` to `stop` - 1 as a run; return the new number of runs.
+
+    A run is a range of consecutive visible keys.
+    """
     runs[count].start = start
     runs[count].stop = stop
     runs[count].rank = (
@@ -135,7 +141,7 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
 
 @kernel
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
-    """Merge single keys, in descending order, into runs; return the number of runs.
+    """Merge single keys into runs of consecutive keys; return the number of runs.
 
     Args:
         runs: Runs of all queries; those from `first` to `count` are single keys in descending

@@ -72,8 +72,8 @@ class AttentionMetadata:
         ranges_by_mask: Visible ranges, by the address of a placeholder mask (`stand_in_mask`). If
             empty, the ranges are computed from real masks.
         derived: Values computed from `VisibleRanges` objects, by the id of the object.
-        key_rows: For each row, the row of the key tensor that holds its first key, [rows]. By
-            default, row i of the batch uses row i of the key tensor.
+        key_rows: For each row of the batch, the row of the key tensor that holds the first key of
+            that batch row, [rows]. By default, row i of the batch uses row i of the key tensor.
         addresses: Memory addresses of `cached`, `tail` and `key_rows`.
     """
 
@@ -157,9 +157,9 @@ class AttentionMetadata:
 
 
 def _even(rows: int, columns: int) -> tuple[IntArray, int]:
-    """Return the fields `starts` and `columns` of `VisibleRanges` for equal rows.
+    """Return `starts` and `columns` of `VisibleRanges` if all rows have equal length.
 
-    Each row has `columns` columns.
+    Each row has `columns` queries.
     """
     return np.arange(rows + 1) * columns, columns
 
@@ -182,9 +182,10 @@ def mask_address(mask: Tensor) -> int:
 
 @compiled
 def _runs(mask: BoolArray, cached: IntArray, tail: IntArray) -> tuple[NDArray[np.void], IntArray]:
-    """Return the runs of keys that each query sees, and the index of its first run.
+    """Return all runs of visible keys, and the index of each query's first run.
 
-    The mask has the shape [rows, columns, positions].
+    A run is a range of consecutive keys that a query sees. The mask has the shape [rows, columns,
+    positions].
     """
     rows, columns, _ = mask.shape
     begin = np.zeros(rows * columns + 1, dtype=np.int64)

@@ -149,7 +149,9 @@ def _rows(states: Tensor, metadata: AttentionMetadata) -> Tensor:
 def _dense(
     visible: VisibleRanges, metadata: AttentionMetadata, positions: int
 ) -> tuple[Tensor, Tensor]:
-    """Return each query's row, and the positions it sees, bool [queries, positions]."""
+    """Return the row and the visible positions of each query.
+
+    The visible positions are a mask, bool [queries, positions]."""
     rows = np.repeat(np.arange(len(metadata.cached)), np.diff(visible.starts))
     sees = np.zeros((len(rows), positions), dtype=np.bool_)
     for query, row in enumerate(rows):

@@ -197,7 +197,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(target: CachedLM) -> str:
-    """Return which library computes matrix products, and times of both libraries."""
+    """Return which of torch and paceline computes matrix products, and both times."""
     import torch
 
     from paceline.backend.settings import TIMED_ROWS

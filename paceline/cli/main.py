@@ -99,9 +99,9 @@ app = _build_app(listed=False)
 
 
 class _Word(str):
-    """A command-line word, which counts as an option only if it looks like one.
+    """A command-line word that is an option only if a letter follows its hyphens.
 
-    Words such as "-", "-5 degrees" or "-> x" are values.
+    Words such as "-", "-5 degrees" or "-> x" are therefore values.
     """
 
     __slots__ = ()

@@ -89,7 +89,7 @@ class DraftTree:
     def children(self) -> list[list[int]]:
         """Return the children of the root (index 0) and of each node i (index i + 1).
 
-        Probes are excluded.
+        Probes, which are never accepted, are excluded.
         """
         result: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
         for node, parent in enumerate(self.parents[: self.num_candidates]):
@@ -99,7 +99,7 @@ class DraftTree:
     def child(self, node: int, token: int) -> int | None:
         """Return the child of a node (-1 is the root) that has the given token, or None.
 
-        Probes are excluded.
+        Probes, which are never accepted, are excluded.
         """
         child = node
         try:

@@ -48,11 +48,12 @@ class PackedText(NamedTuple):
 
 
 class SortBuffers(NamedTuple):
-    """The scratch arrays of one thread.
+    """The scratch arrays of one thread that sorts suffixes.
 
     Attributes:
-        keys: Sort keys of a bucket, [largest bucket].
-        ends: End of the run at each level, [_MAX_LEVELS].
+        keys: Sort keys of the suffixes in a bucket, [largest bucket].
+        ends: For each level of the sort, the end of the range that is being sorted,
+            [_MAX_LEVELS]. At each deeper level, the suffixes in the range share more tokens.
         pending: Bounds of the parts that quicksort has yet to sort, [MAX_PENDING].
     """
 
@@ -107,7 +108,10 @@ def suffix_array(
 
 
 def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
-    """Divide the buckets of suffixes into up to `num_parts` ranges of similar size."""
+    """Divide the buckets into up to `num_parts` ranges of similar size.
+
+    A bucket contains the suffixes whose first token is in the same small range of ids.
+    """
     edges = np.linspace(0, starts[-1], num_parts + 1)[1:-1]
     cuts = np.unique(np.concatenate(([0], np.searchsorted(starts, edges), [starts.size - 1])))
     return [(int(first), int(last)) for first, last in pairwise(cuts)]
@@ -117,7 +121,10 @@ def _parts(starts: NDArray[np.int64], num_parts: int) -> list[tuple[int, int]]:
 def _count_buckets(
     text: NDArray[np.uint32], separator: int, shift: int, starts: NDArray[np.int64]
 ) -> None:
-    """Write each bucket's first index in the suffix array to `starts` [buckets + 1]."""
+    """Write each bucket's first index in the suffix array to `starts` [buckets + 1].
+
+    A bucket contains the suffixes whose first token is in the same small range of ids.
+    """
     for token in text:
         if token != separator:
             starts[(np.int64(token) >> shift) + 1] += 1
@@ -133,10 +140,11 @@ def _fill_buckets(
     ends: NDArray[np.int64],
     array: NDArray[np.int32],
 ) -> None:
-    """Put the position of every token into the bucket of that token.
+    """Write the position of every token to its bucket, a range of the suffix array.
 
-    At the start, `ends` [buckets] holds each bucket's first index in the suffix array. Afterwards,
-    it holds the index after each bucket's last one.
+    A bucket contains the suffixes whose first token is in the same small range of ids. At the
+    start, `ends` [buckets] holds the first index of each bucket in the suffix array. Afterwards,
+    it holds the index after the last one.
     """
     for position in range(text.size):
         if text[position] != separator:
@@ -170,7 +178,8 @@ def _sort_bucket(
 ) -> None:
     """Sort a bucket's suffixes by their tokens from `depth` onwards.
 
-    Each run of equal keys is sorted by its next tokens, one level deeper.
+    A sort key holds a few tokens of a suffix. Suffixes with equal keys are then sorted by the
+    tokens after those in the key, one level deeper.
     """
     keys, ends = buffers.keys[: run.size], buffers.ends
     step = min(64 // packed.bits, SORTED_TOKENS)  # tokens per key

@@ -21,7 +21,7 @@ class RetryPause:
         return self._left
 
     def waits(self) -> bool:
-        """Return whether the pause includes the next step, and count this step down."""
+        """Return True if the pause includes the next step; shorten it by that step."""
         if self._left > 0:
             self._left -= 1
             return True

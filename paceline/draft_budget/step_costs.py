@@ -59,7 +59,10 @@ class StepCosts:
             self._fit = self._fitted(np.array(self._steps))
 
     def seconds(self, num_requests: int, max_tokens: int) -> Floats:
-        """Return durations for 0, 1, ... draft tokens, relative to the median step."""
+        """Return the durations of a step with 0, 1, ... draft tokens.
+
+        The unit is the median duration of recent steps.
+        """
         plain, drafting, per_token = self._parts(num_requests)
         result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
         result[1:] = (result[1:] + drafting) * self._settings.margin

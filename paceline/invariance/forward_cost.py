@@ -92,9 +92,10 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 
 
 def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
-    """Return the cost of products with a fixed row count, relative to ordinary ones.
+    """Return the cost of matrix products that always have the same number of rows.
 
-    The products are those of a whole answer: a prompt and the decoding steps after it.
+    The cost is relative to ordinary products. It covers all products for an answer: those for the
+    prompt and those for the decoding steps after it.
 
     Args:
         modules: Modules of a `ModelView` whose products have a fixed number of rows.

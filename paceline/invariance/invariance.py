@@ -1,8 +1,9 @@
 """Decide at load time whether to decode a model batch-invariantly.
 
 In batch-invariant mode, the rest of the batch does not change a single bit of a token's logits.
-`probing` finds the row counts for which the rounding of every row is identical on this machine.
-Forward passes then stay within these counts: paceline pads short passes and splits long ones.
+`probing` finds a range of row counts: with every count in the range, this machine computes a given
+row with identical bits. Forward passes then stay within this range: paceline pads short passes and
+splits long ones.
 """
 
 from __future__ import annotations
@@ -76,12 +77,12 @@ class Invariance:
 
     @property
     def min_rows(self) -> int:
-        """Minimum number of rows in a forward pass; smaller ones are padded."""
+        """Minimum number of rows in a forward pass; shorter passes are padded."""
         return self.report.least if self.on and self.report else 1
 
     @property
     def max_rows(self) -> int | None:
-        """Maximum number of rows in a forward pass before padding; None means no limit."""
+        """Maximum number of rows in a pass, not counting padding; None means no limit."""
         return self.report.most - self.report.least + 1 if self.on and self.report else None
 
 

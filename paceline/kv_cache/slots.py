@@ -52,12 +52,12 @@ class Slots:
         return self._cache.capacity
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Lengthen a request's slot to at least `positions`, if slots differ in length."""
+        """Lengthen a request's slot to at least `positions`, if its length can change."""
         if isinstance(self._cache, RegionCache):
             self._cache.lengthen(request.slot, positions)
 
     def shorten(self, request: Request) -> None:
-        """Free the positions that follow a request's tokens, if slots differ in length."""
+        """Free the positions after a request's tokens, if its slot's length can change."""
         if isinstance(self._cache, RegionCache):
             self._cache.shorten(request.slot, request.cached)
 

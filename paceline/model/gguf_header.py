@@ -128,9 +128,10 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
-    """Write what the headers contain to `folder`; return the cache entry's metadata.
+    """Write the contents of the headers to `folder`; return the entry's metadata.
 
-    The files are the configuration, the tokenizer and the tensor table, as `described` reads them.
+    The contents are the configuration, the tokenizer and the tensor table. `folder` becomes an
+    entry of the cache.
     """
     path = files[0]
     gguf.require_packages(path)

@@ -52,7 +52,7 @@ class PaddedBatch(NamedTuple):
 
     @property
     def scored(self) -> int:
-        """Number of columns before the newest token for which logits are also computed."""
+        """Number of columns with logits before the column of the newest token."""
         return self.num_logit_columns - self.width - 1
 
     @property

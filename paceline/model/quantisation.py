@@ -24,7 +24,7 @@ _QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 
 
 def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """Yield name and module for modules with code or weights from other libraries.
+    """Yield (name, module) for modules with code or weights from other libraries.
 
     These modules have foreign weights or hooks, or their classes belong neither to torch nor to
     transformers' architectures.

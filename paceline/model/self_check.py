@@ -145,7 +145,7 @@ def _check(model: CachedLM, shape: str, parents: Sequence[int], accepted: Sequen
 
 
 def _text_length(model: CachedLM) -> int:
-    """Return a text length above all attention windows up to MAX_CHECKED_WINDOW."""
+    """Return a text length that exceeds all windows up to MAX_CHECKED_WINDOW."""
     config = model.model.config.get_text_config(decoder=True)
     sizes = [
         size for name in _WINDOWS for size in layer_values(config, name) if isinstance(size, int)
@@ -159,10 +159,10 @@ def _text_length(model: CachedLM) -> int:
 
 
 def _plain_tree_logits(model: CachedLM, request: Request, tree: DraftTree) -> torch.Tensor:
-    """Return logits [1 + nodes, vocab] after a text and each node of its draft tree.
+    """Return the logits after a text and after each node of its draft tree.
 
-    Each branch takes one plain forward pass. With recurrent states, the model decodes the branch
-    token by token, as in `generate`.
+    The logits have the shape [1 + nodes, vocab]. Each branch takes one plain forward pass. With
+    recurrent states, the model decodes the branch token by token, as in `generate`.
     """
     rows: dict[int, torch.Tensor] = {}
     for leaf in set(range(len(tree))) - set(tree.parents):
@@ -223,10 +223,11 @@ def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch
 def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
     """Compare, bit for bit, the logits of short texts alone and in a batch.
 
-    The batch contains a draft tree. The comparison finds faults that do not show in individual
+    The batch contains two requests. One of them has a draft tree, and its logits are compared with
+    those from decoding it alone. The comparison finds faults that do not show in individual
     modules, for example in the model's attention code or in sums over rows. If rotary frequencies
-    depend on the text length, each of the two requests is also tested as a short text in a batch
-    with a long one.
+    depend on the text length, the comparison is repeated with frequencies for a long text, first
+    for one of the two requests and then for the other.
 
     Args:
         alone: Model that decodes one request at a time.

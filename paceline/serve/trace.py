@@ -105,7 +105,10 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
 
 
 def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
-    """Return each node's status and, for `other`, the index of the target's token."""
+    """Return each node's status, and the index of the token that the target chose.
+
+    The index is that among the step's new tokens. It is None unless the status is `other`.
+    """
     tree, new_tokens = outcome.tree, outcome.new_token_ids
     accepted = set(outcome.accepted[: len(new_tokens)])
     statuses: list[str] = []
@@ -128,7 +131,7 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """Return the text of each token, in the form it has in the middle of a text.
+    """Return the text of each token, as it reads when it follows other text.
 
     A token that ends in the middle of a character is shown as in the vocabulary.
     """

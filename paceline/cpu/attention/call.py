@@ -25,10 +25,10 @@ BLOCK = SUMS_PER_ROW  # keys that are read together
 
 
 class AttentionCall:
-    """The tensors of one call: addresses, strides in bytes, and sizes.
+    """The tensors of one attention call: addresses, strides in bytes, and sizes.
 
-    The last dimension is contiguous. `VisibleRanges` and `AttentionMetadata` describe the arrays
-    that determine which keys a query sees.
+    The last dimension of each tensor is contiguous. `VisibleRanges` and `AttentionMetadata`
+    describe the arrays that determine which keys a query sees.
     """
 
     query: int  # Shape [rows, heads, columns, dim], or [1, heads, columns of all rows, dim].
@@ -111,7 +111,7 @@ class Tile(NamedTuple):
         totals: Total weight of each query, [tile].
         cursors: For each query, index of the run of visible keys from which the search for the
             current block of keys continues.
-        block: Copies of a block's keys or values, if needed.
+        block: Copies of the keys or values that are read together (`BLOCK`), if needed.
         products: Scores of a block, in the layout of the kernel in `dotted`.
         weight_addresses: Addresses of the weights of up to four queries.
     """
@@ -159,10 +159,15 @@ def visible_keys(call: AttentionCall) -> VisibleKeys:
 
 @inlined
 def take_tile(address: int, call: AttentionCall, starts: IntArray) -> tuple[int, int, int, int]:
-    """Claim the next tile of the `AttentionCall` at an address.
+    """Claim the next tile: a group of queries that one thread processes.
 
+    Args:
+        address: Address of `call`.
+        call: Arguments of the attention call.
+        starts: Index of the first query of each row, [rows + 1].
     Returns:
-        Row, key head, first query and number of queries. If no tile is left, the number is 0.
+        Row, key head, first query and number of queries of the tile. If no tile is left, the
+        number of queries is 0.
     """
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
     while True:

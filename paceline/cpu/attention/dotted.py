@@ -1,9 +1,11 @@
 """Compute attention scores of bfloat16 states with AVX512_BF16 dot products.
 
-The dot products need only a quarter as many instructions as the general kernel. Lane l of four sums
-the products of the dimensions 2 l + 1 and 2 l, then 2 l + 9 and 2 l + 8, ... (`avx512_dot`). Next,
-lanes l and l + 2 are added, then lanes 0 and 1, and the sum is multiplied by `scaling`. This
-order does not depend on how many queries and keys are computed together.
+The dot products need only a quarter as many instructions as the general kernel. The products of a
+query and a key are added in four lanes (partial sums). Lane l, from 0 to 3, starts with the
+products of the dimensions 2 l + 1 and 2 l. It then adds those of 2 l + 9 and 2 l + 8, and so on in
+steps of eight dimensions (`avx512_dot`). Next, lane 2 is added to lane 0, and lane 3 to lane 1. The
+sum of lanes 0 and 1 is multiplied by `scaling`. The order of these additions does not depend on
+how many queries and keys are computed together.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _multiply = avx512_dot.multiply_blocks()
 
 @inlined
 def is_dotted(call: AttentionCall) -> bool:
-    """Return whether this module computes the scores of a call."""
+    """Return whether this module computes the scores of an attention call."""
     return _AVAILABLE and call.kind == BFLOAT16 and call.dim * HALF_BYTES % LINE == 0
 
 
@@ -42,9 +44,9 @@ def pack_queries(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Compute the scores of a block of keys for groups of queries.
+    """Compute the scores of keys `start` to `stop` - 1 for a tile's queries.
 
-    Groups whose keys lie outside the block are skipped.
+    Queries are processed in groups. A group is skipped if none of its queries reaches these keys.
     """
     size = call.dim * HALF_BYTES
     is_ahead = stop + BLOCK <= tile.cached and call.key_stride == size

@@ -95,9 +95,10 @@ def attention_by_position(
 
 
 def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
-    """Return the maximum number of queries in a tile.
+    """Return the maximum number of queries that a thread processes together (a tile).
 
-    With AMX, a tile contains only complete blocks and complete columns of queries.
+    With AMX (`tiled`), a tile contains only whole blocks of queries, and all `groups` query heads
+    of each of its tokens.
     """
     in_cache = max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys))
     queries = min(in_cache, columns * groups)
@@ -106,7 +107,10 @@ def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:
-    """Return queries, keys or values, padded to multiples of eight and contiguous."""
+    """Return queries, keys or values, contiguous in their last dimension.
+
+    If that dimension is not a multiple of eight, it is padded with zeros.
+    """
     if dim % WIDTH:
         return pad(states, (0, -dim % WIDTH))
     return states if states.stride(3) == 1 else states.contiguous()

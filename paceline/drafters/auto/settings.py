@@ -79,8 +79,8 @@ class ModelSourceSettings:
     Attributes:
         max_nodes: Maximum number of nodes if the draft model's own rule sets no limit.
         max_seed_nodes: Maximum number of nodes from other sources, in the whole batch, that the
-            draft model's first forward pass processes with the root. This costs little more than a
-            pass over a single token.
+            draft model's first forward pass processes together with the root. This costs little
+            more than a pass over a single token.
         stop_threshold: Drafting stops once the newest nodes' summed confidence is below this
             value.
         chain_confidence: Confidence that is assigned to every node of a chain without confidences.
@@ -94,12 +94,12 @@ class ModelSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSourceSettings:
-    """Settings of `GrammarSource`.
+    """Settings of `GrammarSource`, which drafts text that the grammar forces.
 
     Attributes:
-        max_tokens: Maximum number of forced tokens in a step.
-        confidence: Probability that the target tokenises forced text as proposed, assumed until
-            `auto` has counted outcomes.
+        max_tokens: Maximum number of tokens of such text in a step.
+        confidence: Probability that the target splits such text into the proposed tokens, assumed
+            until `auto` has counted outcomes.
     """
 
     max_tokens: int = 32

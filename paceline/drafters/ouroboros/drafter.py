@@ -9,8 +9,8 @@ kept for later requests (section 2.6).
 
 Differences from the paper and the authors' code:
 
-- The draft is not cut to the paper's gamma tokens. The token after a fully accepted suffix is
-  emitted.
+- The draft is not cut to the paper's gamma tokens. If the target accepts a whole phrase after the
+  chain, the answer also gets the token that the target chooses after the phrase.
 - The prompt and the answer are added to the pool. The target's predictions at all nodes are added,
   not only those after a rejection.
 - The tree also contains phrases that follow the newest token. If the draft model was unsure, the
@@ -231,7 +231,7 @@ class Ouroboros(Drafter):
     def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
         """Draft until every draft has reached its intended length.
 
-        Requests whose draft has reached it stay in the batch as idle rows.
+        Requests whose draft is long enough stay in the batch as idle rows.
         """
         requests = [shadow.request for shadow in shadows]
         check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})
@@ -268,7 +268,11 @@ class Ouroboros(Drafter):
         return outcomes
 
     def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
-        """Return the proposal: chain, suffixes, alternatives, and phrases after the root."""
+        """Build a request's proposal: a tree around the drafted chain.
+
+        The tree contains the drafted chain and phrases after it (suffixes). With `max_branches`, it
+        also contains alternatives to the chain's tokens, and phrases after the root.
+        """
         options = self._options
         builder = ProposalBuilder(
             request.token_ids[-2:],

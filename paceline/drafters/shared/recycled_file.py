@@ -83,7 +83,7 @@ class SuccessorTableFile(StateFile):
         _KIND.check_vocabulary(self.path, self._vocab_size, vocab_size)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Reject a file that was made with a different tokenizer, if both are known.
+        """Reject a file whose tokenizer is known to differ from the given one.
 
         Raises:
             ConfigError: The tokenizers differ; the message gives both fingerprints.
@@ -133,7 +133,7 @@ class SuccessorTableFile(StateFile):
 
 
 def entries_of(table: SuccessorTable) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
-    """Return the keys and the used entries of a table, starting with the oldest."""
+    """Return the keys of a table and the distributions under them, oldest first."""
     slots = cast(NDArray[np.void], table.slots)
     entries = cast(NDArray[np.void], table.entries)
     used = np.flatnonzero(slots["key"])
@@ -142,7 +142,7 @@ def entries_of(table: SuccessorTable) -> tuple[NDArray[np.uint64], NDArray[np.vo
 
 
 def _sizes(entries: NDArray[np.void]) -> IntArray:
-    """Return the number of tokens in each entry."""
+    """Return the number of tokens in each entry (a cached distribution)."""
     sizes: IntArray = np.minimum.accumulate(entries["probs"] > 0, axis=1).sum(axis=1)
     return sizes
 

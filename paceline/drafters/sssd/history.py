@@ -14,7 +14,10 @@ _NO_COPY = -(1 << 30)  # as copy_position: below 0 whatever the length of the ou
 
 @kernel
 def note_step(request: RequestState, new_tokens: NDArray[np.int64]) -> None:
-    """Update the mean acceptance, and how often each source guessed the next token."""
+    """Update the mean number of accepted tokens and each source's share of hits.
+
+    A source has a hit if the token that it guessed is the first new token.
+    """
     if not request.started:
         request.accepted = INITIAL_ACCEPTED
         request.request_hits = request.store_hits = INITIAL_HITS

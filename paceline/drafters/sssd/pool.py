@@ -43,7 +43,7 @@ class Sources(NamedTuple):
 
 
 class PointerRange(NamedTuple):
-    """The range [begin, end) of pointers in a pool."""
+    """The range [begin, end) of match pointers in a pool."""
 
     begin: int
     end: int
@@ -60,8 +60,8 @@ class Pool(NamedTuple):
         totals: Number of matches per suffix over all shards, [len(STORE_SIZES)].
         tail: Last LONGEST tokens of the request, followed by the path to a node, [LONGEST +
             depth].
-        votes: Number of votes for the token at each distance before the next token
-            (`weak_matches`), [LONGEST].
+        votes: For each distance, number of votes that the next token repeats the token at this
+            distance before it (`weak_matches`), [LONGEST].
     """
 
     pointers: Records[Pointer]
@@ -74,7 +74,7 @@ class Pool(NamedTuple):
 
 @compiled
 def new_pool(room: int, max_matches: int, depth: int, shards: int) -> Pool:
-    """Return a pool for trees of up to `room` pointers and `depth` levels."""
+    """Return a pool for up to `room` match pointers and paths of `depth` tokens."""
     return Pool(
         np.empty(room, dtype=POINTER),
         np.empty(max_matches, dtype=POINTER),
@@ -87,7 +87,10 @@ def new_pool(room: int, max_matches: int, depth: int, shards: int) -> Pool:
 
 @kernel
 def put(pool: Pool, count: int, position: int, shard: int, match: int, token: int) -> int:
-    """Append a pointer, and return the new count; the pool must not be full."""
+    """Append a match pointer; return the new number of pointers in the pool.
+
+    The pool must not be full.
+    """
     pointer = pool.pointers[count]
     pointer.position, pointer.shard, pointer.match, pointer.token = position, shard, match, token
     return count + 1
@@ -104,5 +107,9 @@ def copy_newest(text: RequestText, pool: Pool) -> int:
 
 @kernel
 def query_of(pool: Pool, context: int, depth: int) -> Query:
-    """Return a node's query: `context` newest tokens and a path of `depth` tokens."""
+    """Return a node's query: the text whose earlier occurrences are searched for.
+
+    It consists of the request's `context` newest tokens and the `depth` tokens on the path to the
+    node.
+    """
     return Query(pool.tail, LONGEST - context, LONGEST + depth)

@@ -1,4 +1,7 @@
-"""Keep the inputs of a fixed-shape forward pass in one buffer, for a single copy."""
+"""Keep all inputs of a forward pass with a fixed shape in one buffer.
+
+One copy then sends all inputs to the device.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Train an EAGLE-3 head in the format of the speculators library (Li et al. 2025).
 
 In training, as in decoding, the head takes its output at the previous token as input for a draft
-token (training-time test, section 3.2). It therefore runs once per chain position. Each text
-position is trained twice: directly after the target's newest token, and at a random position of a
-draft chain. The LM head is copied from the target and not trained, as in speculators.
+token (training-time test, section 3.2). It therefore runs once per chain position. At each text
+position, the head's prediction is trained twice: as the first token of a draft chain, and at a
+random position in a chain. The LM head is copied from the target and not trained, as in
+speculators.
 
 During training, the states are scaled to unit size. The saved weights expect unscaled states.
 """
@@ -129,8 +130,8 @@ class Eagle3Student:
         Args:
             token_ids: Token ids of the texts, [b, t].
             states: States after each token, [b, t, 1 + layers, hidden].
-            rows: Tokens to compute, without the first token of each text. They are sorted by the
-                number of draft tokens that precede them in the chain.
+            rows: Tokens for which outputs are computed. They exclude the first token of each text,
+                and are sorted by the number of draft tokens that precede them in the chain.
         """
         cache, end = DynamicCache(), 0
         outputs: list[Tensor] = []

@@ -2,9 +2,9 @@
 
 The head predicts the next hidden state, as in EAGLE (Li et al. 2024), but without attention. The
 loss is the cross-entropy against the target's distribution. The head is initialised to a linear
-map, fitted by least squares. As in decoding, the second token is predicted from the state that the
-first prediction returned. During training, inputs are scaled to unit size; the returned weights
-expect unscaled inputs.
+map, fitted by least squares. To predict the second token, the head reads the state that it
+predicted for the first one, as in decoding. During training, inputs are scaled to unit size; the
+returned weights expect unscaled inputs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DraftHeadReport:
         )
 
     def as_dict(self, epoch: int) -> dict[str, Any]:
-        """Return the accuracy as entries for the draft head's card."""
+        """Return the accuracy as entries for the description in the draft head's file."""
         return {"epoch": epoch, "places": self.positions, "first": self.first, "among": self.among}
 
 
@@ -121,7 +121,11 @@ class DraftHeadTrainer(Trainer):
         super().run(report)
 
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the next batch's loss: a weighted sum for one and two tokens ahead."""
+        """Return the type of the next batch, and the loss on that batch.
+
+        The loss is the weighted sum of two losses: for predictions one token ahead and for
+        predictions two tokens ahead.
+        """
         positions = next(self._batches)
         predicted = self._next_states(self._states(positions), positions + 1)
         loss = self._cross_entropy(predicted, positions + 1)
@@ -193,7 +197,11 @@ class DraftHeadTrainer(Trainer):
         self._token_scale = _root_mean_square(self._embedding)
 
     def _set_weights(self) -> None:
-        """Initialise `direct` by least squares, `inner` randomly, and `outer` with zeros."""
+        """Initialise the weights of the draft head.
+
+        The function fits `direct` by least squares, draws `inner` randomly, and fills `outer` with
+        zeros.
+        """
         neurons, (embedding, head) = self._config.neurons, embedding_and_head(self._model)
         hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
         inner = torch.randn(neurons, inputs + 1, generator=self._random) / (inputs + 1) ** 0.5
@@ -224,7 +232,10 @@ class DraftHeadTrainer(Trainer):
         return self._training.states[positions].to(self._device).float()
 
     def _cross_entropy(self, predicted: Tensor, positions: Tensor) -> Tensor:
-        """Return the cross-entropy of predicted states against the target's states."""
+        """Return the cross-entropy of the draft head's predictions against the target.
+
+        The LM head computes both distributions from hidden states.
+        """
         with torch.no_grad():
             probs = self._logits(self._states(positions)).softmax(-1)
         return -(probs * self._logits(predicted).log_softmax(-1)).sum(-1).mean()
@@ -235,7 +246,7 @@ class DraftHeadTrainer(Trainer):
 
     @torch.no_grad()
     def _least_squares(self, inputs: int, hidden: int) -> Tensor:
-        """Fit a linear map from the inputs to the next states, [hidden, inputs]."""
+        """Fit a linear map from the head's inputs to the next states, [hidden, inputs]."""
         gram, moments = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
         for positions in torch.split(self._training.positions, settings.EVALUATION_ROWS):
             rows = self._inputs(self._states(positions), positions + 1).cpu()

@@ -1,4 +1,8 @@
-"""Compute weighted sums, first over the keys that all queries of a block see."""
+"""Compute the weighted sums of values that attention returns.
+
+The values of keys that all queries of a block see are added first, for all these queries at once.
+The values of other keys follow, for the queries of one token at a time.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +42,8 @@ _FOUR_ROWS = len(_SUMS) * amx.ROW
 def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int, last: int) -> None:
     """Add the weighted values of steps `first` to `last` - 1 to a block's sums.
 
-    A step is 32 consecutive keys. The buffer `space.values` must begin with the values of step
-    `first`.
+    A step is 32 consecutive keys, and a block is up to 16 queries. The buffer `space.values` must
+    begin with the values of step `first`.
     """
     size, count = call.value_dim * FLOAT_BYTES, last - first
     weights = space.scores + block * SIDE * space.width + first * STEP_BYTES
@@ -98,7 +102,7 @@ def add_column_steps(
     count: int,
     first: int,
 ) -> None:
-    """Add the weighted values that `add_steps` left out, one query token at a time.
+    """Add the weighted values that `add_steps` left out, for one token at a time.
 
     Args:
         call: Arguments of the attention call.
@@ -138,9 +142,10 @@ def _length(tile: QueryTile, run: int) -> int:
 def _gather(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, run: int, rank: int, stop: int
 ) -> int:
-    """Interleave the values of pairs of keys with ranks `rank` to `stop` - 1.
+    """Copy the values of keys `rank` to `stop` - 1, interleaving them in pairs.
 
-    A run is a range of consecutive visible keys.
+    The rank of a key is its index among the keys that the query sees. A run is a range of
+    consecutive visible keys.
 
     Args:
         call: Arguments of the attention call.
@@ -172,7 +177,10 @@ def _gather(
 def write_out(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, block: int, i: int, count: int
 ) -> None:
-    """Divide the sums of a block by the total weights, and write them as bfloat16."""
+    """Write the output of a block of queries as bfloat16.
+
+    The output is the weighted sum of each query, divided by its total weight.
+    """
     size = call.value_dim * FLOAT_BYTES
     for lane in range(count):
         column, member = divmod(tile.first + i + lane, call.groups)
