@@ -113,7 +113,7 @@ class TorchBackend:
         return entropies
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache rows, one block of tensors at a time."""
+        """Return a function that moves cache rows, one tensor in `blocks` at a time."""
 
         def move(slots: IntArray, source: IntArray, target: IntArray) -> None:
             indices: dict[tuple[int, torch.device], Tensor] = {}

@@ -1,4 +1,4 @@
-"""Count the pause between two trials of a drafter, with exponential back-off."""
+"""Count down the pause between two trials of a drafter (exponential back-off)."""
 
 from __future__ import annotations
 

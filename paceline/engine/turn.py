@@ -1,4 +1,4 @@
-"""Lock an engine while its state changes, even when a process forks."""
+"""Lock an engine while its state changes, and detect forks during a change."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _read(path: str) -> _Source:
 
 
 def _imports(text: str) -> tuple[str, ...]:
-    """Return the files of the modules that a module's text imports at top level."""
+    """Return the files of all modules that a source text imports at top level."""
     return tuple(
         dict.fromkeys(
             source

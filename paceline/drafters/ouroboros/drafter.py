@@ -59,7 +59,7 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 
 class Ouroboros(Drafter):
-    """Drafts chains with a draft model, which verifies phrases to draft faster."""
+    """Drafts chains with a draft model, which verifies phrases to save forward passes."""
 
     name = "ouroboros"
     keeps_tokens = True
