@@ -50,7 +50,10 @@ class Paths:
         return len(self.tiles)
 
     def first_query(self, tile: int) -> int:
-        """Return a tile's first query; for the index `num_tiles`, the number of queries."""
+        """Return the index of a tile's first query.
+
+        If `tile` is the number of tiles, return the number of queries.
+        """
         return int(self.tiles[tile, 1]) if tile < len(self.tiles) else self.queries
 
     def scratch(self, size: int) -> Tensor:

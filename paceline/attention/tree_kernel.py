@@ -96,7 +96,7 @@ def store_columns(
     cache_positions: Tensor,
     store_rows: Tensor,
 ) -> None:
-    """Write the keys and values of all columns to their slots.
+    """Write the keys and values of all columns (tokens or padding) to their slots.
 
     Args:
         states: Keys [rows, heads, columns, dim] and values [rows, heads, columns, value dim].

@@ -82,7 +82,7 @@ class LinearOverride(ForwardOverride):
         self._linear = products.backend.linear
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return rows [..., inner], multiplied by the module's weight."""
+        """Multiply rows [..., inner] by the module's weight."""
         parameters = self._attributes["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias")
         # A weight may have been replaced since, also by one of quantised numbers.
@@ -106,7 +106,7 @@ class FixedRowsOverride(ForwardOverride):
     __slots__ = ()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return rows [..., inner], multiplied by the module's weight."""
+        """Multiply rows [..., inner] by the module's weight."""
         multiply = partial(self._forward, self.module)
         return _multiply_chunks(multiply, rows, self.products.fixed_rows)
 

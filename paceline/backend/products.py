@@ -135,7 +135,7 @@ class Products:
         return None if kind is None or not is_free(module) else kind(module, self)
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return rows @ weight.T + bias, computed in the same way as in `modules`.
+        """Return rows @ weight.T + bias, from the backend if possible, else from torch.
 
         Args:
             rows: Input, [..., inner].

@@ -28,7 +28,7 @@ from paceline.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class MethodAnswer:
-    """The tokens of an answer, including an end-of-sequence token, and its statistics."""
+    """The statistics and tokens of an answer, including any end-of-sequence token."""
 
     token_ids: list[int]
     stats: Stats | None = None

@@ -128,7 +128,10 @@ class Target(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Return the number of cache positions per slot, or in total with `has_regions`."""
+        """Return the number of cache positions per slot.
+
+        If `has_regions` is true, return the number in all slots together.
+        """
 
     @property
     def position_bytes(self) -> int:

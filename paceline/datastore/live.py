@@ -1,4 +1,4 @@
-"""Open a store for searching, and append outputs to it during searches.
+"""Open a datastore for searching, and append outputs to it during searches.
 
 An appended output can first be searched in memory, and is written to disk soon afterwards.
 Unfinished outputs stay in memory.
@@ -32,7 +32,7 @@ from paceline.util.threads import follow_forks
 def open_store(
     path: str | Path, *, tokenizer: Any = None, updates: UpdateOptions | None = None
 ) -> Datastore:
-    """Open a store for searches and for appending outputs.
+    """Open a datastore for searches and for appending outputs.
 
     Args:
         path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with
@@ -48,7 +48,7 @@ def open_store(
 
 
 class Datastore:
-    """Searches a store, and appends outputs to it.
+    """Searches a datastore, and appends outputs to it.
 
     Several threads may share this object. A forked child process may also use it, but writes only
     the outputs that it appends itself. Other processes must open the store themselves.
@@ -90,7 +90,7 @@ class Datastore:
         self.close()
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Check that a tokenizer is the one with which the store was built.
+        """Check that the datastore was built with the given tokenizer.
 
         Args:
             tokenizer: Tokenizer of the searched ids, its fingerprint, or None if unknown.
@@ -137,7 +137,7 @@ class Datastore:
                 self._sort_soon()
 
     def follow(self, outputs: Mapping[int, Document]) -> None:
-        """Make unfinished outputs searchable in memory if there are at least two.
+        """Collect unfinished outputs; if there are several, make them searchable.
 
         Args:
             outputs: New tokens of each output since the previous call, keyed by a number that the

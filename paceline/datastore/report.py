@@ -1,4 +1,4 @@
-"""Report the contents of a store, and any damage."""
+"""Report the contents of a datastore, and any damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.errors import DatastoreError
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """Description of one shard of a store.
+    """Description of one shard of a datastore.
 
     Attributes:
         name: File name.
@@ -32,7 +32,7 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """Description of a store, taken from its manifest.
+    """Description of a datastore, taken from its manifest.
 
     Attributes:
         path: Folder of the store.
@@ -66,14 +66,14 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A damaged file of a store, with a description of the damage."""
+    """A damaged file of a datastore, with a description of the damage."""
 
     file: str
     what: str
 
 
 def info(path: str | Path) -> Info:
-    """Describe a store according to its manifest, without reading the shards.
+    """Describe a datastore according to its manifest, without reading the shards.
 
     Args:
         path: Folder of the store; "demo" is the built-in store.
@@ -96,7 +96,7 @@ def info(path: str | Path) -> Info:
 
 
 def verify(path: str | Path) -> list[Damage]:
-    """Read every byte of a store, and return a list of the damage.
+    """Read every byte of a datastore, and return a list of the damage.
 
     Args:
         path: Folder of the store; "demo" is the built-in store.

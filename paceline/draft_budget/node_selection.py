@@ -49,7 +49,7 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def units(self, drafts: BudgetedDrafts) -> int:
-        """Return how many units of nodes (see `NodeSelector`) the trees of `drafts` fill."""
+        """Return the number of units (see `NodeSelector`) in the trees of `drafts`."""
 
     @abstractmethod
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
@@ -57,28 +57,33 @@ class NodeSelector(ABC):
 
     @abstractmethod
     def cut(self, seconds: Floats) -> int:
-        """Cut the trees that can be cut; return how many units of nodes remain.
+        """Cut the trees that can be cut; return how many units (`NodeSelector`) remain.
 
         Args:
-            seconds: Duration of the step with 0, 1, ... units of nodes, [1 + num_units].
+            seconds: Duration of the step for 0, 1, ... units (`NodeSelector`), [1 + num_units].
         """
 
     @abstractmethod
     def _best_units(self, seconds: Floats) -> int:
-        """Return how many units of nodes (see `NodeSelector`) maximise tokens per second.
+        """Return the number of units (`NodeSelector`) that maximises tokens per second.
 
         Only trees that can be cut are considered.
         """
 
     @abstractmethod
     def _units_with(self, num_units: int, drafts: BudgetedDrafts) -> int:
-        """Return the number of units of nodes after adding `drafts` to `num_units` units."""
+        """Return the number of units (see `NodeSelector`) after adding `drafts`.
+
+        Args:
+            num_units: Number of units before.
+            drafts: Drafts to add.
+        """
 
     def charge(self, seconds: Floats) -> None:
         """Set the `cost` of drafts that cannot be cut; `DraftingBackoff` reads it.
 
         Args:
-            seconds: Duration of the step with 0, 1, ... units of nodes, [1 + num_units].
+            seconds: Duration of the step for 0, 1, ... units (`NodeSelector`), [1 + num_units].
         """
         before = self._best_units(seconds) if self._whole else 0
         for drafts in sorted(self._whole, key=self.units):
@@ -123,7 +128,7 @@ class PaddedSelector(NodeSelector):
         return best_count(self._gains, seconds)
 
     def cut(self, seconds: Floats) -> int:
-        """Cut all trees to one width, at least that of the widest tree that stays whole."""
+        """Cut trees to one width: at least that of the widest tree that cannot be cut."""
         width = self.num_free_units
         if len(self._whole) < len(self._drafts):
             width = best_count(self._gains, seconds, width)

@@ -38,7 +38,7 @@ class FitSettings:
         text_tokens: Number of tokens in each text.
         max_cache_bytes: Maximum memory for the KV cache of these texts, in bytes; at least 8 texts
             are generated regardless.
-        pairs_per_input: Number of (state, next state) pairs per input dimension.
+        pairs_per_input: Number of (hidden state, next hidden state) pairs per input dimension.
         max_pairs: Maximum number of pairs.
         min_pairs: Minimum number of pairs; a model too slow to produce them gets no draft head.
         max_seconds: Number of seconds after which no new forward pass starts.

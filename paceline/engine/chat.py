@@ -40,10 +40,10 @@ class ChatPlan:
         tools: Any,
         tool_choice: Any,
     ) -> ChatPlan:
-        """Return the plan for a prompt.
+        """Return the constraints and parsers for the answers to a prompt.
 
         Raises:
-            ConfigError: The tools or the choice are invalid, or a schema cannot be compiled.
+            ConfigError: `tools` or `tool_choice` is invalid, or a schema cannot be compiled.
         """
         use = tool_use(tools, tool_choice)
         answers = AnswerFormat(tokenizer).plan(prompt_ids, use, AnswerShape(), eos_token_ids)
@@ -88,7 +88,10 @@ class ChatPlan:
 
 
 def planned_params(params: SamplingParams, plan: AnswerPlan) -> SamplingParams:
-    """Add a plan's logits processors; show special tokens if the plan parses them."""
+    """Add the plan's logits processors to `params`.
+
+    If the plan parses answers, the answers keep their special tokens.
+    """
     skips = params.skip_special_tokens and plan.new_reader is None
     processors = (*params.logits_processors, *plan.processors)
     return replace(params, logits_processors=processors, skip_special_tokens=skips)

@@ -1,4 +1,4 @@
-"""Build completions and stream chunks from requests and outcomes."""
+"""Build completions, and the chunks of streams, from requests and step outcomes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Lifecycle:
 
     @property
     def load(self) -> EngineLoad:
-        """Return counts of completed work and open requests, and the use of the cache."""
+        """Return the load: totals so far, numbers of open requests, and cache usage."""
         schedule, kv_cache = self._schedule, self._kv_cache
         return replace(
             self._load,

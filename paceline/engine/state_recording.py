@@ -33,7 +33,7 @@ def record_states(
     layers: tuple[int, ...],
     accepted: Sequence[Sequence[int]],
 ) -> None:
-    """Record the hidden states of tokens that the following commit will keep.
+    """Record the hidden states of the tokens that the step will keep in the KV cache.
 
     Args:
         requests: Requests in the forward pass.

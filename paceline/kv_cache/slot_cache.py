@@ -31,9 +31,9 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     Args:
         layers: Number of decoder layers.
-        stores_per_block: Number of stores (two per layer) that share one tensor. One operation
-            moves all stores of a tensor, but copying the cache temporarily needs twice their
-            memory. Default 1.
+        stores_per_block: Number of stores that share one tensor; a store holds the keys or the
+            values of one layer. One operation moves all stores of a tensor, but copying the cache
+            temporarily needs twice their memory. Default 1.
         states: Layers with recurrent states, by index; None means no such layers.
         maximum: Size for which address space is reserved. A cache that exceeds it is copied.
     Attributes:
@@ -76,12 +76,12 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def allocated(self) -> CacheSize:
-        """Return the size of the stores, which may exceed that of the cache."""
+        """Return the size for which memory is allocated; it may exceed the cache's size."""
         return self._memory.allocated
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of a slot's recurrent states; 0 before the first commit."""
+        """Return the bytes of a slot's recurrent states; 0 before the first are stored."""
         return sum(layer.slot_bytes for layer in self.state_layers.values())
 
     def reserve(self, slots: int, capacity: int) -> None:
@@ -109,7 +109,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def _size(self) -> CacheSize:
-        """Return the size of the memory in use."""
+        """Return the current numbers of slots and of cache positions per slot."""
         return CacheSize(self.slots, self.capacity)
 
     def resize(self, slots: int, capacity: int) -> dict[int, int]:
@@ -151,26 +151,33 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = size.positions
 
     def _find_stores(self) -> None:
-        """Let every layer look up its reallocated stores."""
+        """Let every layer look up its reallocated key and value tensors."""
         for layer in self.layers:
             if isinstance(layer, SlotLayer) and layer.is_initialized:
                 layer.find_stores()
         self._forget_addresses()
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values with the heads, size and dtype of `states`.
+        """Reserve memory for one layer's keys or values.
 
-        Return the index of its block, and its index within the block.
+        Args:
+            states: Keys or values with the required number of heads, head size and dtype.
+        Returns:
+            Index of the block (a tensor for several layers), and index within the block.
         """
         self._forget_addresses()
         return self._memory.take(states, self._size)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at an address: index of the block, index within the block."""
+        """Return one layer's keys or values.
+
+        Args:
+            address: Index of the block (a tensor for several layers), and index within the block.
+        """
         return self.blocks.store(address)
 
     def rows_of(self, slots: IntArray) -> IntArray:
-        """Return the row of a store's tensor at which each slot begins."""
+        """Return the row of a layer's key or value tensor at which each slot begins."""
         return slots
 
     def _forget_addresses(self) -> None:
@@ -191,7 +198,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def clear_states(self, slot: int) -> None:
-        """Reset a slot's recurrent states, as for an empty text."""
+        """Reset a slot's recurrent states to those of an empty text."""
         for layer in self.state_layers.values():
             layer.clear(slot)
 
@@ -212,7 +219,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def begin(
         self, first: int, rows: int, slots: IntArray, positions: IntArray, in_order: bool
     ) -> None:
-        """Set the window of the next forward pass; see `WriteWindow`."""
+        """Set which cache positions the next forward pass writes; see `WriteWindow`."""
         visible = int(positions.max()) + 1
         if visible > self.capacity:
             self.reserve(self.slots, visible + SPARE_POSITIONS)
@@ -223,7 +230,7 @@ class SlotCache(Cache):  # type: ignore[misc]
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return the rows of cache positions in a store; see `WriteWindow.row_index`."""
+        """Return each cache position's row in a key or value tensor; see `row_index`."""
         return self.window.row_index(slots, positions, heads, self.allocated.positions, device)
 
     @torch.inference_mode()

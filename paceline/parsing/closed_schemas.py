@@ -1,4 +1,4 @@
-"""Limit the objects of a JSON schema to the properties that it lists."""
+"""Limit the objects of a JSON schema to their listed properties."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
 
 
 def _combined_references(schema: Any) -> Iterator[str]:
-    """Yield the references that `allOf` combines with other schemas."""
+    """Yield each `$ref` that `allOf` combines with other schemas or properties."""
     if isinstance(schema, Mapping):
         branches = schema.get("allOf")
         if isinstance(branches, Sequence) and (len(branches) > 1 or "properties" in schema):

@@ -10,7 +10,7 @@ from paceline.recurrence.torch_recurrences import TORCH_RECURRENCES
 
 
 def recurrences_for(rows: Tensor) -> Recurrences:
-    """Return compiled recurrences for a tensor on a CPU, or else those of torch.
+    """Return compiled recurrences for a tensor on a CPU; otherwise, return torch's.
 
     The choice depends on the dtype of `rows`, so all layers of a model use the same recurrences.
 

@@ -67,7 +67,7 @@ class Retokenizer:
 
 
 class RetokenizedText:
-    """Follows the text of one request in the draft model's token ids.
+    """Keeps the text of one request as token ids of the draft model.
 
     The ids of older text are final. Only the newest characters are tokenised again when tokens
     arrive, so the time per step does not depend on the length of the text.

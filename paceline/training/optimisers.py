@@ -20,7 +20,7 @@ from paceline.training import settings
 
 
 class Muon(Optimizer):
-    """Updates each matrix by its orthogonalised Nesterov momentum."""
+    """Updates each matrix with its orthogonalised Nesterov momentum."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})

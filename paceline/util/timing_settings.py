@@ -35,8 +35,8 @@ class TimingSettings:
             grow up to `first_pause_s`.
         renewal_seconds: Maximum duration of a measurement that replaces a curve in use, in
             seconds.
-        load_drop: Decrease in the load average after which disturbed kernels or slow models are
-            timed again.
+        load_drop: Decrease in the load average after which paceline times slow models again, and
+            kernels whose timing was disturbed.
     """
 
     min_rounds: int = 3

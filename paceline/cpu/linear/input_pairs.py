@@ -55,9 +55,10 @@ def interleave(vectors: int) -> Any:
 
 
 def add_pairs(vectors: int, interleaved: bool) -> Any:
-    """Return an operation that adds products of pairs of inputs to sums.
+    """Return an operation that adds products of inputs and weights to sums.
 
-    The operation ends the process if the processor lacks the instructions.
+    The operation multiplies two consecutive inputs (a pair) at a time. It ends the process if the
+    processor lacks the instructions.
 
     Arguments of the operation (addresses, sizes and distances are in bytes):
         num_rows: Number of rows, 1 to `ROWS_PER_PAIR`.

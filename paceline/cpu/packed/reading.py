@@ -44,7 +44,7 @@ def load(builder: Any, block: Any, offset: int, kind: Any) -> Any:
 
 
 def load_rows(builder: Any, blocks: Sequence[Any], offset: int, kind: Any = BYTES) -> Any:
-    """Emit instructions that load and join a vector from each of one or two blocks."""
+    """Emit instructions that load one vector per block (one or two), and join them."""
     vectors = [load(builder, block, offset, kind) for block in blocks]
     return vectors[0] if len(vectors) == 1 else join(builder, *vectors)
 
@@ -110,7 +110,7 @@ def nibble_bytes(builder: Any, blocks: Sequence[Any], offset: int) -> Any:
 
 
 class NibbleGroup(NamedTuple):
-    """The location of two half parts whose four-bit integers share 16 bytes.
+    """The location of two half parts (16 four-bit integers each) that share 16 bytes.
 
     Attributes:
         offset: Offset of the bytes in the block.

@@ -50,7 +50,7 @@ class _DraftedRequest:
         tree: Newest tree, most likely paths first; empty for a chain.
         first_choice_probs: The draft model's probability for each node that it would itself
             generate after the node's parent; None for other nodes.
-        likely: Tree that the other sources proposed in this step.
+        likely: Tree that sources other than the draft model proposed in this step.
     """
 
     calibration: DraftCalibration = field(default_factory=DraftCalibration)
@@ -99,7 +99,10 @@ class DraftModel(ChainDrafter):
         return self._draft.shared_rate
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the request, with an empty calibration."""
+        """Open the draft model's copy of the request, and start its calibration.
+
+        The calibration contains the acceptance rates of the draft model's tokens.
+        """
         super().start(request)
         self._records[request.id] = _DraftedRequest()
 
@@ -116,7 +119,7 @@ class DraftModel(ChainDrafter):
         self._records.pop(request.id, None)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Update the calibration with the outcomes of the step."""
+        """Update each request's acceptance calibration with the outcome of the step."""
         super().observe(outcomes)
         for outcome in outcomes:
             record = self._records.get(outcome.request.id)

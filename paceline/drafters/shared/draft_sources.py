@@ -24,7 +24,7 @@ from paceline.drafters.shared.settings import (
 )
 from paceline.util.compiled import Records
 
-PAIRED = -1  # `calibration_table` of the source that is paired with the cached distributions
+PAIRED = -1  # `calibration_table` of the source that is calibrated with Token Recycling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +33,11 @@ class DraftSource:
 
     Attributes:
         name: Name that messages and reports show.
-        calibration_table: Index of the source's table in the pool file. PAIRED marks the paired
-            source, which shares a table with the cached distributions (Token Recycling).
+        calibration_table: Index of the source's calibration table in the pool file. The value is
+            PAIRED for the one source that shares its table with Token Recycling (paired source).
         prior: Acceptance probabilities to assume until outcomes have been counted. None for the
             paired source, which uses the larger of two probabilities for each token: its own and
-            that of the cached distribution.
+            that of Token Recycling.
     """
 
     name: str
@@ -66,8 +66,8 @@ class SourceTrees(NamedTuple):
     """The trees of all sources for a batch.
 
     Attributes:
-        paired: Nodes of the retrieval source, which is calibrated together with the cached
-            distributions, [n].
+        paired: Nodes of the retrieval source, which is calibrated together with Token Recycling's
+            cached distributions, [n].
         weighed: Nodes of all other sources, [n].
         bounds: Index of each tree's first node, and index after its last node, [sources, 2,
             batch].

@@ -45,8 +45,8 @@ class SourceCalibrationSettings:
 
     Attributes:
         edges: Bounds of the intervals into which probabilities are sorted.
-        pair_trials: Weight of the prior for cached distributions and retrieval, as a number of
-            trials.
+        pair_trials: Weight of the prior for the pair of cached distributions and retrieval, as a
+            number of trials.
         trust: Factor for the prior probability of cached tokens, by the number of tokens in the
             cached context.
         memory: Once this many trials with similar probabilities have been counted, older trials
@@ -89,12 +89,12 @@ class LengthRuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChainSettings:
-    """Limits on the text that is looked up for a draft model.
+    """Settings of prompt lookup, which predicts a draft model's tokens.
 
     The defaults were chosen with the draft model of SmolLM2-135M, on CPUs with two cores.
 
     Attributes:
-        lookup_tokens: Maximum number of tokens looked up at once.
+        lookup_tokens: Maximum number of tokens that one lookup returns.
         min_lookup_ngram: Length of the shortest n-gram to look up, in tokens.
         max_lookup_ngram: Length of the longest n-gram to look up, in tokens.
     """

@@ -1,4 +1,4 @@
-"""Grow the tree of `fusion=calibrated`, best first, by path probability.
+"""Grow a draft tree best first, by path probability, for `fusion=calibrated`.
 
 The frontier holds the candidates for the next node, with their path probabilities. For example:
 
@@ -196,7 +196,7 @@ def _gather(
 def _point_from_root(
     sources: Sources, pool: Pool, root: TreeNode, query: Query, used: int
 ) -> tuple[int, int]:
-    """Find the root's matches in the request and the datastore, and store pointers.
+    """Add pointers to the root's matches in the request and the datastore.
 
     Returns:
         (number of pointers, -1), or (DAMAGED, damaged shard).

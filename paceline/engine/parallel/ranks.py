@@ -180,14 +180,14 @@ class Ranks:
 
 
 def join_ranks(ranks: object, device: str) -> Ranks:
-    """Return the processes in a lookahead-parallel run.
+    """Return the connected processes of a lookahead-parallel run.
 
     Args:
-        ranks: True to join the processes, or `Ranks` that have already joined.
+        ranks: True to connect the processes, or `Ranks` if they are already connected.
         device: Device of the model, as in `LLM`.
     Raises:
         ConfigError: `ranks` is neither True nor a `Ranks` object, or the processes cannot be
-            joined.
+            connected.
     """
     if ranks is True:
         return Ranks.join(device)

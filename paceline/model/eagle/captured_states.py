@@ -24,8 +24,8 @@ class CapturedStates:
     """Hidden states captured from the module calls in one forward pass.
 
     Attributes:
-        head: Inputs to the LM head for the columns whose logits are computed, [rows, columns,
-            hidden].
+        head: Inputs to the LM head for the columns (tokens) whose logits are computed, [rows,
+            columns, hidden].
         below: Inputs to each captured layer, for all columns.
         last: Outputs of the decoder, for all columns; empty if they were not captured.
     """
@@ -45,10 +45,10 @@ class CapturedStates:
 
         Args:
             logits: Logits of the forward pass.
-            head_picks: For each call of the model, the function that selects the rows with logits
-                from `head` (`ModelRunner.picks`).
-            column_picks: For each call of the model, the function that selects the rows with logits
-                from `below` (`ModelRunner.column_picks`).
+            head_picks: For each call of the model, the function that selects, from `head`, the rows
+                for which logits exist (`ModelRunner.picks`).
+            column_picks: For each call of the model, the function that selects these rows from
+                `below` (`ModelRunner.column_picks`).
             pending: Rows and columns of the pending tokens (`ModelRunner.pending`).
         """
         count = len(logits.flat)

@@ -17,10 +17,13 @@ from paceline.model.fixed_shapes.buckets import BucketKey
 
 
 class ColumnWriter(Protocol):
-    """Writes the keys and values of all columns to the slots of one layer."""
+    """Writes the keys and values of all columns to the slots of one layer.
+
+    A column is one token of a forward pass, or padding.
+    """
 
     def begin(self) -> None:
-        """Prepare to write the columns of the current forward pass."""
+        """Prepare to write the keys and values of the current forward pass."""
 
     def __call__(self, layer: SlotLayer, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [rows, heads, columns, dim] to the slots of a layer."""
@@ -28,6 +31,8 @@ class ColumnWriter(Protocol):
 
 class TritonWriter:
     """Writes columns with one kernel launch per layer.
+
+    A column is one token of a forward pass, or padding.
 
     Args:
         cache_positions: Cache position of each column, int64 [rows, columns], on the device;
@@ -70,9 +75,9 @@ class TorchWriter:
         self._heads = {layer.keys.shape[1] for layer in cache.layers}
 
     def begin(self) -> None:
-        """Compute the row indices for the current forward pass.
+        """Compute which rows of the key and value tensors this forward pass writes.
 
-        Layers with the same number of key heads share their indices.
+        Layers with the same number of key heads share the row indices.
         """
         for count in self._heads:
             if count not in self._first_rows:
@@ -118,7 +123,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of all columns; return those that attention reads."""
+        """Write the new keys and values; return all keys and values that attention reads."""
         self._write(self._layer, key_states, value_states)
         return self.keys, self.values
 

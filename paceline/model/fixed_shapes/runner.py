@@ -127,7 +127,7 @@ class FixedShapeRunner:
     def _has_stores(self) -> bool:
         """Drop all buckets if the cache was reallocated.
 
-        Return whether every layer has stores for its keys and values.
+        Return whether every layer has tensors for its keys and values.
         """
         if self._generation != self._cache.generation:
             self._drop_buckets()

@@ -1,4 +1,4 @@
-"""Draft a token at each position of an answer; label it with its acceptance."""
+"""Draft a token at each position of an answer; add its acceptance probability."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def teacher_force(
         mixtures: Number of mixed sequences per answer, as in `RecordConfig`.
         generator: Random generator for draft tokens and mixtures, on the CPU.
     Returns:
-        Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
+        Tensors as in `Recording`, on the CPU. The indices in "prompts" start at 0.
     """
     prompts, answers, _ = answered
     # position whose logits predict each answer's first token
@@ -97,7 +97,7 @@ def _drafted(
     shared: SharedVocabulary | None,
     generator: torch.Generator,
 ) -> list[list[Tensor]]:
-    """Sample the draft tokens for each answer, and label them."""
+    """Sample the draft tokens for each answer, with their acceptance probabilities."""
     prompts, answers, params = answered
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     starts, count = [len(prompt) - 1 for prompt in prompts], max(map(len, answers))

@@ -15,7 +15,7 @@ from paceline.training.text_chunks import TextChunk
 
 
 class TextBatch(NamedTuple):
-    """The chunks for one forward pass.
+    """The text chunks for one forward pass of training.
 
     Attributes:
         token_ids: Token ids, padded at the end; [b, t].

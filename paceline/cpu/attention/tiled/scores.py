@@ -1,4 +1,4 @@
-"""Compute attention scores for sixteen queries at a time, then softmax weights."""
+"""Compute scores and softmax weights for sixteen attention queries at a time."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
     Args:
         call: Arguments of the attention call.
         tile: Current tile of queries.
-        row: Address at which the score of the key with ordinal 0 would be stored.
+        row: Address at which the score of the first key in text order would be stored.
         column: Column of the query.
         member: Index of the query in its group of heads.
     """
@@ -167,9 +167,9 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Close the gaps that hidden keys leave between a query's scores.
+    """Close the gaps in a query's scores that are left by keys it cannot see.
 
-    Minus infinity fills up the last step.
+    Minus infinity fills up the last step of 32 scores.
 
     Returns:
         Number of steps of 32 keys.
@@ -190,7 +190,7 @@ def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> i
 
 @inlined
 def _weigh(call: AttentionCall, row: int, steps: int, head: int) -> Any:
-    """Convert a query's scores to softmax weights; return the float32 total."""
+    """Convert a query's scores to softmax weights; return the float32 denominator."""
     largest = softmax_weighted_sum.find_largest(row, 2 * steps)
     sink = load_sink(call, head)
     if call.sinks:
