@@ -42,7 +42,7 @@ def is_plain_product(module: nn.Module) -> bool:
 
 
 def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules of a model that are plain matrix products, on any device."""
+    """Return the modules that only multiply by a weight and add a bias, on any device."""
     return tuple(
         module
         for module in model.modules()

@@ -109,7 +109,7 @@ class BenchResult:
 
     @property
     def categories(self) -> list[str]:
-        """Return the categories of the prompts, in order."""
+        """Return the categories of the prompts, in order of first occurrence."""
         return list(dict.fromkeys(row.category for call in self.calls for row in call.rows))
 
     def figures(self, category: str | None = None) -> list[MethodFigures]:

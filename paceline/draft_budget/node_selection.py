@@ -201,7 +201,7 @@ class RaggedSelector(NodeSelector):
 
 @compiled
 def _path_bounds(calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
-    """Return each node's path probability, and a bound to sort the nodes by.
+    """Return each node's path probability, and a bound by which to sort the nodes.
 
     The bound is the lowest path probability among the node and the nodes before it in the tree.
     It never increases within a tree, so sorting by it does not reorder the nodes of a tree.

@@ -67,7 +67,7 @@ class StateHead(ABC):
 
     @torch.inference_mode()
     def open(self, tokens: int) -> HeadText:
-        """Open an empty text in the head's cache.
+        """Return a new, empty text with a slot in the head's cache.
 
         Args:
             tokens: Number of tokens for which cache positions are reserved.

@@ -95,7 +95,7 @@ class DraftModel(ChainDrafter):
 
     @property
     def shared_rate(self) -> float:
-        """Return the share of the target's tokens that the draft model also has."""
+        """Return the share of the target's vocabulary that the draft model also has."""
         return self._draft.shared_rate
 
     def start(self, request: Request) -> None:

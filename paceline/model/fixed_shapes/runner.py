@@ -64,7 +64,7 @@ class FixedShapeRunner:
         return len(self._buckets)
 
     def check_weights(self) -> None:
-        """Drop all graphs if a weight of the model has moved to another address."""
+        """Drop all buckets (fixed shapes) if a weight has moved to another address."""
         addresses = _addresses(self._owner.model)
         if addresses != self._weights:
             self._drop_buckets()
@@ -149,7 +149,7 @@ class FixedShapeRunner:
             self._memory.renew_pool()
 
     def _stop_capturing(self, error: RuntimeError) -> None:
-        """Stop using graphs for this model, and warn."""
+        """Stop using CUDA graphs for this model, and warn."""
         self._memory = None
         self._buckets.clear()
         warnings.warn(
