@@ -77,7 +77,7 @@ class Backend(Protocol):
         """
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the norm modules that `rms_norm` may replace, with their eps."""
+        """Return the norm modules that `rms_norm` may replace, with the epsilon of each."""
 
     def attention(
         self,
@@ -139,7 +139,7 @@ class Backend(Protocol):
         """
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache rows in all layers at once.
+        """Return a function that moves cache positions within slots, in all layers.
 
         Args:
             blocks: Keys and values of all layers, in blocks of several tensors, [tensors, slots,

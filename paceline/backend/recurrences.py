@@ -81,7 +81,7 @@ class ScanTokens(NamedTuple):
 
 
 class FoldedStates(NamedTuple):
-    """Stored states, which the `fold` functions advance along a path.
+    """Stored states, which the `fold` functions advance along a path of tokens.
 
     Attributes:
         held: Stored states, or stored inputs of a convolution, [slots, ...].

@@ -11,7 +11,8 @@ from paceline.core.tree import DraftTree
 class TreeBuilder:
     """Merges paths with common prefixes into one tree with at most `max_nodes` nodes.
 
-    Probe nodes (`add_probe`) are never accepted, and are added after all other nodes.
+    Probe nodes (`add_probe`) are added after all other nodes. They are never accepted: the target
+    only computes the token that follows each of them.
     """
 
     def __init__(self, max_nodes: int) -> None:
@@ -39,7 +40,8 @@ class TreeBuilder:
     def add_probe(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
         """Add a node that is never accepted; its token may equal a sibling's.
 
-        The caller must not exceed `max_nodes`.
+        The target only computes the token that follows the node. The caller must not exceed
+        `max_nodes`.
         """
         self.token_ids.append(token)
         self.parents.append(parent)

@@ -50,7 +50,7 @@ def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
 
 
 class _FmaOperands(NamedTuple):
-    """Arguments of the operation from `multiply_rows`, except for the row count."""
+    """Arguments of the operation that `multiply_rows` returns, except the row count."""
 
     rows: Any
     row_bytes: Any

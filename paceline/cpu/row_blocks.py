@@ -32,5 +32,5 @@ def pack_row(source: int, target: int, row_bytes: int) -> None:
 
 @inlined
 def even_share(rest: int, groups: int) -> int:
-    """Return the size of the first group if `rest` is split into `groups` even groups."""
+    """Return rest / groups, rounded up: the size of the first of nearly equal groups."""
     return (rest + groups - 1) // groups

@@ -1,9 +1,9 @@
 """Divide the tasks of compiled kernels among threads.
 
 A `TeamJob` takes tasks from an atomic counter in its argument record until none is left, so any
-number of threads may run it. Waking a sleeping thread takes as long as a product of a few rows.
-During a forward pass, `TEAM` therefore keeps helper threads spinning, so that they start the next
-job within a microsecond.
+number of threads may run it. Waking a sleeping thread takes as long as multiplying a few rows by a
+weight matrix. During a forward pass, `TEAM` therefore keeps helper threads spinning, so that they
+start the next job within a microsecond.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TeamJob:
         _ = self.address
 
     def run(self, values: tuple[float, ...], helpers: int, small: bool = False) -> None:
-        """Run all tasks of a call in this thread and in helper threads.
+        """Run all tasks of the job in this thread and in helper threads.
 
         Args:
             values: Fields of the argument record, in order.
@@ -125,7 +125,7 @@ class TeamJob:
         self._free_records.append(record)
 
     def share(self, arguments: int, helpers: int, small: bool = False) -> None:
-        """Run all tasks of a call whose argument record the caller owns.
+        """Run all tasks of the job, with an argument record that the caller owns.
 
         Args:
             arguments: Address of the argument record.
@@ -172,12 +172,12 @@ class SpinningThreadTeam:
         lead(self.mailbox, self.take_numbers(1) + 1, job, arguments)
 
     def take_numbers(self, count: int) -> int:
-        """Reserve the next `count` job numbers; return the first of them minus 1."""
+        """Reserve the next `count` job numbers; return the number before them."""
         self._num_jobs += count
         return self._num_jobs - count
 
     def stop(self) -> None:
-        """Release the helpers, so that they return to the pool."""
+        """Release the helper threads, so that they return to the process's thread pool."""
         _stop(self.mailbox)
 
     def _help(self) -> int:
@@ -192,9 +192,9 @@ class _Lease(NamedTuple):
 
 
 class ThreadTeam:
-    """Provides spinning helpers to one forward pass at a time.
+    """Provides spinning helper threads to one forward pass at a time.
 
-    A second forward pass that starts in the meantime runs without spinning helpers. It never waits
+    A second forward pass that starts in the meantime runs without them. It never waits
     for the first, so the two cannot deadlock. A forked child process starts without a team.
     """
 

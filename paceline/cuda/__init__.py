@@ -1,1 +1,1 @@
-"""Run operations in one Triton launch that take torch many launches on CUDA."""
+"""Run operations on CUDA in one Triton launch each, where torch needs many."""

@@ -28,6 +28,9 @@ class DrafterStats:
         return cls(new_calibration(settings), DraftingBackoff(settings))
 
     def top_k(self, drafter: Drafter) -> int:
-        """Return the number of the target's top tokens that the drafter needs now."""
+        """Return how many of the target's most likely tokens the drafter needs now.
+
+        While `gate` keeps the drafter off, it needs none, unless it learns from them even then.
+        """
         dormant = self.gate.is_dormant and not drafter.learns_at_rest
         return 0 if dormant else drafter.top_k

@@ -31,7 +31,7 @@ Portions = Generator[None, None, T]
 
 
 class _Pairs(NamedTuple):
-    """Pairs of a state and the next state.
+    """Pairs of a hidden state and the next hidden state.
 
     Attributes:
         states: States, [n, hidden].
@@ -130,7 +130,12 @@ def _fit(model: CachedLM, num_pairs: int) -> Portions[Weights]:
 
 
 def _weights(solution: Tensor, num_token_ids: int) -> Weights:
-    """Return a head's weights from a fitted linear map, [inputs + 1, hidden]."""
+    """Convert a fitted linear map to the weights of a draft head.
+
+    Args:
+        solution: The map, [inputs + 1, hidden], whose last row is the bias.
+        num_token_ids: Size of the reduced draft vocabulary, which consists of the lowest ids.
+    """
     hidden = solution.shape[1]
     return Weights(
         solution[:-1].T.contiguous(),

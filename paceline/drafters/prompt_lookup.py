@@ -35,7 +35,10 @@ from paceline.drafters.shared.ngram_index import Continuation, NgramIndex
 
 
 class PromptLookup(Drafter):
-    """Drafts from matches in the text; seeded answers equal those of plain decoding."""
+    """Drafts from earlier matches in the text, and from its most frequent tokens.
+
+    For a given seed, the answers equal those of plain decoding.
+    """
 
     name = "prompt_lookup"
     keeps_tokens = True
@@ -123,7 +126,7 @@ class _GrowingTree:
         """Add the most frequent tokens that are not yet children of the root.
 
         Args:
-            tokens: Pairs of a token and its position, with the most frequent tokens first.
+            tokens: Pairs of a token and its first position in the text, most frequent first.
         """
         new = [pair for pair in tokens if (-1, pair[0]) not in self._nodes]
         del new[self._max_nodes - len(self._token_ids) :]

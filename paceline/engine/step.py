@@ -246,7 +246,10 @@ def _verify_drafts(
 
 
 def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
-    """Return the drafts without the requests that must run again."""
+    """Remove requests that must run again from the drafts, and mark them.
+
+    A marked request runs again without a draft tree.
+    """
     for request in retries:
         request.without_draft = True
     return [each.without(retries) for each in drafts]

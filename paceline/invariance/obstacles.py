@@ -25,7 +25,7 @@ def why_not_probed(model: PreTrainedModel, setting: BatchInvariant) -> str | Non
 
 
 def dependent_layers(model: PreTrainedModel) -> str:
-    """Return a clause describing experts or recurrent layers; "" for other models."""
+    """Describe a model's experts or recurrent layers in a clause; "" without them."""
     return _mixture(model) or _recurrent(model)
 
 
@@ -55,7 +55,7 @@ def _why_not_recurrent(model: PreTrainedModel) -> str | None:
 
 
 def _mixture(model: PreTrainedModel) -> str:
-    """Return a clause describing a mixture of experts; "" for other models."""
+    """Describe a mixture of experts in a clause; "" for other models."""
     config = model.config.get_text_config(decoder=True)
     for name in _EXPERTS:
         count = max(
@@ -67,7 +67,7 @@ def _mixture(model: PreTrainedModel) -> str:
 
 
 def _recurrent(model: PreTrainedModel) -> str:
-    """Return a clause describing recurrent layers; "" for other models."""
+    """Describe a model's recurrent layers in a clause; "" without them."""
     count = len(states_of(model))
     return f"{model.__class__.__name__} has {count} recurrent layers" if count else ""
 

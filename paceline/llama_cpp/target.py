@@ -106,7 +106,10 @@ class GgufTarget(TargetBase):
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in bytes, with space for discarded tokens."""
+        """Return the size of a cache position, in bytes.
+
+        The size includes a share of the space that the cache reserves for discarded tokens.
+        """
         return int(self.model.token_bytes * (1 + DISCARDED_SHARE))
 
     @property
@@ -172,9 +175,10 @@ class GgufTarget(TargetBase):
         return True
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return a tree's first nodes, with no more leaves than there are sequences.
+        """Return a tree's first nodes, with as many leaves as the sequences allow.
 
-        For a recurrent model, return a chain that the model can roll back.
+        Each leaf needs a llama.cpp sequence. For a recurrent model, return a chain that the model
+        can roll back.
         """
         if self.model.is_recurrent:
             return tree.best_chain().first(self.model.max_rollback)
@@ -262,7 +266,7 @@ class GgufTarget(TargetBase):
         self.rewind(request, length)
 
     def clear_after(self, request: Request) -> None:
-        """Do nothing, because attention skips the cells of other sequences."""
+        """Overwrite nothing with zeros: attention skips the cells of other sequences."""
 
     def restart_if_due(self, request: Request) -> None:
         """Do nothing, because llama.cpp never changes the rotary frequencies of a text."""

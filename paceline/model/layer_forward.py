@@ -127,7 +127,9 @@ class LayerCalls:
         self._serves = False
 
     def serves(self, states: Tensor, named: dict[str, Any]) -> bool:
-        """Return whether the runner computes a layer; prepare a new pass if necessary.
+        """Return whether the runner can compute a layer with these arguments.
+
+        If the arguments belong to a new forward pass, prepare the runner for it.
 
         Args:
             states: Hidden states.

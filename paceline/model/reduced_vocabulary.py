@@ -1,8 +1,8 @@
 """Reduce the vocabulary of a draft model's LM head (FR-Spec, Zhao et al. 2025).
 
 The LM head accounts for most of a small draft model's time, and most tokens in a large vocabulary
-are rare. Reducing the vocabulary does not change the target's answers, because verification
-accepts any draft. In the draft distribution, tokens outside the reduced vocabulary have
+are rare. Reducing the vocabulary does not change the target's answers, because verification is
+exact with any draft. In the draft distribution, tokens outside the reduced vocabulary have
 probability 0, including in rejection sampling. A file next to the checkpoint lists the reduced
 vocabulary; the checkpoint contains the whole LM head.
 """

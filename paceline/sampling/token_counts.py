@@ -21,7 +21,7 @@ TEXT, ANSWER = range(2)  # rows of a request's counts: of the whole text, and of
 
 
 class CountChanges(NamedTuple):
-    """Changes to the counts of several requests.
+    """Changes to the token counts of several requests.
 
     Attributes:
         indices: Indices into the flattened table of counts, [n].
@@ -33,7 +33,7 @@ class CountChanges(NamedTuple):
 
 
 def count_changes(requests: Sequence[Request], vocab: int) -> CountChanges:
-    """Return the changes that bring the requests' counts up to date.
+    """Return the changes that bring the requests' token counts up to date.
 
     Args:
         requests: Requests of a step, in the order of their rows in the table.

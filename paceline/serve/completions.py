@@ -79,8 +79,8 @@ class CompletionFormatter:
         id: Request id.
         answer_requests: Prompts and parameters of the answers.
         echoed: Prompt to repeat before the text of each answer, in the form that the client sent;
-            None repeats no prompt. Its token ids are known to be valid only once the first answer
-            arrives.
+            None repeats no prompt. The prompt's token ids are known to be valid only once the first
+            answer arrives.
         body: Body of the request.
     """
 

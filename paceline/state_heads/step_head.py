@@ -32,7 +32,7 @@ class StepHead(StateHead):
 
     @abstractmethod
     def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the logits for outputs [n, hidden], and their token ids (see `logits`)."""
+        """Return the logits for outputs [n, hidden], and the token id of each column."""
 
     def extend(self, rows: Sequence[HeadRow]) -> None:
         """Run a forward pass, and store the output at each text's newest token."""

@@ -1,8 +1,9 @@
 """Store compiled functions on disk, so that later processes can load them.
 
-Numba uses the first writable folder of `NUMBA_CACHE_DIR`, the module's `__pycache__` and
-paceline's cache. If there is none, compiled code stays in memory. Code in a `__pycache__` is read
-even if that folder is read-only, so an administrator can compile once for all users.
+Numba uses the first of these folders that is writable: `NUMBA_CACHE_DIR`, the module's
+`__pycache__`, and paceline's cache. If there is none, compiled code stays in memory. Code in a
+`__pycache__` is read even if that folder is read-only, so an administrator can compile once for all
+users.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Any, file: str) -> Any:
-        """Return an object of this class, or None if the cache cannot be written."""
+        """Return a locator for compiled code, or None if the cache cannot be written."""
         try:
             return super(UserProvidedCacheLocator, cls).from_function(function, file)
         except ConfigError:  # the user has no home directory
@@ -52,9 +53,9 @@ class _ReadOnly(InTreeCacheLocator):  # type: ignore[misc]
     """Locates compiled code in its module's read-only `__pycache__`."""
 
     def ensure_cache_path(self) -> None:
-        """Accept a read-only folder.
+        """Do nothing, so that numba accepts a read-only folder.
 
-        If saving compiled code fails later, that attempt reports the reason.
+        If compiled code cannot be saved later, `CodeCache.save_overload` reports the reason.
         """
 
 
@@ -71,8 +72,8 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
-    Overloads are compiled again when the function's module changes. They are also compiled again
-    when a module changes whose functions or constants the function's module uses (`code_sources`).
+    An overload is compiled again when the function's module changes, or when another module changes
+    from which that module uses functions or constants (`code_sources`).
     If a folder cannot be read or written, functions are compiled in every process, and one warning
     is logged.
 

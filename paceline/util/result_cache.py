@@ -75,7 +75,9 @@ def load_or_compute(
 def load_or_measure(
     key: ResultKey, measure: Callable[[], M], read: Callable[[dict[str, Any]], M]
 ) -> M:
-    """Run `load_or_compute` for a measurement, and repeat a doubtful one.
+    """Run `load_or_compute` for a measurement, and repeat it if it is doubtful.
+
+    A measurement is doubtful if other programs disturbed it and the machine is quieter now.
 
     Args:
         key: Key of the measurement.

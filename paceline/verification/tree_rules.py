@@ -33,8 +33,8 @@ def check_trees(
         trees: Proposed trees.
         vocab: Vocabulary size of the target.
     Returns:
-        The trees as arrays; None if all trees are empty, or if a tree is sampled, has scoring-only
-        nodes, or lacks confidences.
+        The trees as arrays; None if all trees are empty, or if a tree is sampled, has nodes that
+        are never accepted (`DraftTree.probes`), or lacks confidences.
     Raises:
         DrafterError: A tree breaks a rule. The message names the drafter, the request and the
             rule.

@@ -138,7 +138,7 @@ class _Bench:
     def _round(
         self, transport: Transport, load: LoadLevel, count: int, show: Callable[[str], None]
     ) -> None:
-        """Measure every drafter under one load; their order rotates with each repetition."""
+        """Measure every drafter under one load, rotating their order in each repetition."""
         done: list[tuple[Cell, list[Reply]]] = []
         drafters = self._config.drafters
         for repeat in range(self._config.repeats):

@@ -1,4 +1,4 @@
-"""Compute the scores, softmax weights and weighted sums of a tile of queries."""
+"""Compute scores, softmax weights and weighted sums for a group (tile) of queries."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def add_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: in
 def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
     """Return `count` if all `count` queries see the whole block, otherwise 0.
 
-    This also moves each query's cursor to its first range of keys that ends within or after the
-    block.
+    This also advances `tile.cursors`: for each query, to its first range of visible keys that ends
+    within or after the block.
     """
     runs, cursors = tile.runs, tile.cursors
     all_see = True
@@ -152,7 +152,10 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 
 @inlined
 def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Return the address of query i's weight for a key in its current range of keys."""
+    """Return the address of the softmax weight of query i for a key.
+
+    The key must lie in the range of keys to which `tile.cursors[i]` points.
+    """
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     index = first.start + run.rank + ordinal - run.start
     return int(address(tile.scores) + (i * tile.scores.shape[1] + index) * FLOAT_BYTES)
@@ -174,9 +177,9 @@ def _stage(
     Args:
         call: Arguments of the attention call.
         tile: Current tile, whose `block` receives a copy if one is needed.
-        source: Address of the key head's keys.
+        source: Address of the key head's keys or values.
         stride: Distance between consecutive cache positions.
-        dim: Number of values per key.
+        dim: Number of elements per key or value.
         start: Ordinal of the first key.
         stop: Ordinal of the last key, plus one.
         fills_up: Whether to append keys of zeros up to a multiple of four.

@@ -57,14 +57,15 @@ def run_product(
     sizes: tuple[int, int, int],
     packing: tuple[int, ...] = (0,) * len(PACKING),
 ) -> None:
-    """Run a product kernel on one call, with helper threads for large products.
+    """Compute a matrix product, with helper threads if it is large.
 
     Args:
         job: Kernel to run.
         addresses: Addresses of rows, weight, bias (or 0) and out.
         kinds: Number formats of the operands and the result.
         sizes: Number of rows, inputs and outputs.
-        packing: The fields `PACKING`. Default: the weight is not packed.
+        packing: Values of the fields in `PACKING`, which describe a packed weight. Default: the
+            weight is not packed.
     """
     count, inner, outer = sizes
     multiply_adds = count * inner * outer

@@ -136,7 +136,7 @@ def append_inputs(
 
     Args:
         rows: Inputs, uint8 [tokens, row bytes].
-        columns: Columns of the path, [n].
+        columns: Columns of the tokens on the paths of all requests, [n].
         starts: Index of each request's first entry in `columns`, [requests + 1].
         slots: Slot of each request, [requests].
         held: Stored inputs, uint8 [slots, size - 1, row bytes].

@@ -43,7 +43,7 @@ class GrammarSource:
         ]
 
     def stop(self, request: Request) -> None:
-        """Discard the request's copies of its logits processors."""
+        """Discard the copies of the request's logits processors."""
         self._processors.pop(request.id, None)
         self._num_seen.pop(request.id, None)
 

@@ -18,10 +18,13 @@ _SETTINGS = ModelSourceSettings()
 
 
 class TreeSource(DelegatingDrafter):
-    """Proposes trees from another drafter, together with their confidences."""
+    """Proposes another drafter's trees, and adds confidences where they lack them."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Propose one tree per request, limited in size by the drafter's confidence."""
+        """Propose one tree per request, limited in size by the other drafter's confidence.
+
+        A request with the node limit 0 gets an empty tree; other values are ignored.
+        """
         limits = [
             node_limit(self.node_rule, len(requests), _SETTINGS.max_nodes) if limit else 0
             for limit in max_nodes

@@ -28,6 +28,8 @@ AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 class LookaheadWindow:
     """The lookahead window of one request.
 
+    A level holds the tokens that one iteration guessed.
+
     Args:
         levels: Token ids of each level, starting with the oldest iteration.
         ngram: N, the n-gram length; a full window has N - 1 levels.
@@ -101,9 +103,12 @@ class LookaheadWindow:
             yield text[max(0, end - 2) : end], ngram
 
     def slide(self, answers: list[int]) -> None:
-        """Advance by one position, making `answers` the newest level.
+        """Advance by one position, with the target's predictions as the newest level.
 
         A full window drops its oldest level.
+
+        Args:
+            answers: The target's token after each node of the newest level so far.
         """
         if self.full:
             levels = [*self.levels[1:], answers]

@@ -1,7 +1,8 @@
-"""Offer the candidates that follow a node of the merged tree.
+"""Offer the candidate tokens that may follow a node of the merged draft tree.
 
-The candidates come first from the cached distributions, then from the paired source (retrieval),
-and then from all other ("weighed") sources in the order of `SOURCES`.
+The candidates come first from the cached distributions and then from retrieval, which are
+calibrated together. Each other source, in the order of `SOURCES`, then adjusts the confidences so
+far, and adds its own candidates.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _offer_cached(
     waiting: int,
     scratch: Any,
 ) -> tuple[int, int]:
-    """Offer the cached likely tokens after the longest cached context of the node.
+    """Offer the likely tokens after a node, from its longest cached context.
 
     Returns:
         Number of candidates on the frontier, and length of the cached context (0 if none is

@@ -1,4 +1,4 @@
-"""Define the tokens drawn in a draft forward pass, on the device and on the host."""
+"""Define types for the tokens drawn in a draft forward pass, on device and host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DrawnRows:
     does not know yet which looked-up tokens the draft model has confirmed.
 
     Attributes:
-        chains: Open chains.
+        chains: Chains to which tokens are still added.
         scores: Scores, [chains, 1 + width, vocab or reduced]; their softmax is the distribution of
             each token.
         columns: Column of each drawn token in `scores`, [chains, 1 + width].
@@ -64,10 +64,10 @@ class DrawnRows:
 
 @dataclass(slots=True)
 class NewTokens:
-    """The n tokens that a draft forward pass adds to the open chains.
+    """The n tokens that a draft forward pass adds to the unfinished chains.
 
     Attributes:
-        chains: Open chains, without the new tokens.
+        chains: Unfinished chains, without the new tokens.
         runs: New tokens of each chain, at least one per chain.
         figures: Statistics of the tokens (`LengthRule.figures`), each [n, ...].
         vocabulary: Ascending ids of a reduced vocabulary; None means the whole vocabulary.

@@ -11,7 +11,7 @@ class _TokenRank:
 
     Attributes:
         times: Number of occurrences of the token.
-        rank: Index in the order.
+        rank: Index in the order of frequency, most frequent first.
         first: First position in the text.
     """
 

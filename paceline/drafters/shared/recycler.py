@@ -32,7 +32,7 @@ _NO_TREE: tuple[NDArray[np.void], int, int] = (np.empty(0, dtype=CANDIDATE), 0, 
 
 
 def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
-    """Return the node rule for a value of the option `max_nodes`."""
+    """Return the limits on draft nodes for the options `max_nodes` and `budget`."""
     if max_nodes is not None:
         return NodeRule(max_nodes)
     return (
@@ -167,24 +167,27 @@ class Recycler:
 
 
 class RecyclingDrafter(Drafter):
-    """Base class for drafters that draft from the cache and save it to a pool file."""
+    """Base class for drafters that draft from the target's cached distributions.
+
+    The option `pool_file` names a file in which the distributions are saved.
+    """
 
     top_k = TOP
     learns_at_rest = False
     _recycler: Recycler
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a pool file with a different vocabulary."""
+        """Reject a file of cached distributions for a different vocabulary."""
         if self._recycler.pool_file is not None:
             self._recycler.pool_file.check_vocabulary(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Reject a pool file that was made with a different tokenizer."""
+        """Reject a file of cached distributions from a different tokenizer."""
         if self._recycler.pool_file is not None:
             self._recycler.pool_file.check_tokenizer(tokenizer)
 
     def save_pool(self) -> None:
-        """Write the pool file immediately.
+        """Save the cached distributions to the file `pool_file` immediately.
 
         Raises:
             ConfigError: No file was given, the file cannot be written, or no engine has used the

@@ -38,7 +38,9 @@ CELLS = _PAIRS + len(WEIGHED) * 2 * _SIDE * _SIDE
 
 
 class SourceCalibration(NamedTuple):
-    """Counts of tried and accepted tokens, by combination of probabilities (cell).
+    """Counts of tried and accepted tokens, in cells.
+
+    Each cell counts the draft tokens to which the sources gave similar probabilities.
 
     Attributes:
         hits: Number of accepted tokens, [CELLS].
@@ -73,7 +75,10 @@ def new_source_calibration() -> SourceCalibration:
 
 
 def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.float64]:
-    """Return the prior of each cell of a weighed source (`SourceTrees.weighed`).
+    """Return the prior acceptance rates of a source other than retrieval.
+
+    Each row stands for a probability from the sources before this one, and each column for a
+    probability from this source.
 
     Args:
         middle: Middle of each range of probabilities, preceded by 0 for tokens that a source lacks.
@@ -90,7 +95,9 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
 
 @kernel
 def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
-    """Return a token's calibration cell for cached distributions and retrieval.
+    """Return the index of a token's counts (cell), given its two probabilities.
+
+    One probability comes from the cached distributions, the other from retrieval.
 
     Args:
         sampled: Whether the request samples.
@@ -105,7 +112,7 @@ def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
 
 @kernel
 def weighed_cell(table: int, sampled: bool, before: float, confidence: float) -> int:
-    """Return the index of a token's cell for a weighed source (`SourceTrees.weighed`).
+    """Return the index of the counts (cell) for a source other than retrieval.
 
     Args:
         table: Index of the source's calibration table.
@@ -120,12 +127,12 @@ def weighed_cell(table: int, sampled: bool, before: float, confidence: float) ->
 
 @kernel
 def acceptance(calibration: SourceCalibration, cell: int) -> float:
-    """Return the acceptance rate of a calibration cell, including its prior."""
+    """Return the acceptance rate of the tokens in one cell, including the prior."""
     rate: float = calibration.hits[cell] / calibration.trials[cell]
     return rate
 
 
 @kernel
 def count_cell(calibration: SourceCalibration, cell: int, accepted: bool) -> None:
-    """Count a tried draft token, and whether it was accepted, in a calibration cell."""
+    """Count a tried draft token in its cell, and whether the target accepted it."""
     count_trial(calibration.hits, calibration.trials, cell, accepted, _MEMORY)

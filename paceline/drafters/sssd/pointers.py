@@ -34,8 +34,9 @@ class Pointer:
     Attributes:
         position: Position of the token that follows, in the request or in the text of the shard.
         shard: Index of the shard in the datastore, or REQUEST.
-        match: Number of tokens directly before the position that equal the tokens up to and
-            including the node. Negative for a weak match (`weak_matches`).
+        match: Length of the match in tokens. The tokens directly before the position equal the
+            last tokens of the request and the path to the node. Negative for a weak match
+            (`weak_matches`).
         token: The token that follows; ENDS at the end of a text.
     """
 

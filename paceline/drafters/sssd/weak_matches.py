@@ -47,9 +47,9 @@ def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
     """Return the position from which the request is copying text; negative if none.
 
     Args:
-        pool: Pointers of the tree.
-        begin: First pointer of the root.
-        end: End of the pointers of the root.
+        pool: Match pointers of the tree: earlier positions where the same tokens occur.
+        begin: Index of the first match pointer of the root.
+        end: Index after the last match pointer of the root.
         expected: Position at which the copy continues if nothing was inserted or omitted.
     """
     longest = 0
@@ -75,16 +75,18 @@ def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
 def add_weak_matches(
     sources: Sources, pool: Pool, begin: int, count: int, query: Query
 ) -> tuple[int, int]:
-    """Add weak matches to a node, unless one of its pointers has a long match.
+    """Add weak matches to a node, unless the node has a long match.
+
+    A weak match skips the newest token, or repeats a recent token as matching text did.
 
     Args:
         sources: Texts that are searched.
-        pool: Pointers of the tree.
-        begin: First pointer of the node.
-        count: Number of pointers so far; the node's pointers end there.
+        pool: Match pointers of the tree: earlier positions where the same tokens occur.
+        begin: Index of the first match pointer of the node.
+        count: Number of match pointers in the pool; the node's are those from `begin` on.
         query: Text to match.
     Returns:
-        (number of pointers, -1), or (DAMAGED, damaged shard).
+        (new number of match pointers in the pool, -1), or (DAMAGED, damaged shard).
     """
     for index in range(begin, count):
         if pool.pointers[index].match >= STRONG_MATCH:
@@ -101,8 +103,10 @@ def add_weak_matches(
 def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[int, int]:
     """Match the two tokens before the newest one, and skip the token after each match.
 
+    The token after the skipped one is proposed.
+
     Returns:
-        (number of pointers, -1), or (DAMAGED, damaged shard).
+        (new number of match pointers in the pool, -1), or (DAMAGED, damaged shard).
     """
     text, table = sources
     before = Query(query.ids, query.begin, LONGEST - 1)
@@ -133,7 +137,7 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Propose recent tokens at the distances at which matching text repeated tokens.
+    """Propose repeating a recent token, as the text after earlier matches did.
 
     1. Each pointer in `offered` leads to a token after matching text. If that token repeats a token
        shortly before it, the distance between the two gets one vote.
@@ -171,7 +175,11 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return the distance to the earlier token that a pointer's token repeats, or 0."""
+    """Return the distance to an earlier token that a proposed token repeats, or 0.
+
+    `pointer` proposes the token that followed a match. The distance is longer than the match, and
+    at most `reach`. At this distance, the query must have a different token after an equal token.
+    """
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1
     tail, end = query.ids, query.end

@@ -104,10 +104,7 @@ class Decoding:
         self._rows = [RowRequest(request, index, self._noise) for index in range(request.batch)]
 
     def run(self) -> Any:
-        """Decode all rows; then free the slots and the drafter state.
-
-        They are freed even after an error.
-        """
+        """Decode all rows; then free the slots and the drafter state, even after an error."""
         request = self._request
         if request.media is not None:
             attach_media(self._model, request, self._rows)
@@ -133,7 +130,10 @@ class Decoding:
             self._engine.withdraw(handles)
 
     def _stream(self) -> None:
-        """Pass each column that all rows have reached, [batch] ids, to the streamer."""
+        """Pass each new column to the streamer, once all unfinished rows have reached it.
+
+        A column holds one token id per row, [batch].
+        """
         if self._streamer is None:
             return
         active_widths = [row.width for row in self._rows if row.finish_reason is None]
