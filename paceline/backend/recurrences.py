@@ -139,7 +139,7 @@ class Recurrences(Protocol):
         Args:
             rows: Inputs, [tokens, channels].
             convolution: Weights and activation.
-            tree: Tokens of the forward pass.
+            tree: Tokens of the forward pass, with the predecessor of each.
             held: Stored inputs: the last size - 1 of each slot, oldest first, [slots, size - 1,
                 channels].
         Returns:
@@ -187,7 +187,7 @@ class Recurrences(Protocol):
 
         Args:
             tokens: Inputs of the recurrence.
-            tree: Order of the tokens in the forward pass.
+            tree: Tokens of the forward pass, with the predecessor of each.
             held: Stored states, [slots, heads, rows, lanes].
             wants_after: Whether to return the states after the pending tokens.
         """
@@ -207,7 +207,7 @@ class Recurrences(Protocol):
 
         Args:
             tokens: Inputs of the scan.
-            tree: Order of the tokens in the forward pass.
+            tree: Tokens of the forward pass, with the predecessor of each.
             held: Stored states, [slots, rows, channels].
             wants_after: Whether to return the states after the pending tokens.
         """

@@ -66,7 +66,7 @@ class StateCheckpoints:
             self._drop_oldest()
 
     def longest(self, request: Request, length: int) -> int:
-        """Return the length of the longest checkpoint up to `length`; 0 if there is none."""
+        """Return the greatest length, up to `length`, at which states are saved, or 0."""
         return max(
             (known for known in self._by_length.get(request, ()) if known <= length), default=0
         )

@@ -1,4 +1,4 @@
-"""Describe a model's decoder layers for `call.run_layer`."""
+"""Prepare the arguments of the compiled `call.run_layer` for each decoder layer."""
 
 from __future__ import annotations
 

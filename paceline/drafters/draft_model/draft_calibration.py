@@ -1,4 +1,4 @@
-"""Estimate how often a draft model's first choices are accepted."""
+"""Estimate how often a draft model's own next tokens are accepted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.drafters.shared.trees import tried
 
 
 def first_choice_prior(prob: float) -> float:
-    """Return the prior acceptance rate of a draft model's first choice."""
+    """Return the prior acceptance rate of the token that a draft model generates."""
     return math.pow(prob, PRIOR_POWER)
 
 
@@ -29,16 +29,16 @@ class DraftCalibration:
         self._counts = AcceptanceCounts(1, BUCKETS, PRIOR_TRIALS)
 
     def confidence(self, prob: float) -> float:
-        """Return the estimated acceptance rate of a draft model's first choice."""
+        """Return the estimated acceptance rate of the token that a draft model generates."""
         return self._counts.rate(first_choice_prior(prob), prob)
 
     def learn(self, outcome: Outcome, first_choice_probs: Sequence[float | None]) -> None:
-        """Count how many of the draft model's first choices in a tree were accepted.
+        """Count how many of the tokens that the draft model generates were accepted.
 
         Args:
             outcome: Outcome for the tree.
-            first_choice_probs: The draft model's probability for each node; None if the node is
-                not a first choice.
+            first_choice_probs: The draft model's probability for each node; None if the draft
+                model does not itself generate the node's token.
         """
         for node, accepted in tried(outcome):
             prob = first_choice_probs[node]
