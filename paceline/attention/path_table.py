@@ -1,4 +1,4 @@
-"""Store the `Paths` of packed batches at a fixed address."""
+"""Store the visible keys of each query (`Paths`) in a table at a fixed address."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 
 class PathTable:
     """Stores the `Paths` for one kind of layer in a table of constant size.
+
+    `Paths` hold the cache positions of the keys that each query sees.
 
     Args:
         queries: Maximum number of queries.
@@ -31,7 +33,9 @@ class PathTable:
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return the table's `Paths`, by number of columns per tile.
+        """Return `Paths` (each query's visible keys) that are read from a table.
+
+        The key of the result is the number of columns (tokens) per tile of queries.
 
         Args:
             table: Table on the device, int32 [size]. Its values are a copy of those that `fill`
@@ -47,7 +51,7 @@ class PathTable:
         visible: VisibleRanges,
         order: AttentionMetadata,
     ) -> bool:
-        """Write the `Paths` of a batch; return False if they do not fit into the table.
+        """Write each query's visible keys (`Paths`); return False if they do not fit.
 
         Args:
             table: Table, int32 [size].

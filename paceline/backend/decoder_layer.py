@@ -43,8 +43,9 @@ class LayerPass:
         mask: Attention mask of the pass, or None.
         metadata: Keys of each row, in the order of their text positions.
         columns: Number of columns.
-        written: Index of each row of `stores` that the pass writes, int64 [key heads * columns].
-        seen: First slot and first cache position that attention sees.
+        written: Rows that the pass writes in each tensor of `stores`, int64 [key heads * columns].
+            They are indices into the tensor flattened to [slots * key heads * positions, head dim].
+        seen: First slot and first cache position that attention reads.
         stores: Keys and values of each layer, [slots, key heads, positions, head dim].
     """
 

@@ -56,7 +56,10 @@ class Lockstep:
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
-        """For drafters with shared trees, use the query-token counts of the busiest rank."""
+        """Replace the query-token counts by those of the busiest rank (process).
+
+        Only the counts of drafters whose trees the ranks share are replaced.
+        """
         for spec in self._shared:
             stats = [
                 answer.stats for call, answers in calls if call.method == spec for answer in answers

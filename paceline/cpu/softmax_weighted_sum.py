@@ -75,7 +75,7 @@ def add_weighted(vectors: int) -> Any:
         size: Distance between the sums of consecutive queries.
 
     Args:
-        vectors: Number of vectors to add per row.
+        vectors: Number of vectors (sixteen numbers each) to add per row.
     """
 
     def emit(builder: Any, queries: Any, halves: Any, *operands: Any) -> None:
@@ -92,7 +92,7 @@ def add_weighted(vectors: int) -> Any:
 
 
 class _SumOperands(NamedTuple):
-    """Arguments, from `weights` to `size`, of the operation from `add_weighted`."""
+    """Arguments of the operation that `add_weighted` returns, except the first two."""
 
     weights: Any
     rows: Any

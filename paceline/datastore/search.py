@@ -31,16 +31,17 @@ from paceline.util.compiled import Records, entry_kernel, kernel
 
 
 class Ranges(NamedTuple):
-    """Ranks of the suffixes that begin with the last tokens of each query.
+    """Ranges of the shards' suffix arrays that match the last tokens of each query.
+
+    A rank is an index in the suffix array of a shard.
 
     Attributes:
-        low: First rank, [batch, longest, shards]. The entry at [b, m - 1] is for suffixes that
-            begin with the last m tokens of query b.
+        low: First rank, [batch, longest, shards]. The entry at [b, m - 1] is for the suffixes of a
+            shard that begin with the last m tokens of query b.
         high: Last rank plus one, [batch, longest, shards]; 0 if there are no such suffixes or they
             were not searched.
-        lengths: For each query, the length of its longest suffix that occurs in any shard, and the
-            length of the shortest suffix that was searched, [batch, 2]. Both are 0 if no suffix
-            occurs.
+        lengths: For each query, the largest number of its last tokens that occur in any shard, and
+            the smallest number that was searched, [batch, 2]. Both are 0 if none occurs.
     """
 
     low: NDArray[np.int64]
@@ -67,10 +68,12 @@ def range_of(
     """Find the suffixes of a shard that begin with ids[begin:end].
 
     Only the first SORTED_TOKENS ids are compared. The search takes about 2 log2(suffixes) steps.
-    The first steps search the pivots, which fit into the processor's cache.
+    The first steps search the pivots (the first tokens of every SUFFIXES_PER_PIVOT-th suffix),
+    which fit into the processor's cache.
 
     Returns:
-        The ranks [low, high); (0, 0) if there are none; (DAMAGED, 0) for a damaged shard.
+        The ranks [low, high) in the suffix array; (0, 0) if there are none; (DAMAGED, 0) for a
+        damaged shard.
     """
     row = table[shard]
     query = Query(ids, begin, min(end, begin + SORTED_TOKENS))
@@ -95,18 +98,18 @@ def range_of(
 def narrow(
     table: Records[ShardRow], shard: int, low: int, high: int, depth: int, query: Query
 ) -> tuple[int, int]:
-    """Narrow a range to the suffixes whose next tokens match the query.
+    """Narrow a range of a suffix array to the suffixes that continue with a query.
 
     Args:
         table: Shards of a snapshot.
         shard: Index of the shard.
-        low: First rank of the range, whose suffixes share their first `depth` tokens.
-        high: End of the range.
-        depth: Number of tokens matched so far.
-        query: Tokens that must follow the matched tokens.
+        low: First rank (index in the suffix array) of the range.
+        high: Last rank of the range, plus one.
+        depth: Number of leading tokens that all suffixes in the range share.
+        query: Tokens that must follow these leading tokens.
     Returns:
-        The ranks [low, high). (0, 0) if no suffix matches, or if the search would compare more
-        than SORTED_TOKENS tokens. (DAMAGED, 0) if the shard is damaged.
+        The ranks [low, high). (0, 0) if no suffix matches, or if `depth` and the length of the
+        query add up to more than SORTED_TOKENS. (DAMAGED, 0) if the shard is damaged.
     """
     row = table[shard]
     if low < 0 or high > row.suffix_count or depth + query.end - query.begin > SORTED_TOKENS:
@@ -178,7 +181,7 @@ def gather(
 
     Args:
         table: Shards of a snapshot.
-        low: First rank of each range, [batch, shards].
+        low: First rank (index in the suffix array) of each range, [batch, shards].
         high: End of each range, [batch, shards].
         skip: Length of each query's match, [batch]. Each continuation begins after this number of
             tokens.

@@ -89,7 +89,7 @@ class _Timer:
                 break
 
     def open_long_text(self) -> None:
-        """Process the long text, so that forward passes after it can be timed."""
+        """Process a text of LONG_TEXT tokens, after which forward passes can be timed."""
         self._texts.append(self._open(LONG_TEXT))
 
     def close_text(self) -> None:
@@ -220,9 +220,9 @@ def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> l
 
 
 def _added(timer: _Timer, long_rows: list[int], settings: DraftBudgetSettings) -> list[float]:
-    """Return the seconds that each text token adds to a forward pass, by row count.
+    """Return the seconds that each token of the text adds to a forward pass.
 
-    The values never decrease as the row count grows.
+    The result has one value per row count in `long_rows`. The values never decrease.
     """
     timer.open_long_text()
     repeats: _Repeats = {(text, rows): [] for rows in long_rows for text in (0, 1)}

@@ -1,9 +1,9 @@
 """Pause drafters that save no time, and retry them in bursts.
 
 A burst is a short trial. If the requests in a batch can draft separately, only a few of them draft
-at the start of the burst. Once their drafts save time, all requests draft. If the budget can cut a
-drafter's trees, the drafter still drafts in most steps. If the budget keeps cutting the trees to
-nothing, the drafter skips more and more steps between two attempts.
+at the start of the burst. Once their drafts save time, all requests draft. If the draft budget can
+cut a drafter's trees, the drafter still drafts in most steps. If the budget keeps cutting the trees
+to nothing, the drafter skips more and more steps between two attempts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class DraftingBackoff:
     """Lets a drafter draft while it is no slower than plain decoding.
 
     To judge a drafter, the back-off compares whole steps: their number of tokens and their
-    duration. In contrast, `DraftModelGate` judges one source of a tree by the nodes that it adds.
+    duration. In contrast, `DraftModelGate` judges the draft model of a drafter with several sources
+    by the nodes that the model adds to a tree.
 
     Args:
         settings: Limits for short trials (bursts) and for pauses.
@@ -38,12 +39,15 @@ class DraftingBackoff:
 
     @property
     def is_dormant(self) -> bool:
-        """Return whether the pause is so long that the drafter need not learn yet."""
+        """Return whether the next trial is so far off that the drafter need not learn."""
         return self._pause.left >= self._settings.learning_steps
 
     @property
     def most(self) -> int | None:
-        """Maximum number of drafting requests in a ragged batch; None means all."""
+        """Maximum number of requests that draft in a ragged batch (one without padding).
+
+        None means all requests.
+        """
         return self._settings.burst_requests if self._tried else None
 
     def admits(self, num_requests: int, ragged: bool) -> int:
@@ -59,7 +63,7 @@ class DraftingBackoff:
         return self.most if ragged and self.most is not None else num_requests
 
     def note(self, tokens: float, cost: float, num_requests: int = 1) -> None:
-        """Record a step with whole draft trees.
+        """Record a step, to compare its tokens and its cost with plain decoding.
 
         Args:
             tokens: Number of new tokens per request.
@@ -89,7 +93,7 @@ class DraftingBackoff:
         self._forget()
 
     def note_cut(self, nodes: int) -> None:
-        """Record a step with cut trees; the largest tree has `nodes` nodes."""
+        """Record a step with cut trees; after the cut, the largest has `nodes` nodes."""
         self._tried = False
         self._num_empty_steps = 0 if nodes else self._num_empty_steps + 1
         self._pause.rest(

@@ -1,4 +1,4 @@
-"""Build a step's outcomes, and group them by drafter."""
+"""Complete the verification results of a step, and group them by drafter."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.verification.logprobs import score_outcomes
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """A step's outcomes for the requests of one drafter.
+    """The verification results of a step, for the requests of one drafter.
 
     Attributes:
-        batch: The drafter batch.
-        outcomes: Outcomes of the requests that were ready to decode.
+        batch: The drafter and its requests.
+        outcomes: Results for the requests that were ready to decode.
         draft_seconds: Seconds spent in the draft model and in the hidden-state draft head.
         error: Error raised by the drafter, or None; it affects only the requests in this batch.
     """
@@ -35,10 +35,11 @@ class BatchResult:
 def distribute_outcomes(
     outcomes: Sequence[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
 ) -> list[BatchResult]:
-    """Group outcomes by drafter; add the values that drafters and requests need.
+    """Group a step's outcomes by drafter; add what drafters and requests need.
 
-    These values are log-probabilities, top tokens and the draft trees of draft heads. All of them
-    are copied from the device in a single transfer.
+    An outcome is the result of verifying one draft tree. The added values are log-probabilities,
+    top tokens and the draft trees of draft heads. All of them are copied from the device in a
+    single transfer.
 
     Args:
         outcomes: Outcomes of the step.

@@ -1,9 +1,10 @@
-"""Find the row counts for which a model computes every row with identical bits.
+"""Find a range of row counts within which no token's results change by a bit.
 
-Every module that maps rows to rows (products, norms, activations) is called separately, in the
-same way as in the model, with row counts from 1 to 1,024. `row_classes` finds the counts whose
-results agree bit for bit. The result is the widest range of counts that all modules share.
-Attention uses separate kernels, which are batch-invariant by construction (`paceline.attention`).
+The number of rows (tokens) in a forward pass can change how the results are rounded. Every module
+that maps rows to rows (products, norms, activations) is therefore called separately, in the same
+way as in the model, with row counts from 1 to 1,024. `row_classes` finds the counts whose results
+agree bit for bit. The result is the widest range of counts that all modules share. Attention uses
+separate kernels, which are batch-invariant by construction (`paceline.attention`).
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ _used: set[result_cache.ResultKey] = set()
 
 
 def load_report(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
-    """Return a model's probe report for this machine, probing the model if needed.
+    """Return the stored report of `probe_model`; probe the model if there is none.
 
-    If other programs disturbed the measurement of the costs in a report, the measurement is
-    repeated once the machine is quieter.
+    If other programs disturbed the time measurements in the stored report, and the machine is
+    quieter now, the model is probed again.
 
     Args:
         model: Loaded model.
@@ -78,7 +79,9 @@ def load_report(model: PreTrainedModel, products: Products = Products()) -> Prob
 
 
 def probe_model(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
-    """Find the widest range of row counts with identical results, and what it costs.
+    """Find the widest range of row counts that never changes a token's results.
+
+    The report also states how much slower forward passes are if they use only this range.
 
     Args:
         model: Loaded model.
@@ -118,10 +121,10 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
 
 
 def _probe_module(module: RowModule) -> ProbeResult:
-    """Find the row counts for which one kind of module gives bit-identical rows.
+    """Find the row counts at which the results of one kind of module change.
 
-    A product is tested with folded weights (`fold`), whose results consist only of rounding errors,
-    and then with its bias. Other modules are tested on many random rows.
+    A product is tested with folded weights (`fold`), which yield only rounding errors, and then
+    with its bias. Other modules are tested on many random rows.
     """
     noise = torch.Generator().manual_seed(0)
     counts = module.counts()
@@ -155,7 +158,7 @@ def _why_too_narrow(rows: RowClass, findings: Sequence[ProbeResult]) -> str:
 
 
 def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Products) -> str:
-    """Return how forward passes in a range of row counts differ; "" if they agree."""
+    """Describe how a batch changes the logits of a text; return "" if it does not."""
     chunks = (min(PREFILL_CHUNK, rows.max_rows), CHECK_PREFILL_CHUNK)
     alone, batched = (
         CachedLM(model, chunk, batch_invariant=True, min_rows=rows.min_rows, products=products)

@@ -51,8 +51,8 @@ def resolve_exactness(
 
     Args:
         model: The model.
-        setting: True, False or "auto". With "auto" and several threads, the model is not decoded
-            batch-invariantly, because that would require computing single rows twice.
+        setting: True, False or "auto". With "auto" and several threads, batch invariance stays
+            off, because each single row (one token) would have to be computed twice.
         threads: Number of CPU threads.
         max_batch: Maximum number of requests per forward pass; None means no limit.
     Raises:

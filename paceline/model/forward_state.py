@@ -1,4 +1,4 @@
-"""Define the inputs of a forward pass that a model's copied modules read."""
+"""Define the inputs of a forward pass beyond the arguments of the model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ForwardState(AttentionState):
 
 
 class StateReader(nn.Module):
-    """Base class of modules that read the forward state of their model view."""
+    """Base class of modules that read the `ForwardState` of their `ModelView`."""
 
     @property
     def state(self) -> ForwardState:

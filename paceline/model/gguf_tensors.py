@@ -133,12 +133,12 @@ class TensorTable:
 
 
 class TensorReordering:
-    """The changes that transformers makes to an architecture's tensors.
+    """The changes that transformers makes to tensors when it loads a GGUF file.
 
     Args:
         architecture: Name of the architecture in the file.
         model: The transformers model.
-        names: Tensor names, keyed by weight name.
+        names: Names of the tensors in the file, keyed by the names of the model's weights.
     """
 
     def __init__(self, architecture: str, model: PreTrainedModel, names: Mapping[str, str]) -> None:

@@ -2,8 +2,8 @@
 
 transformers' models look up their attention function in `config` at every call. The engine chooses
 this function for each forward pass, while other threads or engines may be running the same model.
-Every `CachedLM` therefore has a view with a separate configuration, matrix products and forward
-state. The copies share weights and hooks with the user's model, which is not modified.
+Every `CachedLM` therefore has a view with a separate configuration, matrix products and
+`ForwardState`. The copies share weights and hooks with the user's model, which is not modified.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def use_attention(view: ModelView, implementation: str) -> None:
 class ModelView:
     """A view of a transformers model, with copies of some of its modules.
 
-    The view copies modules that have a configuration, that read the forward state, or whose matrix
-    products the view replaces. It also copies the modules that contain such modules. A copied
-    module shares its parameters, buffers and hooks with the original. Compiled `forward` methods
-    are not copied, because they were compiled for the caller's inputs, and the shape of paceline's
-    inputs changes at every step.
+    The view copies three kinds of modules: those with a configuration, those that read the
+    `ForwardState`, and those whose matrix products the view replaces. It also copies the modules
+    that contain such modules. A copied module shares its parameters, buffers and hooks with the
+    original. Compiled `forward` methods are not copied, because they were compiled for the caller's
+    inputs, and the shape of paceline's inputs changes at every step.
 
     Args:
         model: Model to view.
@@ -60,7 +60,7 @@ class ModelView:
     Attributes:
         module: Copy of the model.
         config: The copy's (text) configuration; changes to it affect only this view.
-        state: Forward state of the copies.
+        state: `ForwardState` that the copies read.
         cache_argument: Name of the KV cache argument of `module`.
         has_mixers: Whether the view replaces the `forward` methods of recurrent mixers
             (`mixers.seam`).
@@ -91,7 +91,7 @@ class ModuleCopier:
         mixers: Ids of the mixers whose `forward` the copies replace (`mixers.seam`); None means no
             mixers.
     Attributes:
-        state: Forward state of the copies.
+        state: `ForwardState` that the copies read.
     """
 
     def __init__(self, products: Products, mixers: Set[int] | None = None) -> None:

@@ -94,9 +94,9 @@ class _ModuleProbe:
         self._busy = False
 
     def after(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        """Check a module that maps rows to rows.
+        """Check whether each row of a module's output depends on other rows.
 
-        Other modules are checked through the logits.
+        Modules without one row per token are skipped; the check of the logits covers them.
         """
         name = self._names.get(module)
         if name is None or self._busy or self.finding or len(given) != 1:
@@ -119,7 +119,7 @@ class _ModuleProbe:
 
 
 def _dependence(module: nn.Module, rows: Tensor, dims: int, counts: tuple[int, ...]) -> str:
-    """Describe how a module's row depends on other rows; "" if it does not.
+    """Describe how rows of a module's output depend on each other; "" if they do not.
 
     Args:
         module: Module that maps rows to rows.
@@ -154,7 +154,7 @@ def _dependence(module: nn.Module, rows: Tensor, dims: int, counts: tuple[int, .
 
 
 def _logits(model: PreTrainedModel) -> Tensor:
-    """Return one text's logits [tokens, vocab] from a forward pass over two texts."""
+    """Return the first text's logits [tokens, vocab] from a pass over two texts."""
     vocab = model.config.get_text_config(decoder=True).vocab_size
     ids = (7 * torch.arange(2 * ROW_CHECK_TOKENS) + 3) % vocab
     texts = ids.view(2, ROW_CHECK_TOKENS).to(model.device)

@@ -109,7 +109,7 @@ class AnswerGrammars:
 
 
 def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add llguidance's options for white space to a schema, as in `grammars`."""
+    """Return a schema's llguidance options, by default with `grammars.WHITESPACE`."""
     given = schema.get("x-guidance")
     return {
         "whitespace_pattern": grammars.WHITESPACE,

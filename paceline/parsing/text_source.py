@@ -52,7 +52,7 @@ class TextSource:
         return (yield from self.take_while(WHITESPACE.__contains__))
 
     def take_while(self, accepts: Callable[[str], bool]) -> Generator[None, None, str]:
-        """Read and return the characters before the first one that is not accepted."""
+        """Read and return all characters up to the first that `accepts` rejects."""
         taken = ""
         while (char := (yield from self.peek())) and accepts(char):
             taken += char

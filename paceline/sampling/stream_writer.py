@@ -113,7 +113,7 @@ def token_origins(outcome: Outcome) -> list[Origin]:
 def _split(
     deltas: list[tuple[TextDelta, TokenMark]], length: int
 ) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
-    """Split deltas after the first `length` characters of their full text."""
+    """Split the text of tokens after `length` characters, counting hidden ones."""
     head, tail = [], []
     for delta, mark in deltas:
         shown, full = delta

@@ -89,7 +89,7 @@ def finish(pending: Sequence[Pending]) -> list[Any]:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """Return a tensor [n] as 32-bit integers."""
+    """Return a tensor [n] as 32-bit integers; floats keep their bits."""
     return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor.to(torch.int32)
 
 

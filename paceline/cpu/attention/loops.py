@@ -63,13 +63,13 @@ def add_values(
     queries: int,
     is_half: bool,
 ) -> None:
-    """Add weighted values to the sums of up to four queries.
+    """Add weighted value vectors to the sums of up to four queries.
 
     Args:
         weights: Address of an array of the addresses of each query's weights.
-        values: Address of the values.
-        stride: Distance between consecutive values.
-        count: Number of values.
+        values: Address of the value vectors.
+        stride: Distance between consecutive vectors.
+        count: Number of vectors.
         sums: Address of the float32 sums, which are stored query by query.
         size: Size of one query's sums in bytes.
         queries: Number of queries.

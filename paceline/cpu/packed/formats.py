@@ -1,4 +1,4 @@
-"""Look up the reader and the block size of a format."""
+"""Look up the block size of a block format, and the code that decodes a block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BlockLayout(NamedTuple):
     """A block format, with the sizes that kernels need to iterate over blocks.
 
     Attributes:
-        reader: Reader of the format.
+        reader: Object that emits the code for decoding a block.
         parts: Number of parts in a block; a part is 32 numbers.
         bytes: Size of a block in bytes.
     """
@@ -43,7 +43,7 @@ class BlockLayout(NamedTuple):
 
     @staticmethod
     def of(block_format: BlockFormat) -> BlockLayout:
-        """Return the description of a format; plain numbers are treated as blocks of 32."""
+        """Return a format's layout; in F16 and F32, 32 numbers count as one block."""
         numbers = max(block_format.numbers, PART)
         return BlockLayout(
             _READERS[block_format.name], numbers // PART, block_format.row_bytes(numbers)
@@ -51,9 +51,9 @@ class BlockLayout(NamedTuple):
 
 
 def of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
-    """Return a numba signature and a code generator for one block format.
+    """Return the signature and the code generator of a numba intrinsic.
 
-    The id of the format must be a constant.
+    The generator calls `emit` for one block format, whose id must be a compile-time constant.
     """
     blocks = BlockLayout.of(BLOCK_FORMATS[type_id.literal_value])
 

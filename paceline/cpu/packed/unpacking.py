@@ -1,6 +1,7 @@
-"""Unpack blocks to bfloat16 values, row by row or in quads (see `quads`).
+"""Unpack blocks of packed weights to bfloat16, row by row or in quads.
 
-A quad consists of four rows whose numbers are interleaved (`quad_lines`).
+A quad consists of four rows whose numbers are interleaved (`quad_lines`). The kernel in `quads`
+multiplies by quads.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
 
     Args:
         low, high: The first and the last 16 numbers.
-        exact: Whether to preserve subnormal numbers. When multiplying, this processor's bfloat16
-            instructions treat subnormal numbers as zeros.
+        exact: Whether to preserve subnormal numbers. Products do not need them, because this
+            processor's bfloat16 instructions treat subnormal numbers as zeros.
     """
     if available() and not exact:
         return round_pair(builder, low, high)
@@ -106,8 +107,8 @@ def _emit_quad(builder: Any, blocks: BlockLayout, *operands: Any) -> None:
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
     """Unpack a row without rounding.
 
-    The arguments are the id of the format, the address of the row's blocks, the number of parts
-    (32 numbers each), and the address for the result.
+    The arguments are the id of the block format, the address of the row's blocks, the number of
+    parts (32 numbers each), and the address for the result.
     """
     return of_format(partial(_emit_row, exact=True), type_id, source, num_parts, target)
 
@@ -124,8 +125,8 @@ def _unpack_quad(
 ) -> Any:
     """Unpack four rows, so that each cache line holds numbers from all of them.
 
-    The arguments are the id of the format, the addresses of each row's blocks, and the fields of
-    `UnpackCall` with the same names.
+    The arguments are the id of the block format, the address of each row's first block, and four
+    fields of `UnpackCall`: `num_parts`, `target`, `line_step` and `ahead`.
     """
     operands = (sources, num_parts, target, line_step, ahead)
     return of_format(where_available(_emit_quad), type_id, *operands)
@@ -139,9 +140,9 @@ def _row_at(call: UnpackCall, row: int) -> int:
 
 @cache
 def row_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks the rows in an `UnpackCall`, for one format.
+    """Return the job that unpacks the rows of an `UnpackCall`, one at a time.
 
-    All values are exact, including subnormal numbers.
+    Each block format has its own job. All values are exact, including subnormal numbers.
     """
 
     # The closure holds a plain number, which identifies the stored code of a format.
@@ -158,10 +159,10 @@ def row_job(type_id: int) -> TeamJob:
 
 @cache
 def quad_job(type_id: int) -> TeamJob:
-    """Return the job that unpacks an `UnpackCall` by quads of rows, for one format.
+    """Return the job that unpacks the rows of an `UnpackCall`, four at a time.
 
-    A quad is four rows, whose numbers are interleaved in lines of 64 bytes. In memory, the lines
-    of different quads alternate.
+    Each block format has its own job. Four rows form a quad: their numbers are interleaved in lines
+    of 64 bytes. In memory, the lines of different quads alternate.
     """
 
     def work(address: int) -> int:

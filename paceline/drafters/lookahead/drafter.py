@@ -135,7 +135,8 @@ class Lookahead(Drafter):
     def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
         """Return up to `count` n-grams that followed the newest tokens of `text`.
 
-        N-grams with longer keys come first. Among n-grams with the same key, newer ones come
+        The key of an n-gram is the tokens that precede it. N-grams with longer keys come first.
+        Among n-grams with the same key, newer ones come
         first. Continuations of the newest token inside longer n-grams come last.
         """
         state = self._states[request.id]

@@ -21,7 +21,7 @@ class DraftNode:
         token: Token id.
         parent: Index of the parent in the tree; -1 for the root.
         origin: Value of `Origin`.
-        confidence: Probability given the parent.
+        confidence: Estimated probability that the node is accepted, given that its parent is.
     """
 
     token: int

@@ -227,7 +227,8 @@ class ChainDrafter(Drafter):
             new: New tokens of the open chains.
             probs: Distribution of each of these tokens, [n, vocab]; None if no chain is sampled.
         Returns:
-            The nodes to commit to the KV cache; the newest token of each run stays pending.
+            For each chain, the nodes to commit to the draft model's KV cache. The newest token of
+            the chain stays pending.
         """
         stops = iter(self._rule.stop_after(new))
         runs, first = [step.run for step in steps], 0

@@ -1,10 +1,10 @@
 """Describe each candidate token by the 36 inputs of a small network.
 
-The fields of `Inputs` up to `skips` describe the token. The other fields describe its node, and are
-equal for all tokens that follow this node. Counts and lengths are encoded as log(1 + n), and shares
-as log odds. In the example in `counting.py`, token 7 follows a match in the prompt. Token 8 follows
-a match of 2 tokens in the output and a match of 5 tokens in the datastore. These are some of the
-inputs for token 8:
+The fields of `Inputs` up to `skips` describe the token. The other fields describe the node before
+the token, and are equal for all tokens that follow this node. Counts and lengths are encoded as
+log(1 + n), and shares as log odds. In the example in `counting.py`, token 7 follows a match in the
+prompt. Token 8 follows a match of 2 tokens in the output and a match of 5 tokens in the datastore.
+These are some of the inputs for token 8:
 
     of the token       prompt   output   store     of the node   prompt   output   store
     ================   ======   ======   =====     ===========   ======   ======   =====
@@ -38,7 +38,8 @@ class Inputs:
     """The inputs of the network, in the order of its weights.
 
     Their names are part of calibration.json. Vectors have one value per source: prompt, output and
-    datastore.
+    datastore. A pointer of a node leads from a match of the tokens up to the node to the token that
+    follows the match (`pointers`).
 
     Attributes:
         blend: Share of the token, blended over match lengths as in PPM; log odds, or 0 if the
@@ -187,12 +188,12 @@ def describe_token(
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
     """Estimate a token's probability from one source by blending, as in PPM.
 
-    The token's share of pointers at each match length is blended with that at the next shorter
-    one.
+    At each match length, the token's share of all matches is blended with its share at the next
+    shorter length.
 
     Returns:
-        The blended share, the share among the longest matches, and the number of pointers to the
-        token.
+        The blended share, the share among the longest matches, and the number of matches that the
+        token follows.
     """
     all_above, token_above = 0, 0
     for band in range(BANDS):

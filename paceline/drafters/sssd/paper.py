@@ -1,19 +1,22 @@
-"""Merge sources with fixed weights (Marzollo et al. 2024, algorithm 1).
+"""Merge trees from the datastore and the request (Marzollo et al. 2024, alg. 1).
 
-The weights are those of the authors' code. The datastore yields one tree. It counts the
-continuations of suffixes of up to 4 tokens, with at most 100 matches per suffix. Shorter suffixes
-are not looked up once 50 continuations are known. The request yields one tree for each match length
-m from 1 to 4. A token's share is its part of the counts after its parent. The score of a token from
-the datastore is share * parent's score. The score of a token from the request is 0.6 * share on the
-first level, and (0.6 + 0.1 m) * share * parent's score on deeper levels. A heap merges the trees; a
-token from two sources gets the larger score. As in the authors' code, a match in the output counts
-only if the text contains at least 8 tokens from the start of the match.
+The fixed weights of the trees are those of the authors' code. The datastore yields one tree. To
+build it, the drafter looks up the last 4 tokens of the text, then the last 3, 2 and 1, and counts
+the tokens that follow. It uses at most 100 matches per look-up, and stops once 50 continuations are
+known. The request yields one tree for each match length m from 1 to 4. A token's share is its
+count, divided by the number of matches at its parent. The score of a token from the datastore is
+share * parent's score. The score of a token from the request is 0.6 * share on the first level, and
+(0.6 + 0.1 m) * share * parent's score on deeper levels. A heap merges the trees; a token from two
+sources gets the larger score. As in the authors' code, a match in the output counts only if the
+text contains at least 8 tokens from the start of the match.
 
 For example, the newest tokens are "1 2". The request contains "1 2 3" twice and "1 2 4" once. In
-the datastore, 9 of 10 matches of "1 2" continue with 4:
+the datastore, 9 of 10 matches of "1 2" continue with 4. These tokens wait in the heap with their
+scores, and are taken in this order:
 
     waiting == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
-    taken   == 4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share), then 3 again: known
+    taken   == 4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share),
+               then 3 again, which is already in the tree
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Candidate:
         token: Token id.
         parent: Node of the tree; 0 for the root.
         depth: Depth of the token.
-        begin: Index of the first pointer from the same parent and source.
+        begin: Index of the first match pointer (`pointers`) from the same parent and source.
         end: Index after the last of these pointers.
         source: 0 for the datastore, m for matches of m tokens in the request.
         path_confidence: Probability of the whole path.
@@ -83,11 +86,11 @@ CANDIDATE = record_dtype(Candidate)
 
 
 class Merge(NamedTuple):
-    """Scratch arrays, used for one tree after another.
+    """Scratch arrays for merging, which every new tree reuses.
 
     Attributes:
-        pool: Pointers of the tree.
-        waiting: The heap, [room].
+        pool: Match pointers (`pointers`) of the tree's nodes.
+        waiting: Heap of the candidates for the tree, [room].
         tree: Nodes of the tree, [1 + max_nodes].
     """
 
@@ -117,10 +120,10 @@ def branch_length(nodes: int) -> int:
 
 @kernel
 def merge_sources(sources: Sources, merge: Merge, nodes: int, levels: int) -> int:
-    """Merge the sources into one tree.
+    """Merge matches in the request and in the datastore into one draft tree.
 
     Args:
-        sources: Request and datastore.
+        sources: Texts of the request and of the datastore.
         merge: Scratch arrays.
         nodes: Maximum number of nodes.
         levels: Maximum number of levels.
@@ -163,10 +166,10 @@ def merge_sources(sources: Sources, merge: Merge, nodes: int, levels: int) -> in
 
 @kernel
 def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
-    """Add the tokens that follow matches of the newest tokens in each source.
+    """Push the tokens that follow the newest tokens in each source onto the heap.
 
     Returns:
-        The number of pointers and of candidates, or (-1 - i, 0) if shard i is damaged.
+        The number of match pointers and of tokens, or (-1 - i, 0) if shard i is damaged.
     """
     pool = merge.pool
     context = copy_newest(sources.text, pool)
@@ -188,7 +191,7 @@ def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
 
 @kernel
 def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
-    """Add pointers for the suffixes of the text that occur in the datastore.
+    """Add pointers to the tokens that follow the newest tokens in the datastore.
 
     Returns:
         The number of pointers, or `-1 - i` if shard i is damaged.
@@ -233,7 +236,7 @@ def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: 
 def _push(
     merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
 ) -> int:
-    """Push the tokens of pointers onto the heap, and return the size of the heap."""
+    """Push the tokens that pointers lead to onto the heap; return the heap's size."""
     begin, end = pointers
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1
@@ -258,7 +261,7 @@ def _push(
 
 @kernel
 def _origin(text: RequestText, pool: Pool, source: int, pointers: PointerRange, token: int) -> Any:
-    """Return a candidate's origin: the text to which most of its pointers lead."""
+    """Return a candidate's origin: the text that contains most of its matches."""
     if source == 0:
         return ORIGINS[STORE]
     balance = 0

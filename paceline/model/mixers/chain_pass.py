@@ -1,4 +1,4 @@
-"""Verify chains in models whose states cannot be separated from attention."""
+"""Verify chains in models whose recurrence cannot be separated from attention."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from paceline.model.padded_batch import PaddedBatch
 
 
 class ChainPass:
-    """A forward pass over one request that advances states if all tokens are accepted.
+    """A forward pass over one chain; only full acceptance changes the states.
 
-    The whole model runs once over the pending tokens and the chain. If a draft token is rejected,
-    the states do not change, and the next forward pass processes the tokens again.
+    The whole model runs once over the pending tokens and the chain. If all draft tokens are
+    accepted, `commit` stores the new recurrent states. If a draft token is rejected, the stored
+    states do not change, and the next forward pass processes the pending tokens again.
 
     Args:
         layout: Padded batch with one row.

@@ -1,4 +1,4 @@
-"""Compute the recurrences of a mixer along a draft tree, and prepare the commit."""
+"""Compute a recurrent mixer along a draft tree, and prepare its state update."""
 
 from __future__ import annotations
 
@@ -208,9 +208,9 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows of each tensor that a commit may read.
+        """Return the rows (tokens) of each tensor that the state update may read.
 
-        Each row belongs to a token. In a wide batch, a commit reads only the rows of tree nodes.
+        In a batch with many tokens per request (`_is_wide`), these are only the tree nodes.
         """
         if not self._is_wide:
             return tensors
@@ -251,7 +251,7 @@ class RecurrenceCall:
 
 
 def token_tree(batch: RecurrentBatch) -> TokenTree:
-    """Return a batch's tokens in the form used by recurrences; built once per batch."""
+    """Return a batch's tokens as a `TokenTree`, which is built once per batch."""
     if "tree" not in batch.derived:
         batch.derived["tree"] = TokenTree(
             np.ascontiguousarray(batch.slots),

@@ -15,11 +15,11 @@ summation is different:
   with the weights' first numbers are added before those with their second numbers. The division
   by the total comes last.
 
-All queries of a block see the keys of the text that they share at the same ranks. Whole steps of 32
-such keys are multiplied for all queries of the block at once. The other keys, including the nodes
-on the query's path, are gathered by rank for each column. No query is multiplied by a key that it
-does not see, because that key may be NaN. The tiles of a column have one row per query head of the
-key head.
+The leading keys that all queries of a block see have the same ranks for all of them. The sums over
+whole steps of 32 such keys are computed for all queries of the block at once. The values of the
+other keys, including the nodes on the query's path, are gathered by rank for each column (query
+token). No weight is multiplied by the value of a key that the query does not see, because that
+value may be NaN. The tiles of a column have one row for each query head that shares the key head.
 
 Modules: `kernel` processes tiles of queries, `scores` computes weights, `sums` computes weighted
 sums of values, and `workspace` lays out a thread's memory.

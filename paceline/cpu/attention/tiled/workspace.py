@@ -1,4 +1,4 @@
-"""Define the tile of queries that a thread processes, and lay out its memory."""
+"""Define the tiles of queries for the threads, and lay out each thread's memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ STEP_BYTES = bf16_pack.STEP
 class TileWorkspace(NamedTuple):
     """Addresses of the buffers in a thread's memory.
 
+    A block is up to 16 queries, a step is 32 keys, and a section is up to STEPS_PER_SECTION steps.
+    Words have 32 bits.
+
     Attributes:
-        scores: Scores of each block, float32 [16 queries, keys]; later the weights of each step.
+        scores: Scores of each block, float32 [16 queries, keys]; the softmax weights later replace
+            them.
         sums: Sums of each block, float32 [16 queries, value dims].
         totals: Total weights of each block, float32 [16].
         queries: Queries of a block, transposed: words [dims / 2, 16], each with two values of a
             query.
         copied: Queries of a block, [16, dims].
-        keys: Copies of the keys of a step, [32, dims], if needed.
+        keys: Copies of a step's keys, [32, dims], for steps not read from the cache directly.
         zeros: A value vector of zeros.
         values: Values of a section: words [16 * steps, value dims], each with one value from each
             of two keys.
@@ -54,7 +58,8 @@ class TileWorkspace(NamedTuple):
 class QueryTile(NamedTuple):
     """Queries from one row and key head that a thread processes together.
 
-    Query i belongs to column i // groups and is query head i % groups of its group.
+    A column is a query token, and `groups` query heads share the key head. Query i is number
+    i % groups of these heads in column i // groups.
 
     Attributes:
         head: Index of the key head.
@@ -65,7 +70,7 @@ class QueryTile(NamedTuple):
         key, value: Addresses of the key head's keys and values.
         base: First key that the first column sees.
         runs, begin: Keys visible to the columns of the row; see `VisibleRanges`.
-        straight: Number of leading keys in text order whose cache position equals their ordinal.
+        straight: Number of leading keys, in text order, for which key i has cache position i.
         tail: Cache positions of the other keys.
     """
 
@@ -88,14 +93,15 @@ class QueryTile(NamedTuple):
 def queries_per_block(groups: int) -> int:
     """Return the maximum number of queries per block.
 
-    A block consists of whole columns, or of part of one column.
+    A block consists of whole columns, or of part of one column. A column contains the query heads
+    of one token that share a key head.
     """
     return SIDE // groups * groups if groups <= SIDE else SIDE
 
 
 @inlined
 def straight_keys(cached: int, tail: IntArray) -> int:
-    """Return the number of leading keys whose cache position equals their ordinal."""
+    """Return how many leading keys, in text order, have cache positions 0, 1, 2, ..."""
     more = 0
     while more < len(tail) and tail[more] == cached + more:
         more += 1
@@ -121,7 +127,7 @@ def count_queries(call: AttentionCall, tile: QueryTile, i: int) -> int:
 
 @inlined
 def cache_position(tile: QueryTile, ordinal: int) -> int:
-    """Return the cache position of a key, given its ordinal in text order."""
+    """Return the cache position of a key, given its index in text order."""
     return ordinal if ordinal < tile.straight else tile.tail[ordinal - tile.straight]
 
 
