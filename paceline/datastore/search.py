@@ -182,7 +182,7 @@ def gather(
     Args:
         table: Shards of a snapshot.
         low: First rank (index in the suffix array) of each range, [batch, shards].
-        high: End of each range, [batch, shards].
+        high: Last rank of each range, plus one, [batch, shards].
         skip: Length of each query's match, [batch]. Each continuation begins after this number of
             tokens.
         out: Output: token ids, [batch, count, depth]; depth is at most SORTED_TOKENS. A

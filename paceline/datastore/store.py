@@ -86,8 +86,9 @@ class Snapshot:
         regular intervals.
 
         Args:
-            low: First rank of each range, [batch, shards]; one row of `Ranges.low` per query.
-            high: End of each range, [batch, shards].
+            low: First rank (index in the suffix array) of each range, [batch, shards]. For query b
+                with a match of m tokens, this is `Ranges.low[b, m - 1]`.
+            high: Last rank of each range, plus one, [batch, shards].
             skip: Length of each match, which the continuations omit, [batch].
             count: Maximum number of continuations per query.
             depth: Maximum number of tokens in a continuation; at most 64. A continuation ends with

@@ -65,7 +65,7 @@ def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
 
     Args:
         tensors: Tensors of float32, bool, or integers that fit into 32 bits. On a CPU, the arrays
-            share their memory.
+            share the memory of the tensors.
     """
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
