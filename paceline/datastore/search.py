@@ -40,8 +40,9 @@ class Ranges(NamedTuple):
             shard that begin with the last m tokens of query b.
         high: Last rank plus one, [batch, longest, shards]; 0 if there are no such suffixes or they
             were not searched.
-        lengths: For each query, the largest number of its last tokens that occur in any shard, and
-            the smallest number that was searched, [batch, 2]. Both are 0 if none occurs.
+        lengths: For each query, the largest number of its last tokens that occur together in any
+            shard, and the smallest number that was searched, [batch, 2]. Both are 0 if no such
+            tokens occur.
     """
 
     low: NDArray[np.int64]
