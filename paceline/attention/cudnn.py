@@ -25,7 +25,7 @@ class _Forwards:
 def without_cudnn() -> Iterator[None]:
     """Disable cuDNN in SDPA during a forward pass.
 
-    The last of several concurrent forward passes restores torch's switch.
+    If several forward passes run concurrently, the last one to end restores torch's cuDNN setting.
     """
     with _lock:
         if not _Forwards.count:

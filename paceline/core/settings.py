@@ -1,6 +1,6 @@
 """Define constants and option types that several packages share.
 
-Only the limits on sampling parameters can affect an answer.
+Of these constants, only the limits on sampling parameters can affect an answer.
 """
 
 from __future__ import annotations

@@ -135,9 +135,9 @@ def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bo
 
 @kernel
 def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
-    """Compare a suffix with the query, skipping the suffix's first `depth` tokens.
+    """Compare a suffix, without its first `depth` tokens, with the query.
 
-    If the suffix is longer than the query, its remaining tokens are ignored.
+    Only as many tokens as the query has are compared.
 
     Returns:
         _LESS, _EQUAL or _MORE; or _BAD for a damaged page.
@@ -160,6 +160,8 @@ def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
 @kernel
 def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
     """Find the pivots whose first tokens match the query.
+
+    A pivot holds the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number.
 
     Returns:
         The number of pivots that are less than the query, and the number of pivots that are not
@@ -191,8 +193,8 @@ def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
 def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool) -> int:
     """Find the first pivot in [low, high] that is not less than `key`.
 
-    If `after` is True, the pivot must be greater than `key`. The result is DAMAGED if a page is
-    damaged.
+    A pivot holds the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number. If `after`
+    is True, the pivot must be greater than `key`. The result is DAMAGED if a page is damaged.
     """
     while low < high:
         middle = (low + high) // 2

@@ -193,7 +193,8 @@ class DraftBudget:
     def _correction(self, num_requests: int) -> CostCorrection:
         """Return the correction of the cost curve for steps with `num_requests` requests.
 
-        A new correction starts with the values of the correction that was used last.
+        The first call for a number of requests creates the correction. It starts with the values
+        of the correction that was used last.
         """
         if num_requests not in self._corrections:
             self._corrections[num_requests] = CostCorrection(self._settings, self._newest)
@@ -209,8 +210,8 @@ class DraftBudget:
     ) -> Floats:
         """Return the durations of a step with 0, 1, ... units of draft nodes.
 
-        `NodeSelector` defines a unit. The durations come from the cost curve, for the mean text
-        length of the requests.
+        A unit is one node, or in a padded batch one node of every tree (`NodeSelector`). The
+        durations come from the cost curve, for the mean text length of the requests.
         """
         self._set_context(drafts, num_requests)
         return self._seconds(rows, selector.rows_per_unit, selector.num_units)
@@ -224,7 +225,8 @@ class DraftBudget:
     def _seconds(self, rows: int, rows_per_unit: int, num_units: int) -> Floats:
         """Return the durations of steps with 0 to `num_units` units of draft nodes.
 
-        `NodeSelector` defines a unit. Without draft nodes, a step has `rows` rows.
+        A unit is one node, or in a padded batch one node of every tree (`NodeSelector`). Without
+        draft nodes, a step has `rows` rows.
         """
         key = rows, rows_per_unit, self._context
         if len(self._costs.get(key, ())) <= num_units:
@@ -247,8 +249,8 @@ def _charge_drafting(
     Args:
         cut: Drafts of the step, after the cut.
         selector: Selector that cut the trees.
-        seconds: Duration of the step, in seconds, with 0, 1, ... units of nodes. `NodeSelector`
-            defines a unit.
+        seconds: Duration of the step, in seconds, with 0, 1, ... units of nodes. A unit is one
+            node, or in a padded batch one node of every tree (`NodeSelector`).
         correction: Correction factor for steps without trees (`CostCorrection.plain`).
     """
     for drafts in cut:

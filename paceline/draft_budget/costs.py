@@ -160,7 +160,11 @@ class Costs:
         self._schedule(max(spent, cost_measuring.check_seconds(measured.curve)))
 
     def _schedule(self, spent: float) -> None:
-        """Schedule the next check, later if this one took long (`spent`, in seconds)."""
+        """Schedule the next check; the longer this check took, the later the next one.
+
+        Args:
+            spent: Duration of this check in seconds.
+        """
         self._due_s = self._used_s + max(self._pause_s, spent / TIMING.max_check_share)
 
     def _replace(self, measured: MeasuredCurve, spent: float = 0.0) -> None:

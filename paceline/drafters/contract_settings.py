@@ -1,4 +1,4 @@
-"""Define the settings of the drafter contract check."""
+"""Define the settings of the check that a drafter follows the interface's rules."""
 
 from __future__ import annotations
 

@@ -35,15 +35,17 @@ class RowClass:
 
 
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
-    """Return the start of each range of row counts with identical results, ascending.
+    """Find ranges of row counts in which a function's results do not change by a bit.
 
-    Large counts are tested with rows from the middle of `rows`, and small counts with the first
-    and the last rows.
+    A large count is tested with rows from the middle of `rows`, a small one with the first and the
+    last rows.
 
     Args:
         function: Function of rows.
         rows: Rows, [counts[-1], ...].
         counts: Row counts to compare, ascending.
+    Returns:
+        The first row count of each range, ascending.
     """
     starts: list[int] = []
     last = top = counts[-1]

@@ -32,7 +32,7 @@ class CacheSize(NamedTuple):
         return self.slots <= other.slots and self.positions <= other.positions
 
     def raised_to(self, needed: CacheSize) -> CacheSize:
-        """Return this size; replace each number below the needed one by twice the latter."""
+        """Return this size; a number below the needed one becomes twice the needed one."""
         return CacheSize(
             *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))
         )
@@ -44,8 +44,8 @@ class Store:
 
     Attributes:
         tensor: Keys or values, [slots, heads, capacity, dim].
-        rows: The same memory, viewed as [slots * heads * capacity + 1, dim]. The last row is
-            scratch space for columns of a forward pass without a token.
+        rows: The same memory, viewed as [slots * heads * capacity + 1, dim]. Columns of a
+            forward pass that have no token write to the last row.
     """
 
     tensor: Tensor
@@ -74,7 +74,7 @@ class Block:
         self._num_taken = 0
 
     def fits(self, states: Tensor) -> bool:
-        """Return whether a store is free for states [batch, heads, queries, dim]."""
+        """Return whether a store is free for keys or values [batch, heads, queries, dim]."""
         shape, stores = states.shape, self.stores
         return self._num_taken < len(stores) and (shape[1], shape[3], states.dtype) == (
             stores.shape[2],
@@ -83,7 +83,7 @@ class Block:
         )
 
     def take(self) -> int:
-        """Take the next free store, and return its index."""
+        """Take the next free store (for one layer's keys or values); return its index."""
         self._num_taken += 1
         return self._num_taken - 1
 
@@ -93,7 +93,7 @@ class Block:
 
     @property
     def taken(self) -> Tensor:
-        """Return the stores in use, [stores, slots, heads, capacity, dim]."""
+        """Return the part of the block in use, [stores, slots, heads, capacity, dim]."""
         return self.stores[: self._num_taken]
 
     def resized(self, slots_kept: slice | list[int], size: CacheSize, length: int) -> Block:
@@ -112,7 +112,12 @@ class Block:
         return new
 
     def move_slots(self, slots_kept: Sequence[int], length: int) -> None:
-        """Move the first positions of some slots, in ascending order, to the first slots."""
+        """Move the kept slots to the first slots.
+
+        Args:
+            slots_kept: Slots to keep, in ascending order.
+            length: Number of leading cache positions that are copied per slot.
+        """
         for store in self.taken:
             for new, old in enumerate(slots_kept):
                 if new != old:
@@ -157,7 +162,9 @@ class Block:
 
 
 class BlockList:
-    """The blocks of one cache.
+    """The blocks of one KV cache: tensors that are divided into stores.
+
+    A store holds either the keys or the values of one layer.
 
     Args:
         stores_per_block: Number of stores in a new block.
@@ -168,11 +175,14 @@ class BlockList:
         self._blocks: list[Block] = []
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yield the used stores of each block, [stores, slots, heads, capacity, dim]."""
+        """Yield the used part of each block, [stores, slots, heads, capacity, dim]."""
         return (block.taken for block in self._blocks)
 
     def take(self, states: Tensor, size: CacheSize) -> tuple[int, int]:
-        """Take a free store; return the index of its block, and its index in the block.
+        """Take a free store for a layer's keys or values; return its address.
+
+        The address consists of the index of the block and the index within the block. If the last
+        block has no free store of this shape, a block is added.
 
         Args:
             states: First keys or values of the layer, [batch, heads, queries, dim].
@@ -183,7 +193,7 @@ class BlockList:
         return len(self._blocks) - 1, self._blocks[-1].take()
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at an address: index of the block, index within the block."""
+        """Return the store at an address (index of the block, index within the block)."""
         block, index = address
         return self._blocks[block].store(index)
 
@@ -199,7 +209,12 @@ class BlockList:
             self._blocks[number] = block.resized(slots_kept, size, length)
 
     def move_slots(self, slots_kept: Sequence[int], length: int) -> None:
-        """Move the first positions of some slots, in ascending order, to the first slots."""
+        """Move the kept slots to the first slots.
+
+        Args:
+            slots_kept: Slots to keep, in ascending order.
+            length: Number of leading cache positions that are copied per slot.
+        """
         for block in self._blocks:
             block.move_slots(slots_kept, length)
 

@@ -10,7 +10,7 @@ from paceline.core.tree import IntArray
 
 
 class RegionMove(NamedTuple):
-    """A move of cache positions in every store.
+    """A move of cache positions, in the keys and values of every layer.
 
     Attributes:
         source: First position before the move.
@@ -58,7 +58,12 @@ class Regions:
         return int((self.first + self.sizes).max(where=self.sizes > 0, initial=0))
 
     def select(self, slots: list[int], num_slots: int) -> None:
-        """Move the regions of some slots to the front, and add free slots."""
+        """Keep only some slots, renumber them from 0, and add free slots.
+
+        Args:
+            slots: Slots to keep, in their new order.
+            num_slots: New number of slots.
+        """
         for name in ("first", "sizes"):
             selected = np.zeros(num_slots, dtype=np.int64)
             selected[: len(slots)] = getattr(self, name)[slots]
@@ -70,7 +75,7 @@ class Regions:
             numbers[[slot, other]] = numbers[[other, slot]]
 
     def widen(self, slot: int, size: int) -> bool:
-        """Enlarge a region in place, or return False if the next positions are taken."""
+        """Enlarge a slot's region in place; return False if the next positions are taken."""
         first = int(self.first[slot])
         if not self.sizes[slot]:
             return False
@@ -95,10 +100,10 @@ class Regions:
         self.first[slot], self.sizes[slot] = first, size
 
     def pack(self, last: int) -> list[RegionMove]:
-        """Move all regions to the front, and return the moves in order.
+        """Move all slots' regions to the lowest positions; return the moves in order.
 
         Args:
-            last: Slot whose region comes last; no other slot moves to a higher position.
+            last: Slot whose region comes last. No other region moves to a higher position.
         """
         order = [slot for slot in np.argsort(self.first, kind="stable").tolist() if slot != last]
         moves, free = [], 0

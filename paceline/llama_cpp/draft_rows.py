@@ -1,4 +1,4 @@
-"""Lay out the pending tokens and draft trees of requests as rows with sequences."""
+"""Lay out pending tokens and draft trees as rows of llama.cpp's sequences."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from paceline.llama_cpp.slots import sequence_of
 @dataclass(frozen=True, slots=True)
 class RequestRows:
     """The rows of one request in a forward pass.
+
+    A sequence is a text in llama.cpp's cache. Each leaf of the draft tree has its own.
 
     Attributes:
         request: The request.

@@ -120,7 +120,7 @@ class GgufModel:
 
     @cached_property
     def _sequence_bytes(self) -> tuple[int, int]:
-        """Return the sizes in bytes of a sequence with one token and with two tokens."""
+        """Return the cache sizes, in bytes, of a sequence with one token and with two."""
         context = self.new_context(ContextOptions(CELL_STEP, CELL_STEP, CELL_STEP, 1, 1))
         sizes = []
         for position in range(2):

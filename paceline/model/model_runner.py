@@ -41,8 +41,9 @@ class ModelRunner:
         fixed_shapes: Runner of forward passes with fixed shapes, or None.
         states_wanted: Hidden states requested by the caller of the current forward pass.
         bucket_states: Captured states of the current forward pass, if it ran with a fixed shape.
-        picks: For each call in a forward pass, a function that selects the requested rows from the
-            LM head's inputs or outputs: [rows, columns, n] to [selected, n].
+        picks: For each call of the model, a function that selects the requested rows from the LM
+            head's inputs or outputs: [rows, columns, n] to [selected, n]. A forward pass may
+            consist of several calls.
         column_picks: For each call, a function that selects the same rows from tensors with all
             columns of the forward pass.
         pending: For each call and request, the row and the first and last columns of the pending
@@ -152,7 +153,10 @@ class ModelRunner:
         )
 
     def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
-        """Run a padded batch in a fixed shape; return its logits, None if no shape fits."""
+        """Run a padded batch in a fixed shape; return its logits.
+
+        The result is None if no fixed shape fits.
+        """
         # A fixed shape's masks would read shifted positions.
         if self.fixed_shapes is None or self._offsets is not None:
             return None
@@ -165,7 +169,10 @@ class ModelRunner:
         return output.logits
 
     def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
-        """Run a packed batch in a fixed shape; return its logits, None if no shape fits."""
+        """Run a packed batch in a fixed shape; return its logits.
+
+        The result is None if no fixed shape fits.
+        """
         if self.fixed_shapes is None or self._offsets is not None:
             return None
         self._begin_packed(packing, int((packing.pending + packing.nodes).sum()))
@@ -241,6 +248,9 @@ class ModelRunner:
 
 
 def _position_offsets(requests: Sequence[Request]) -> IntArray | None:
-    """Return the offsets from text to model positions, [requests]; None if all are 0."""
+    """Return each request's model position minus its text position, [requests].
+
+    Images shift the positions of later tokens. The result is None if all differences are 0.
+    """
     offsets = [request.position_offset for request in requests]
     return np.array(offsets, dtype=np.int64) if any(offsets) else None

@@ -82,10 +82,11 @@ class RaggedBatch:
     def attention_metadata(
         self, visible_ranges: dict[int, VisibleRanges], key_rows: IntArray | None = None
     ) -> AttentionMetadata:
-        """Return every request's keys, ordered by position.
+        """Return the cache positions of every request's keys, in text order.
 
         Args:
-            visible_ranges: Visible ranges by mask address; see `AttentionMetadata`.
+            visible_ranges: For the address of each placeholder mask, the ranges of keys that each
+                query sees; see `AttentionMetadata`.
             key_rows: For each request, the row of the key tensor that holds its first key,
                 [rows]. Default: 0, 1, 2, ...
         """
@@ -159,10 +160,10 @@ def _lay_out(
     parents: IntArray,
     padding: int,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Return the arrays of a `RaggedBatch` that depend only on sizes and parents.
+    """Return the arrays of a `RaggedBatch` that do not depend on token ids and slots.
 
-    In order: `positions`, `cache_positions`, the row of each query, `starts`, `logit_queries`,
-    `depths`, `ranks` and `tail`.
+    The arrays are, in this order, `positions`, `cache_positions`, the row of each query, `starts`,
+    `logit_queries`, `depths`, `ranks` and `tail`.
     """
     # Loops over numbers compile in a fraction of the time of operations on arrays.
     count, widest = len(cached), 0

@@ -49,7 +49,9 @@ class ReasoningBudget:
         return ReasoningBudget(self._tokenizer, self._markers, self._is_open, self._max_tokens)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores; once the budget is used up, allow only the next forced token.
+        """Return the scores; at the limit, allow only the next token of the closing text.
+
+        The closing text ends the reasoning. The limit is the maximum number of reasoning tokens.
 
         Args:
             ids: Token ids of the prompt and of the answer so far; [1, n].

@@ -200,9 +200,9 @@ class _Walk:
         self.after = start
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each token index, with the column and the prior state of every request.
+        """Yield each token index, with the column and the state of every request.
 
-        The prior state is the state before the token.
+        The state is the one before the token.
         """
         for token in range(self._columns.shape[1]):
             before = self._states[self._requests, self._sources[:, token]]
@@ -238,9 +238,9 @@ def _path_rows(path: FoldPath) -> _PathRows:
 
 
 def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the columns of the first, second, ... token of all paths, [requests].
+    """Yield the columns of all paths' first tokens, then second tokens, and so on.
 
-    The second tensor tells which paths have such a token.
+    Each pair of tensors, [requests], holds the columns and whether each path has such a token.
     """
     columns, is_token = (_on(array, device) for array in _path_rows(path))
     for step in range(columns.shape[1]):
@@ -265,7 +265,15 @@ def _taps(tree: TokenTree, size: int) -> IntArray:
 
 
 def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
-    """Return values [requests, width, ...] at their columns, and zeros elsewhere."""
+    """Arrange the values of tokens by column of the forward pass.
+
+    Columns without a token get zeros.
+
+    Args:
+        numbers: Values of the tokens, [requests, width, ...].
+        tree: Tokens of the forward pass.
+        count: Number of columns.
+    """
     columns = np.where(tree.is_padding(), count, tree.columns)
     index = tree.on(f"targets of {count}", columns, numbers.device)
     flat = numbers.new_zeros(count + 1, *numbers.shape[2:])

@@ -112,7 +112,7 @@ def cut_note(count: int) -> str:
 
 
 def _read(path: Path) -> dict[str, Prompt]:
-    """Return the prompts of a file by file and line number."""
+    """Return the prompts of a file; the keys are "file:line number"."""
     records = read_prompt_file(path, lambda number: f"{path}:{number}")
     return {f"{path}:{number}": _prompt_of(record, path, number) for number, record in records}
 

@@ -43,7 +43,7 @@ class AnswerEvents:
         return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def read(self, chunk: Chunk) -> list[AnswerEvent]:
-        """Process a chunk, and return the events that it adds to the answer."""
+        """Process the next chunk of the answer, and return the resulting events."""
         if self._reader is None:
             events: list[AnswerEvent] = [ContentText(chunk.text)] if chunk.text else []
             self.message.add(events)

@@ -235,9 +235,9 @@ def _parts_of(text: str) -> list[dict[str, str]]:
 
 
 def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
-    """Return whether the template writes only the text of `content`.
+    """Return whether the template writes the text of `content`, not its structure.
 
-    Some templates write lists in Python syntax.
+    Some templates write a list of parts in Python syntax.
     """
     try:
         text = str(tokenizer.apply_chat_template([_question(content)], tokenize=False))

@@ -1,8 +1,11 @@
 """Prepare the verification of sampled drafts on a device, without waiting for it.
 
-A node's share (defined in `rules`) depends on the tree and the logits, but not on random numbers.
-The acceptance probability of every node and the token after every node can therefore be computed
-before the walk. In rejection sampling, every accepted node has a share of 1.
+In traversal verification, a node's share is the probability that the accepted path ends at this
+node or at a descendant (`rules`). In rejection sampling, every accepted node has a share of 1.
+
+The shares depend on the tree and the logits, but not on random numbers. The acceptance probability
+of every node and the token after every node can therefore be computed before the walk through the
+tree.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ class NodeShares(NamedTuple):
     """Precomputed values for the walk through one tree.
 
     Attributes:
-        reaches: Acceptance probability of each node if no token may follow it. In rejection
+        reaches: Acceptance probability of each node, if the request ends there. In rejection
             sampling, the acceptance probability of every node.
-        chances: Acceptance probability of each node whose descendants have been rejected; not used
-            in rejection sampling.
+        chances: Acceptance probability of each node, if the request continues and its descendants
+            have been rejected; not used in rejection sampling.
         tokens: Token that follows the root and every node if all descendants are rejected.
     """
 
@@ -42,7 +45,8 @@ class _Round(NamedTuple):
     """Nodes, from all trees, whose shares (see `rules`) are computed together.
 
     Attributes:
-        rows: Row of each node's parent, [n].
+        rows: Row of each node's parent, [n]. In the arrays of the batch, each tree has one row for
+            its root and one for each node.
         tokens: Token of each node, [n].
         nodes: Row of each node, [n].
         probs: Distribution from which each node was sampled, [vocab]; None for a node that was not
@@ -58,7 +62,7 @@ class _Round(NamedTuple):
 def prepare_shares(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], rows: Sequence[int]
 ) -> Pending:
-    """Start computing the `NodeShares` of requests; return the pending result, by row.
+    """Start computing `NodeShares`; the pending result holds them by batch row.
 
     Args:
         scores: Scores from `target_scores`, [batch, 1 + width, vocab].
@@ -112,7 +116,7 @@ def prepare_shares(
 
 
 def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
-    """Return the key of the random noise for the token after the root and each node."""
+    """Return, for the root and each node, the key of the noise for the token after it."""
     start = len(request) - request.prompt_length
     return [
         sampler.noise_key(request.params.seed, start + depth, sampler.RESIDUAL)
@@ -121,9 +125,10 @@ def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
-    """Split the nodes into rounds; parents and earlier siblings get earlier rounds.
+    """Split the nodes into rounds, which are computed one after another.
 
-    Row i + 1 of a tree belongs to its node i; row 0 belongs to the root.
+    A node's parent and earlier siblings belong to earlier rounds. Of a tree's rows, row 0 belongs
+    to the root, and row i + 1 to node i.
     """
     rounds: list[_Round] = []
     start = 0
@@ -147,15 +152,16 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the children's shares, and their parents' values after a rejection.
+    """Return the shares of nodes, and their parents' values if they are rejected.
 
     Args:
         shares: Share of each parent (see `rules`), [n].
         weights: Target distribution after each parent, [n, vocab].
-        tokens: Token of each child, [n].
-        probs: Distribution from which each child was sampled; None if it was not sampled.
+        tokens: Token of each node, [n].
+        probs: Distribution from which each node was sampled; None if it was not sampled.
     Returns:
-        The children's shares, and the parents' shares and distributions after a rejection.
+        The shares of the nodes (one per parent). For each parent, the share and the target
+        distribution that remain if its node is rejected.
     """
     columns, joint = tokens[:, None], shares[:, None] * weights
     own = joint.gather(1, columns)

@@ -110,7 +110,8 @@ def _add_block(
         size: Number of inputs.
         first: First output.
         width: Number of outputs.
-        sums: Address of the sums, float32 [tasks, rows, `TASK`].
+        sums: Address of the sums, float32 [tasks, rows, `TASK`]; `TASK` is the number of outputs
+            per task.
     """
     weight_bytes, output = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES, 0
     while output < width:

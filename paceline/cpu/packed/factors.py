@@ -1,4 +1,4 @@
-"""Apply the scales and minimums of several blocks to their integers."""
+"""Apply the scales and minimums of quantised blocks to their integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.cpu.emit import floats, multiply_add, pick
 
 
 class Factor(NamedTuple):
-    """The vector lanes that hold one factor (scale or minimum) of each block.
+    """A factor (scale or minimum) of each of several blocks of weights.
 
     Attributes:
         vector: LLVM vector of float32 numbers that contains the factors.
@@ -20,7 +20,12 @@ class Factor(NamedTuple):
     lanes: tuple[int, ...]
 
     def spread(self, builder: Any, blocks: Sequence[int]) -> Any:
-        """Emit instructions that give each of 16 lanes the factor of that lane's block."""
+        """Emit instructions that fill 16 lanes, each with the factor of its block.
+
+        Args:
+            builder: LLVM builder.
+            blocks: For each lane, the index of its block.
+        """
         return pick(builder, self.vector, self.vector, [self.lanes[block] for block in blocks])
 
 

@@ -1,7 +1,8 @@
 """Multiply a few rows by a packed weight without storing the unpacked numbers.
 
 A line holds eight numbers from each of four outputs (`quad_lines`). It is multiplied by all rows
-while it is in a register. The sums are bit-identical to those of `quads`.
+while it is in a register. The sums are bit-identical to those of `quads`, which reads unpacked
+numbers from memory.
 """
 
 from __future__ import annotations
@@ -140,9 +141,10 @@ def _multiply(
 
 
 class _LineProducts:
-    """Emits instructions that multiply lines of weights by all rows, in line order.
+    """Emits instructions that multiply lines of weights by all rows.
 
-    The lines of a block can be added in any order.
+    A line holds eight weights from each of four outputs. The lines of a block can be added in any
+    order, but they are multiplied in ascending order.
 
     Args:
         builder: LLVM builder.
@@ -156,7 +158,7 @@ class _LineProducts:
         self._next_number = 0
 
     def add(self, number: int, line: Any) -> None:
-        """Add a line of weights; multiply by it once all earlier lines have been added."""
+        """Add the line with this number; multiply by it after all earlier lines."""
         self._waiting[number] = self._builder.bitcast(line, NUMBERS)
         while self._next_number in self._waiting:
             self._multiply(self._waiting.pop(self._next_number))

@@ -1,4 +1,4 @@
-"""Emit code that decodes blocks of 256 numbers, with factors per 32 or 16 numbers."""
+"""Emit code that decodes blocks of 256 weights, with scales per 32 or 16 weights."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class _K4(Reader):
 
 
 def _pair_nibbles(builder: Any, blocks: Sequence[Any], offset: int, part: int) -> Any:
-    """Emit instructions that load the 32 four-bit integers of a part of each block.
+    """Emit instructions that load one part (32 four-bit integers) of each block.
 
     Two consecutive parts share 32 bytes: the first is stored in the low four bits of each byte,
     the second in the high ones.
@@ -132,7 +132,7 @@ class Q4_K(_K4):
     )
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
-        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        """Emit instructions that decode a part (32 integers) of each block to int8."""
         return _pair_nibbles(builder, blocks, 16, part)
 
 
@@ -140,7 +140,7 @@ class Q5_K(_K4):
     """Decodes five-bit integers, whose fifth bits are stored separately."""
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
-        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        """Emit instructions that decode a part (32 integers) of each block to int8."""
         low = _pair_nibbles(builder, blocks, 48, part)
         # Bit `part` becomes bit 4.
         fifth = _moved(builder, load_rows(builder, blocks, 16), 4 - part)
@@ -163,7 +163,7 @@ class Q6_K(Reader):
         return Factors(_factors_of_blocks(builder, vectors), (), 1)
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
-        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        """Emit instructions that decode a part (32 integers) of each block to int8."""
         section, number = divmod(part, 4)
         low = load_rows(builder, blocks, 64 * section + number % 2 * PART)
         high = load_rows(builder, blocks, 128 + section * PART)
@@ -206,6 +206,6 @@ class IQ4_XS(Reader):
         return pick(builder, scales, scales, list(range(LANES)))
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
-        """Emit instructions that decode one part of each block to 32 signed bytes."""
+        """Emit instructions that decode a part (32 integers) of each block to int8."""
         indices = nibble_bytes(builder, blocks, 8 + part * LANES)
         return looked_up(builder, indices, self.codes)

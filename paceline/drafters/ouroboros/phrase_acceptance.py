@@ -72,11 +72,13 @@ class PhraseAcceptance:
         self._counts = AcceptanceCounts(len(NodeSource), BUCKETS, PRIOR_TRIALS, FADING)
 
     def confidence(self, evidence: Evidence) -> float:
-        """Return a node's estimated acceptance rate given its parent."""
+        """Return a node's estimated acceptance rate if its parent is accepted."""
         return min(1.0, self._counts.rate(evidence.prior, evidence.prob, evidence.kind))
 
     def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:
-        """Count trials and hits for the nodes of a tree.
+        """Count, for the nodes of a tree, how many were tried and how many accepted.
+
+        A node is tried once the target has predicted a token after its parent.
 
         Args:
             evidence: Source and probability of each node in the outcome's tree.

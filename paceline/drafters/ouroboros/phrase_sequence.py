@@ -1,4 +1,7 @@
-"""Keep the phrase draft of one request in the draft model's cache (Ouroboros)."""
+"""Build a request's draft from phrases, in the draft model's cache (Ouroboros).
+
+A phrase is a short sequence of tokens that the drafter takes from a pool.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class RunProbs(NamedTuple):
 
 @dataclass(slots=True)
 class PhraseSequence(DraftSequence):
-    """The phrase draft of one request.
+    """A request in the draft model's KV cache, with a draft that consists of phrases.
 
     Attributes:
         pool: Phrase pool that this request uses.
@@ -65,7 +68,11 @@ class PhraseSequence(DraftSequence):
         return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
 
     def note_processed(self, count: int) -> None:
-        """Limit later drafts, given how many nodes of the last chain were verified."""
+        """Adjust the maximum length of later drafts.
+
+        Args:
+            count: Number of nodes of the last chain that were verified.
+        """
         uncut = count == len(self.proposal.chain)
         self.reach = max(count, self.reach) + 1 if uncut else max(MIN_REACH, count + 1)
 

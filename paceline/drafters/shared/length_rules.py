@@ -57,9 +57,9 @@ class LengthRule:
         return []
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return how many of its new tokens each chain keeps if drafting stops.
+        """Return, for each chain, how many new tokens it keeps if its drafting stops.
 
-        None means that drafting continues. A sampled draft keeps at least one token.
+        None means that drafting of the chain continues. A sampled draft keeps at least one token.
         """
         return [None] * len(new.chains)
 
@@ -133,7 +133,10 @@ class ThresholdRule(LengthRule):
         return None
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return a provisional confidence, for tokens that are evaluated one pass later."""
+        """Return a first estimate for a token whose confidence follows one pass later.
+
+        By default, the estimate is 1, because most rules know a new token's confidence at once.
+        """
         return 1.0
 
 
@@ -174,6 +177,9 @@ class EntropyRule(ThresholdRule):
         return [rows.entropies()]
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return a lower bound on each acceptance rate, negative if the entropy is high."""
+        """Return a lower bound on each token's acceptance rate.
+
+        If the entropy is high, the bound is negative.
+        """
         entropies: list[float] = new.figures[0].tolist()
         return [1.0 - math.sqrt(_SETTINGS.entropy_weight * entropy) for entropy in entropies]

@@ -1,4 +1,4 @@
-"""Define the settings of `fusion=paper`.
+"""Define the settings of the drafter `sssd:fusion=paper`.
 
 The values are those of the authors' code (Marzollo et al. 2024).
 """

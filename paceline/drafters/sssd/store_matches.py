@@ -34,6 +34,8 @@ class SuffixMatches(NamedTuple):
 class StoreLimits(NamedTuple):
     """Limits on a search of the datastore.
 
+    A pointer marks the token that follows an earlier occurrence (match) of the newest tokens.
+
     Attributes:
         below: Pointers whose match has this length or more are skipped.
         enough: Once this many pointers have been added, no shorter suffixes are looked up.
@@ -50,6 +52,8 @@ def point_into_store(
     table: Records[ShardRow], pool: Pool, count: int, query: Query, limits: StoreLimits
 ) -> tuple[int, int]:
     """Add pointers into the datastore, with the longest matches first.
+
+    A pointer marks the token that follows an earlier occurrence (match) of the newest tokens.
 
     Args:
         table: Shards of the datastore.
@@ -149,6 +153,8 @@ def sample(
     samples: int,
 ) -> tuple[int, int]:
     """Add pointers to a sample of a suffix's matches, evenly spaced by rank.
+
+    A pointer marks the token that follows a match.
 
     Args:
         table: Shards of the datastore.

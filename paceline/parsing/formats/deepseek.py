@@ -14,7 +14,10 @@ SPECIAL = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
 
 
 def read_deepseek(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and calls; arguments are in a code block or directly after the name."""
+    """Report the text and the tool calls of an answer.
+
+    A call's arguments are in a code block or directly after the function's name.
+    """
     while marker := (
         yield from source.copy_until([CALLS_BEGIN, CALLS_END, CALL_BEGIN], writer.content)
     ):

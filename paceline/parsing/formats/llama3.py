@@ -12,7 +12,7 @@ _SEPARATORS = " \t\r\n;,"
 
 
 def read_llama3_json(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the tool calls that begin the answer; if there are none, its text."""
+    """Report the tool calls at the start of the answer, then the remaining text."""
     spaces = yield from source.skip_spaces()
     tagged = yield from source.take(TAG)
     while (yield from source.starts_with("{")):
