@@ -2,7 +2,7 @@
 
 With a mask and several queries, as in every verification, transformers' SDPA function copies each
 key and value for every query head in a group. Here, the query heads of a group are rows of one
-matrix product, so the cache is read once. The prompt's columns before a tree are computed causally,
+matrix product, so the cache is read once. The prompt's tokens before a tree are computed causally,
 without a mask. Both changes affect only the order of summation.
 """
 
@@ -84,7 +84,7 @@ def _grouped_mask(masks: GroupedMasks, mask: Tensor, groups: int, dtype: torch.d
     every layer.
 
     Args:
-        masks: Masks of the pass, to which `mask` and the result are added.
+        masks: Masks computed so far in this forward pass; the function adds its result.
         mask: Boolean mask, [batch, 1, columns, positions].
         groups: Number of query heads per key head.
         dtype: Data type of the queries.

@@ -49,7 +49,8 @@ def attend_tree(
 ):
     """Compute attention of one tile of queries over one split of a row's keys.
 
-    For each of its columns, a tile holds all query heads that share one key head. Keys before
+    A split is a range of the keys, and a column is a token of the row. For each of its columns, a
+    tile holds the queries of all query heads that share one key head. Keys before
     `cached` belong to the text. The key at `cached` + j belongs to the tree, and column c sees it
     if block[row, c, j] is set. With one split, the program stores the output. Otherwise, it stores
     three values per query: the largest score, the sum of the exponentials, and the weighted sum of
@@ -190,7 +191,7 @@ def store_states(
     DIMS: tl.constexpr,
     VALUE_DIMS: tl.constexpr,
 ):
-    """Write the keys and values of one column and head to the column's slot."""
+    """Write the key and value of one token (column) and head to the token's slot."""
     row, column = tl.program_id(0) // columns, tl.program_id(0) % columns
     head = tl.program_id(1)
     position = tl.load(cache_positions + row * columns + column).to(tl.int64)

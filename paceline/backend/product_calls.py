@@ -33,7 +33,7 @@ class PaddedLinearOverride(ForwardOverride):
 
 
 class RouterOverride(ForwardOverride):
-    """Replaces a module's calls of `functional.linear` with the backend's product."""
+    """Lets the backend compute a module's calls of `functional.linear`."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class RouterOverride(ForwardOverride):
 
 
 class DenseExpertsOverride(ForwardOverride):
-    """Uses the backend's product for experts that each receive all rows."""
+    """Lets the backend compute the products of experts that each receive all rows."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class DenseExpertsOverride(ForwardOverride):
 
 
 class PositionBiasOverride(ForwardOverride):
-    """Uses the backend's product for the operation `rows @ weight` in a position bias."""
+    """Lets the backend compute the product `rows @ weight` of a position bias."""
 
     __slots__ = ()
 
@@ -68,12 +68,12 @@ class PositionBiasOverride(ForwardOverride):
 
 
 class MixerOverride(ForwardOverride):
-    """Uses the backend's product for the operations `weight @ columns` in a mixer."""
+    """Lets the backend compute the products `weight @ columns` of a mixer."""
 
     __slots__ = ()
 
     def calls(self) -> AbstractContextManager[object]:
-        """Return a context in which the backend computes this thread's products."""
+        """Return a context in which the backend computes this thread's matrix products."""
         return _ProductCalls(self.products.backend, {Tensor.matmul: _multiply_columns})
 
 
@@ -105,7 +105,7 @@ class ConvolutionOverride(ForwardOverride):
 
 
 class _ProductCalls(TorchFunctionMode):
-    """Replaces the torch functions with which this thread computes products.
+    """Replaces the torch functions with which this thread computes matrix products.
 
     Args:
         backend: Backend that computes the products.

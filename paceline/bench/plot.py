@@ -1,4 +1,4 @@
-"""Plot a run: speed-ups with their spread, and tokens per forward pass."""
+"""Plot a benchmark run: speed-ups with their spread, and tokens per forward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BASELINE, _POINT = "#767676", COLOURS[1]
 
 
 def write_png(result: BenchResult, path: str | Path) -> None:
-    """Plot the run as a PNG file.
+    """Plot a benchmark run, and write the plot to a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

@@ -60,7 +60,7 @@ class Stats:
 
     @staticmethod
     def of(request: Request, seconds: float, batch_invariant: bool = False) -> Stats:
-        """Return the counts for a request."""
+        """Build the `Stats` of a request from its counters."""
         raw = request.counters
         return Stats(
             target_forwards=raw.target_forwards,

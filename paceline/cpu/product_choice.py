@@ -44,7 +44,7 @@ _KIND = "products-v10"  # increased when what is timed or written changes
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Total seconds of a model's products for each row count in `TIMED_ROWS`.
+    """Total seconds of a model's matrix products for each row count in `TIMED_ROWS`.
 
     Attributes:
         ours: Times with paceline's kernels; empty if they cannot compute any product of the model.
@@ -68,7 +68,7 @@ class Trial:
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the lowest and highest row count for which to use paceline's products.
+        """Return the lowest and highest row count for paceline's matrix products.
 
         In this range, paceline is at least as fast as torch. If there are several such ranges, the
         result is the first; if there is none, it is (0, 0).
@@ -93,7 +93,7 @@ class Trial:
 
     @property
     def cost_everywhere(self) -> float:
-        """Return the relative cost of using paceline's products for every row count.
+        """Return the relative cost of paceline's matrix products at every row count.
 
         The cost is the time for an answer, divided by the time that the answer takes if the faster
         product is used at each row count. The answer takes `ANSWER_STEPS` steps after a prompt of
@@ -125,9 +125,9 @@ def fastest(model: PreTrainedModel) -> Products:
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return paceline's products, used for any number of rows.
+    """Return paceline's matrix products, for use at any row count.
 
-    The result is None if they do not support every weight.
+    The result is None if paceline's kernels do not support every weight.
     """
     routing = routing_overrides(model, CPU)
     products = Products.of_backend(model, CPU, routing=routing)
@@ -154,7 +154,7 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
 
 def trial(model: PreTrainedModel) -> Trial:
-    """Return the times of a model's products, measuring them if they are not cached."""
+    """Return the times of a model's matrix products, measured now if not cached."""
     modules = replaceable(model, CPU)
     if not modules:
         return Trial()
@@ -181,7 +181,7 @@ def is_large(model: PreTrainedModel) -> bool:
 
 
 class _Timed(NamedTuple):
-    """A product function, and the number of helper threads that it uses."""
+    """A matrix-product function, and the number of helper threads that it uses."""
 
     multiply: Callable[..., Tensor]
     num_helpers: int | None

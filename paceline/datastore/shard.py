@@ -133,7 +133,7 @@ def write_shard(
     workers: int,
     done: Callable[[int], None] = lambda suffixes: None,
 ) -> ShardInfo:
-    """Sort a text, and write it as a new shard.
+    """Sort the suffixes of a text, and write text and suffix array as a new shard.
 
     The manifest does not list the shard yet.
 

@@ -1,4 +1,4 @@
-"""Track the cuts, costs and outcomes of one drafter's trees during a step."""
+"""Track how one drafter's trees are cut in a step, and what they cost and gain."""
 
 from __future__ import annotations
 

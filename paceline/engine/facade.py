@@ -69,9 +69,9 @@ class EngineFacade:
         return self._engine.costs
 
     def check_loaded_costs(self) -> None:
-        """Check a cost curve loaded from disk now, so that no answer waits for the check.
+        """Check the cost curve from disk now, so that no answer waits for the check.
 
-        Without this call, the curve is checked once it has been used for a second. Call the method
+        Without this call, the engine checks the curve after using it for a second. Call the method
         after the first answer, which loads the curve.
         """
         self._engine.check_loaded_costs()

@@ -29,19 +29,21 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Row counts for which all modules compute every row with identical bits.
+    """Range of row counts within which the row count does not change any result.
 
     The fields are the keys of the saved report.
 
     Attributes:
-        least: Smallest row count of the widest range in which all results are identical.
+        least: Smallest row count of the widest such range.
         most: Largest row count of this range.
-        cost: Measured time of the products with `least` rows, relative to one row.
+        cost: Measured time of the matrix products with `least` rows, relative to one row.
         reason: Why there is no usable range; "" if there is one.
         findings: Result for each kind of module.
         seconds: Duration of the probes.
-        own_products: Whether paceline's kernels, whose rows are independent, compute the products.
-        fixed_rows: Fixed number of rows in every product; 0 means the number in the forward pass.
+        own_products: Whether paceline's kernels, whose rows are independent, compute the matrix
+            products.
+        fixed_rows: Fixed number of rows in every matrix product; 0 means that the number is not
+            fixed.
         whole_cost: Measured time of a forward pass over one row with cached text, relative to the
             same pass without batch invariance.
         conditions: Conditions of the measurement that other programs disturbed most; None if

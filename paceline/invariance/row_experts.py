@@ -1,4 +1,4 @@
-"""Call modules of experts separately, in the same way as the model."""
+"""Call one module of experts on rows of inputs, as the model would call it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paceline.invariance.row_modules import RowModule, counts_for, num_weights
 class RowExperts(RowModule):
     """A module of experts; each row contains the scores that select its experts.
 
-    A row contains the inputs, followed by the scores of all experts. Random rows with a few large
-    columns select some experts often and others rarely.
+    A row contains the inputs, followed by the scores of all experts. In the test's random rows, a
+    few columns have large values, so some experts are selected often and others rarely.
 
     Attributes:
         num_experts: Number of experts.

@@ -1,4 +1,8 @@
-"""Call modules that process each row separately, as the model does."""
+"""Call one module of a model on rows of inputs, as the model would call it.
+
+Each of these modules processes every row separately. The self-test for batch invariance calls them
+with different numbers of rows (`probing`).
+"""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class ZeroMemory:
     def use_huge_pages(self, first_byte: int, end_byte: int) -> None:
         """Let the system use huge pages between two offsets.
 
-        Attention reads them with fewer address translations. The system takes memory for a huge
-        page at once, even if only part of the page is written.
+        With huge pages, attention needs fewer address translations. The system takes memory for a
+        whole huge page at once, even if only part of the page is written.
         """
         if self._pages is None or not hasattr(mmap, "MADV_HUGEPAGE"):
             return

@@ -148,7 +148,7 @@ class Context:
         return self._library.max_rollback(self._handle)
 
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
-        """Let `target` share the cells of `source` at the positions `start` to `end`."""
+        """Let sequence `target` share cells of `source`, from position `start` to `end`."""
         self._library.memory_seq_cp(self._memory, source, target, start, end)
 
     def clear(self) -> None:
@@ -175,7 +175,7 @@ class Context:
         return buffer.raw[:written]
 
     def write(self, sequence: int, state: bytes) -> None:
-        """Restore a copy made by `read`.
+        """Restore a sequence's state from a copy made by `read`.
 
         Raises:
             CapacityError: The cache has too few free cells.

@@ -21,7 +21,7 @@ class RecurrentCells(SequenceCells):
 
     Args:
         model, threads, rows_per_pass, flash_attention: As in `SequenceCells`.
-        reversible: Whether a forward pass can be dropped without losing the sequence. This
+        reversible: Whether a forward pass can be undone without losing the sequence. This
             requires a copy of the sequence before each pass.
     """
 

@@ -203,7 +203,8 @@ class CachedLM(ForwardPasses):
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
         """Prepare the cache for its maximum size, so that it never has to be copied.
 
-        On a GPU, compute one token, because the first keys and values determine the memory.
+        On a GPU, compute one token, because memory can be allocated only once the shapes and dtypes
+        of keys and values are known.
 
         Args:
             slots: Maximum number of slots.

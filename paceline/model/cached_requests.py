@@ -147,7 +147,7 @@ class CachedRequests(TargetBase):
             restart_beyond_switch(request, switch)
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
-        """Return True if a common prefix of two requests has the same keys and values."""
+        """Return True if a common prefix has the same keys and values in both requests."""
         return same_rotary_frequencies(request, other, self.architecture.switch_lengths)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
@@ -221,7 +221,7 @@ class CachedRequests(TargetBase):
 
         Args:
             source: Request with a slot.
-            length: Number of first tokens that the requests share.
+            length: Number of leading tokens that both requests share.
         """
         if self.architecture.clamps_prompts:
             length = min(length, source.prompt_length)

@@ -64,7 +64,7 @@ class TokenMap:
         return shared.index_copy_(-1, target_ids, logits.index_select(-1, draft_ids))
 
     def readable(self, token_ids: _Ids) -> _Ids:
-        """Return the draft model's ids for the target's token ids."""
+        """Convert the target's token ids to ids that the draft model can read."""
         return self.read_as[np.minimum(token_ids, self.target_rows - 1)]
 
     def reduced(self, kept_ids: _Ids) -> _Ids:

@@ -36,13 +36,13 @@ class Warped(NamedTuple):
 
 
 class _SamplingLimits(NamedTuple):
-    """The limits of each request, each as [batch, 1, 1].
+    """Sampling limits of all requests in a batch; each is a tensor [batch, 1, 1].
 
     Attributes:
         top_k: Number of tokens; the vocabulary size if there is no limit.
         top_p: Total probability of the nucleus.
         min_p: Minimum probability, relative to the most likely token.
-        is_unlimited: Whether the request has no limits.
+        is_unlimited: Whether a request has none of these limits.
     """
 
     top_k: Tensor

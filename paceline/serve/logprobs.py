@@ -95,7 +95,7 @@ def completion_logprobs(
     """Format the log-probabilities of a completion.
 
     Args:
-        spelling: Converter of the answer's tokens.
+        spelling: Object that converts the answer's tokens to text.
         token_ids: Token ids of the answer.
         logprobs: Top-k log-probabilities per position.
         offset: Number of characters before the first token.
@@ -124,7 +124,7 @@ def chat_logprobs(
     """Format the log-probabilities of a chat answer.
 
     Args:
-        spelling: Converter of the answer's tokens.
+        spelling: Object that converts the answer's tokens to text.
         token_ids: Token ids of the answer.
         logprobs: Top-k log-probabilities per position.
         top: Number of top-k tokens to report per position.

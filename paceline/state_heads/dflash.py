@@ -171,7 +171,7 @@ class DFlashHead(StateHead):
         self.begin(len(module.layers), target.device)
 
     def drop_nodes(self, text: HeadText) -> None:
-        """Drop the block drafted for a text."""
+        """Drop the block of tokens that the head predicted for a text."""
         self._blocks.pop(text.slot, None)
 
     def fuse(self, states: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ class that names its fields, and a dtype that `record_dtype` derives from the cl
     MATCH = record_dtype(Match)
     matches = np.empty(capacity, dtype=MATCH)
 
-Compiled code reads and writes `matches[i].position`, and mypy knows `Records[Match]`. Python reads
-the same column as `matches["position"]`. In compiled code, a record is a pointer, so accessing a
-field takes as long as accessing a matrix column.
+Compiled code reads and writes `matches[i].position`. For mypy, annotate the array as
+`Records[Match]`. Python code reads the positions of all records as `matches["position"]`. In
+compiled code, a record is a pointer, so accessing a field takes as long as accessing an element of
+a matrix.
 """
 
 from __future__ import annotations
@@ -86,15 +87,15 @@ def subroutine(function: F) -> F:
 
 
 class _Subroutine(CPUDispatcher):  # type: ignore[misc]
-    """Compiles a function without a wrapper for Python."""
+    """Compiles a function that only compiled code can call."""
 
     def __call__(self, *arguments: Any) -> Any:
-        """Reject a call from Python, which would need the wrapper."""
+        """Reject a call from Python."""
         raise TypeError(f"{self.__name__} can only be called by compiled code")
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compiles a function once per argument type, even if arguments are constants."""
+    """Compiles a function once per set of argument types, not once per constant."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Resolve a call from compiled code, treating constants as ordinary arguments."""
@@ -103,7 +104,7 @@ class _Kernel(CPUDispatcher):  # type: ignore[misc]
 
 
 class _InnerKernel(_Subroutine, _Kernel):
-    """Compiles a kernel without a wrapper for Python."""
+    """Compiles a kernel that only compiled code can call."""
 
 
 def kernel(function: F) -> F:

@@ -20,8 +20,8 @@ class Conditions:
     """The extent to which other programs interfered with a measurement.
 
     Attributes:
-        spread: Interquartile range of a call's repeats, relative to the lower quartile; the median
-            over all calls.
+        spread: Interquartile range of a call's repeated times, divided by their lower quartile; the
+            median over all calls.
         waited: Share of the time during which the work waited for a processor, from 0 to 1. None
             if unknown, as on an accelerator.
         load: The machine's load average over the last minute; None if the system does not report
@@ -56,7 +56,7 @@ class Conditions:
         """Return the conditions under which the measurements were made.
 
         Args:
-            spreads: Spread of the repeats of each call.
+            spreads: Spread of the repeated times of each call (`spread_of`).
             stopwatch: Stopwatch used for the measurements.
         """
         return cls(median(spreads), stopwatch.waited, load_average(), time.time())
@@ -133,7 +133,7 @@ class Stopwatch:
 
 
 def spread_of(repeats: Sequence[float]) -> float:
-    """Return the repeats' interquartile range divided by their lower quartile."""
+    """Return the spread of repeated times: interquartile range / lower quartile."""
     if len(repeats) < 2:
         return 0.0
     lower, _, upper = quantiles(repeats, n=4, method="inclusive")
@@ -141,7 +141,7 @@ def spread_of(repeats: Sequence[float]) -> float:
 
 
 def agree(repeats: Sequence[float]) -> bool:
-    """Return whether the two shortest repeats are nearly equal."""
+    """Return whether the two shortest of the repeated times are nearly equal."""
     if len(repeats) < TIMING.min_rounds:
         return False
     shortest, second = sorted(repeats)[:2]

@@ -66,7 +66,9 @@ def follow(
 def follow_chosen(
     tree: DraftTree, tokens: Sequence[int], ending: Container[int], max_tokens: int
 ) -> tuple[list[int], list[int]]:
-    """Run `follow` for known tokens, without a function call per token.
+    """Walk the tree like `follow`, but with all of the target's tokens given.
+
+    This avoids the function calls that `follow` makes for each token.
 
     Args:
         tree: Draft tree.
@@ -217,9 +219,10 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Return a node's share, and its parent's share and weights if it is rejected.
+    """Return a node's share, and its parent's share and weights after a rejection.
 
-    A share is the probability that the path ends at a node or at one of its descendants.
+    A share is the probability that the path ends at a node or at one of its descendants. The
+    parent's new share and weights apply if the node is rejected.
 
     Args:
         share: Share of the parent.

@@ -1,4 +1,4 @@
-"""Verify one request by a verification rule, its seed and its logits processors."""
+"""Verify one request's draft, using the request's seed and logits processors."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def walk_sampled(
     Args:
         request: Request to verify.
         tree: Draft tree of the request.
-        target: Function that returns the probabilities [vocab] after the root (0) or after node i
-            (1 + i).
+        target: Function that returns the probabilities [vocab] after the root for argument 0, and
+            after node i for argument 1 + i.
         argmax: Most likely token after the root and every node.
         dtype: Data type of the logits, for errors.
     Returns:
@@ -79,7 +79,7 @@ def walk_prepared(
     Args:
         request: Request to verify.
         tree: Draft tree of the request.
-        shares: Precomputed values for the tree.
+        shares: Precomputed acceptance probabilities, and the token that may follow each node.
         argmax: Most likely token after the root and every node.
         dtype: Data type of the logits, for errors.
     """
@@ -102,7 +102,7 @@ _Coin = Callable[[int, Any], bool]
 def _last_from_leaves(
     tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
 ) -> int:
-    """Return the last node accepted by `rules.traverse`, or -1."""
+    """Return the last node that `rules.traverse` would accept; -1 if there is none."""
     is_open = [True]  # by row: a token may follow every ancestor
     for parent in tree.parents:
         is_open.append(is_open[parent + 1] and not is_last[parent + 1])
@@ -117,7 +117,7 @@ def _last_from_leaves(
 def _last_from_root(
     tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
 ) -> int:
-    """Return the last node accepted by `rules.reject`, or -1."""
+    """Return the last node that `rules.reject` would accept; -1 if there is none."""
     children = tree.children()
     node = -1
     while not is_last[node + 1]:

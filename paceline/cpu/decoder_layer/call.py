@@ -38,7 +38,7 @@ NUM_JOBS = NUM_PRODUCTS + 1  # of a layer
 
 
 class LayerCall:
-    """A decoder layer: addresses of contiguous bfloat16 tensors, and element counts."""
+    """Input of `run_layer`: addresses of contiguous bfloat16 tensors, and sizes."""
 
     count: int  # Number of columns.
     hidden: int
@@ -161,7 +161,7 @@ def _rotate(layer: LayerCall) -> None:
 
 @inlined
 def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -> None:
-    """Rotate each pair of elements i and i + dim / 2 of a row.
+    """Apply the rotary embedding to each pair of elements i and i + dim / 2 of a row.
 
     `half` is half the size of the row in bytes.
     """
@@ -178,7 +178,7 @@ def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -
 
 @inlined
 def _times(numbers: Any, factors: int) -> Any:
-    """Multiply eight numbers by the factors at an address, and round to bfloat16."""
+    """Multiply eight numbers by the eight factors at an address; round to bfloat16."""
     return simd_f32x8.to_bfloat16(simd_f32x8.multiply(numbers, simd_f32x8.load_bfloat16(factors)))
 
 

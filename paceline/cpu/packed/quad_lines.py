@@ -122,10 +122,10 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
 
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
-    """Emit instructions that compute the numbers for all 16 codes in four rows.
+    """Emit instructions that compute the 16 different numbers of each of four rows.
 
-    Each row has its own 16 numbers. The numbers are rounded to bfloat16, and ordered by code, then
-    by row.
+    A packed weight is one of 16 codes, which stand for different numbers in each row. The numbers
+    are rounded to bfloat16, and ordered by code, then by row.
     """
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)

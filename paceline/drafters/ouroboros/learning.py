@@ -84,10 +84,11 @@ def _predicted_after(
 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
-    """Replace verified suffixes in the pool with the target's predictions.
+    """In the pool, replace drafted phrases with the target's predictions for them.
 
-    The paper calls this refinement. If the pool already contains the predicted phrase, the suffix
-    is only removed.
+    The paper calls this refinement. A phrase is replaced if the target predicted a token at each of
+    its positions. If the pool already contains the predicted phrase, the drafted phrase is only
+    removed.
     """
     last = proposal.chain[-1] if proposal.chain else -1
     num_processed = len(outcome.tree)

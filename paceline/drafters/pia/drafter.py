@@ -73,10 +73,11 @@ class Pia(Drafter):
         self._learned[seq.id] = max(first, end)
 
     def _draft(self, seq: Request, limit: int) -> DraftTree:
-        """Draft the phrases that followed the longest text suffix with enough nodes.
+        """Draft the phrases that followed the newest tokens.
 
-        Enough means as many nodes as a full branch, or `limit` if that is lower. If no suffix has
-        enough nodes, the shortest suffix with a match is used.
+        The drafter looks up the longest suffix of the text that yields enough nodes. Enough means
+        as many nodes as the longest allowed branch, or `limit` if that is lower. If no suffix
+        yields enough nodes, the drafter uses the shortest suffix with a match.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -121,7 +122,10 @@ class Selection:
         return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
-        """Yield how often each usable node occurred in outputs, and the node's score."""
+        """Yield the number of occurrences in outputs, and the score, of each usable node.
+
+        A node is usable if its path occurred in the request's prompt or in any output.
+        """
         for node in children.values():
             if node.known_to(self.request):
                 yield node.output, self._score(node)
@@ -129,9 +133,9 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the minimum output count and the minimum score.
+        """Return the minimum number of occurrences in outputs, and the minimum score.
 
-        The tree contains the nodes that reach at least one of the two.
+        The tree contains the nodes that reach at least one of these two minima.
         """
         if len(counted) <= self.limit:
             return 0.0, 0.0

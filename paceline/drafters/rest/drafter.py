@@ -50,7 +50,7 @@ class Rest(Drafter):
         return cls(options, datastore.open(options.datastore))
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Restrict proposals to the target's ids."""
+        """Propose only token ids below the size of the target's vocabulary."""
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._limited = None

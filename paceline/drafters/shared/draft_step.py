@@ -65,12 +65,12 @@ class OpenRows:
         self._chains, self._rule = chains, rule
 
     def figures(self, scores: Tensor, tokens: Tensor, hidden: Tensor | None) -> list[Tensor]:
-        """Return the drawn tokens' statistics that the length rule needs, on the device.
+        """Return statistics of the drawn tokens for the length rule, on the device.
 
         Args:
-            scores: Scores after the root and each looked-up node, [batch, 1 + width, vocab or
-                reduced].
-            tokens: Drawn columns of `scores`, [batch, 1 + width].
+            scores: Scores after the root and each node of the looked-up text, [batch, 1 + width,
+                vocab or reduced].
+            tokens: Index in `scores` of the token drawn at each position, [batch, 1 + width].
             hidden: Hidden states, [batch, 1 + width, hidden], if the rule needs them.
         """
         if not self._rule.checks_tokens:

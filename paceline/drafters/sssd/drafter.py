@@ -95,7 +95,7 @@ class Sssd(Drafter):
         return cls(options)
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Restrict proposals to the target's ids."""
+        """Propose only token ids below the size of the target's vocabulary."""
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._snapshot = Snapshot(self._snapshot.path, ())
@@ -122,7 +122,7 @@ class Sssd(Drafter):
         return self.retrieve(requests, max_nodes).draft_trees()
 
     def retrieve(self, requests: Sequence[Request], max_nodes: list[int]) -> ArrayTrees:
-        """Run `propose` for at least one request, and return the trees as arrays."""
+        """Draft like `propose`, but return the trees as arrays; `requests` is not empty."""
         batch = _SearchBatch(self._options.max_nodes or MAX_NODES)
         for request, limit in zip(requests, max_nodes, strict=True):
             batch.add(request, self._index[request.id], limit)
@@ -143,11 +143,14 @@ class Sssd(Drafter):
         return batch.trees()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Store the target's top tokens at the position of each newest token."""
+        """Store the target's top tokens at the position of each request's newest token."""
         self._top_tokens.observe(outcomes)
 
     def stop(self, request: Request) -> None:
-        """Drop the index, and store the answer together with the end of the prompt."""
+        """Drop the request's index, and store its answer for later drafts.
+
+        The last tokens of the prompt are stored together with the answer.
+        """
         self._top_tokens.stop(request)
         if (
             self._index.pop(request.id, None) is not None
@@ -219,7 +222,10 @@ class _SearchBatch:
         self._jobs.append((index.address, begin, begin + len(new), nodes, levels, 0))
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
-        """Return five arguments of `draft_batch`, from `jobs` to `taken`, in order."""
+        """Allocate the output, and return the arguments of `draft_batch` for this batch.
+
+        They are `jobs`, `new_tokens`, `table`, `drafted` and `taken`.
+        """
         jobs: NDArray[np.void] = np.array(self._jobs, dtype=JOB)
         max_nodes = max(1, *(nodes for _, _, _, nodes, _, _ in self._jobs))
         self._drafted = np.empty((len(jobs), max_nodes), dtype=DRAFT_NODE)

@@ -1,4 +1,7 @@
-"""Find matches in the request, and pass a node's match pointers to its children."""
+"""Find matches in the request, and advance a node's matches to its children.
+
+A match is an earlier occurrence of the newest tokens. Its pointer is the position that follows it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from paceline.util.compiled import kernel
 def point_into_request(
     text: RequestText, pool: Pool, count: int, query: Query, below: int
 ) -> tuple[int, int]:
-    """Add pointers into the request, with the longest matches first.
+    """Add pointers to matches in the request, with the longest matches first.
 
     Args:
         text: Text of the request.

@@ -208,7 +208,7 @@ def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
 def _columns_held(
     cache: Any, input_ids: Tensor, mask: Tensor | None, config: GenerationConfig
 ) -> int:
-    """Return the number of columns in the cache; reject unsupported caches."""
+    """Return how many columns of `input_ids` a cache holds; reject unusable caches."""
     if cache is None:
         return 0
     type_name = type(cache).__name__

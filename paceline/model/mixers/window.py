@@ -30,7 +30,7 @@ _NAME = "window.0"
 
 
 class WindowMixer:
-    """Runs a short convolution over draft trees, starting from stored last inputs.
+    """Runs a short convolution over draft trees, starting from the stored inputs.
 
     Args:
         module: Copy of the module in the `ModelView`.
@@ -102,6 +102,8 @@ def _sequence(
     batch: RecurrentBatch, size: int, num_columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the module's input sequence, and the positions of the columns' outputs.
+
+    A column is a token of the forward pass.
 
     Args:
         batch: Tokens of the forward pass.

@@ -44,7 +44,7 @@ class DraftData:
 
     @property
     def training(self) -> list[TextChunk]:
-        """All chunks to train on; the answers come first."""
+        """All chunks of text to train on: first the answers, then the other texts."""
         return [*self.answers, *self.texts]
 
     @staticmethod
@@ -64,7 +64,7 @@ class DraftData:
     def with_states(
         self, target: CachedLM, config: DraftTraining, progress: bool = False
     ) -> DraftData:
-        """Return the same chunks with the target's hidden states.
+        """Return the same chunks of text, each with the target's hidden states added.
 
         Args:
             target: Target model.

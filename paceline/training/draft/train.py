@@ -60,7 +60,7 @@ class Student(Protocol):
         """
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of draft chains of `length` tokens on held-out answers."""
+        """Measure on held-out answers how many of `length` draft tokens are accepted."""
 
     def save(self, folder: Path) -> None:
         """Write the draft model to an existing folder."""
@@ -158,7 +158,7 @@ class DraftTrainer(Trainer):
         return warm_up * min(1.0, (1 - self.share) / (1 - settings.CONSTANT_SHARE))
 
     def _next_kind(self) -> str:
-        """Choose the kind of the next batch at random; early batches are mostly texts."""
+        """Choose answers or texts for the next batch at random; early on, mostly texts."""
         if len(self._batches) < 2:
             return next(iter(self._batches))
         answers = self._config.answers * (
@@ -171,7 +171,7 @@ class DraftTrainer(Trainer):
 def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
     """Return the smallest vocabulary that covers a share of the training tokens.
 
-    Answers have more weight than texts. The tokens are in id order, and the size is rounded up
+    Answers count more than other texts. The tokens are in id order, and the size is rounded up
     to a multiple of the SIMD width.
 
     Args:
