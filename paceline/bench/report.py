@@ -161,7 +161,7 @@ def provenance(environment: Environment) -> str:
 
 
 def figures_table(result: BenchResult) -> Table:
-    """Return the table of all methods over all prompts."""
+    """Return a table that compares all methods over all prompts."""
     rows = [
         (figures.method, *(measured(figures, field) for field in MEASURES.values()))
         for figures in result.figures()

@@ -61,7 +61,7 @@ class HelperTimes:
 
 
 def with_fastest_team(model: PreTrainedModel, products: Products) -> Products:
-    """Return the matrix products, set to use the fastest number of helper threads.
+    """Return matrix products that use the fastest number of helper threads.
 
     Args:
         model: Model on a CPU.

@@ -1,4 +1,4 @@
-"""Create a store's folder, and remove files that the manifest does not list."""
+"""Create a datastore's folder, and remove files that its manifest does not list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.errors import DatastoreError
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder for a new store, unless it already exists.
+    """Create the folder for a new datastore, unless it already exists.
 
     Raises:
         DatastoreError: The folder cannot be created, or it holds unrelated files.

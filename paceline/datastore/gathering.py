@@ -1,4 +1,4 @@
-"""Collect validated documents into the text of a shard."""
+"""Collect validated documents into the text of a datastore's shard."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ Document = Sequence[int] | NDArray[np.integer[Any]]
 
 
 class Gathering:
-    """Collects the text of one shard: documents, each followed by a separator.
+    """Collects the text of one shard (part of a datastore).
+
+    The text consists of documents, each followed by a separator.
 
     Args:
-        vocab_size: Vocabulary size of the store.
-        width: Number of bytes per token in the store.
+        vocab_size: Vocabulary size of the datastore.
+        width: Number of bytes per token in the datastore.
     Attributes:
         documents: Number of documents.
         separator: Value that does not occur in any document.
@@ -30,7 +32,7 @@ class Gathering:
         self.clear()
 
     def clear(self) -> None:
-        """Start the next shard with an empty text."""
+        """Discard the text, so that the next shard starts empty."""
         self._text = np.empty(MIN_ROOM, dtype=np.uint32)
         self._size, self.documents, self.separator = 0, 0, 256**self._width - 1
 
@@ -54,7 +56,7 @@ class Gathering:
         self.documents += 1
 
     def add_text(self, text: NDArray[np.uint32], documents: int, separator: int) -> None:
-        """Append the text of another shard.
+        """Append the text of another shard of a datastore.
 
         Args:
             text: Documents, each followed by a separator, [n].
@@ -85,9 +87,10 @@ class Gathering:
             )
 
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
-        """Change the separator to the largest value that is in neither text nor document.
+        """Replace the separator by the largest value that no document contains.
 
-        A fixed separator would not work if the vocabulary used all 2^32 values.
+        `document` is the next document, which is not in the text yet. A fixed separator would not
+        work if the vocabulary used all 2^32 values.
         """
         text = self._text[: self._size]
         used = np.unique(np.concatenate((text[text != self.separator], document))).astype(np.int64)

@@ -1,9 +1,9 @@
 """Provide memory for the keys and values of a cache that grows.
 
 Where memory that is never written is free (see `memory.py`), a cache reserves address space for its
-maximum size when it stores the first keys. Its stores then never move: growing only changes the
-number of slots and positions in use. On other devices, engines preallocate the maximum if there is
-enough memory. All other caches are copied when they outgrow their memory.
+maximum size when it stores the first keys. Its keys and values then never move: growing only
+changes the number of slots and positions in use. On other devices, engines preallocate the maximum
+if there is enough memory. All other caches are copied when they outgrow their memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class CacheMemory:
         )
 
     def take(self, states: Tensor, size: CacheSize) -> tuple[int, int]:
-        """Assign a free store to keys or values; return its block and its index there.
+        """Reserve a store: memory for the keys or values of one layer.
+
+        Return the index of its block, and its index within the block.
 
         Args:
             states: First keys or values of the layer, [batch, heads, queries, dim].
@@ -62,7 +64,7 @@ class CacheMemory:
 
         Args:
             maximum: Maximum size.
-            has_memory: Whether devices without lazy memory may allocate the maximum.
+            has_memory: Whether the maximum may be allocated on a device other than a CPU.
             used: Current size of the cache.
         """
         self._maximum, self._is_preallocated = maximum, has_memory
@@ -114,7 +116,7 @@ class CacheMemory:
         return maximum if can_reserve(num_bytes) else needed
 
     def _reallocate(self, kept: list[int] | None, size: CacheSize, copied: CacheSize) -> None:
-        """Copy the first positions of some slots to newly allocated stores."""
+        """Allocate memory of another size, and copy the used part of some slots to it."""
         slots = slice(0, copied.slots) if kept is None else kept
         self.blocks.resize(slots, size, copied.positions)
         self.allocated = size

@@ -30,8 +30,8 @@ _SHARED = np.zeros((1, 1), dtype=np.int64)
 class RegionCache(SlotCache):
     """Keys and values of all layers, with a region of cache positions for each slot.
 
-    Stores have the shape [1, heads, positions of all slots, dim]. Their first stride is one
-    position, so that row r of a store begins at cache position r.
+    The keys and the values of a layer are tensors [1, heads, positions of all slots, dim]. Their
+    first stride is one position, so that row r of a tensor begins at cache position r.
 
     Args:
         layers, stores_per_block, states: As in `SlotCache`.
@@ -113,15 +113,16 @@ class RegionCache(SlotCache):
         self.resize(self.slots + 1, self.capacity)
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store; see `SlotCache.take_store`."""
+        """Reserve memory for a layer; see `SlotCache.take_store`."""
         address = super().take_store(states)
         self.blocks.use_huge_pages(self.capacity)
         return address
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return a store, given the index of its block and its index within the block.
+        """Return the store (keys or values of one layer) at an address.
 
-        In the tensor of the result, row r begins at cache position r.
+        The address consists of the index of the store's block and the index within that block. Row
+        r of the result's tensor begins at cache position r.
         """
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()
@@ -129,16 +130,16 @@ class RegionCache(SlotCache):
         return Store(rows, store.rows)
 
     def rows_of(self, slots: IntArray) -> IntArray:
-        """Return the row of a store's tensor at which each slot begins."""
+        """Return the row of a key or value tensor at which each slot begins."""
         return self.regions.first[slots]
 
     def give_back(self, slot: int) -> None:
-        """Free a slot and its region."""
+        """Free a slot and its cache positions."""
         super().give_back(slot)
         self.regions.sizes[slot] = 0
 
     def lengthen(self, slot: int, size: int) -> None:
-        """Enlarge a slot's region to at least `size` positions, moving it if necessary."""
+        """Give a slot at least `size` cache positions, moving them if necessary."""
         regions = self.regions
         old = int(regions.sizes[slot])
         if size <= old or regions.widen(slot, size):
@@ -209,7 +210,7 @@ class RegionCache(SlotCache):
         )
 
     def _lengthen_all(self, slots: IntArray, positions: IntArray) -> None:
-        """Lengthen the regions that a forward pass outgrows."""
+        """Give the slots of a forward pass enough cache positions."""
         short = positions >= self.regions.sizes[slots]
         if not short.any():
             return
@@ -220,7 +221,7 @@ class RegionCache(SlotCache):
             self.lengthen(slot, max(needed + spare, self._reserved))
 
     def write(self, slot: int, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write one layer's states to a slot, starting at position `first`."""
+        """Write one layer's keys and values to a slot, starting at position `first`."""
         self.lengthen(slot, first + keys.shape[1])
         super().write(0, layer, first + int(self.regions.first[slot]), keys, values)
 
@@ -244,7 +245,7 @@ class RegionCache(SlotCache):
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot, and its states, to another."""
+        """Copy a slot's first `length` positions and recurrent states to another slot."""
         self.lengthen(target, length)
         if length:
             first = self.regions.first
@@ -254,7 +255,7 @@ class RegionCache(SlotCache):
 
     @torch.inference_mode()
     def swap(self, first: int, second: int, length: int) -> None:
-        """Exchange the regions and the states of two slots."""
+        """Exchange the cache positions and the recurrent states of two slots."""
         self.regions.swap(first, second)
         for layer in self.state_layers.values():
             layer.swap(first, second)

@@ -32,7 +32,7 @@ class WriteWindow:
             position, [requests].
         gathered: Cache positions that attention sees for each request, [requests, visible]; None
             if attention can use a view of the keys without copying them.
-        indices: Results of `row_index`.
+        indices: Cached results of `row_index`.
     """
 
     first: int = 0
@@ -54,15 +54,15 @@ class WriteWindow:
         slot_length: int,
         device: torch.device,
     ) -> Tensor:
-        """Return the rows of cache positions in a store.
+        """Return the tensor rows that hold the keys or values of cache positions.
 
-        A store is viewed as [slots * heads * slot_length, dim].
+        The keys or values of one layer are viewed as a tensor [slots * heads * slot_length, dim].
 
         Args:
             slots: Slots, [n, width] or [n, 1].
             positions: Cache positions, [n, width].
             heads: Number of key heads.
-            slot_length: Number of positions per slot for which the store has memory.
+            slot_length: Number of positions per slot for which the tensor has memory.
             device: Device of the result.
         Returns:
             Row indices, int64 [n * heads * width], ordered by row of `slots`, then head, then
@@ -95,20 +95,24 @@ class SlotMemory(Protocol):
     blocks: BlockList
 
     def take_store(self, states: Tensor) -> tuple[int, int]:
-        """Reserve a store for keys or values with the heads, size and dtype of `states`.
+        """Reserve a store: memory for the keys or values of one layer.
 
-        Return the index of its block, and its index within the block.
+        The store has the heads, head size and dtype of `states`. Return the index of its block, and
+        its index within the block.
         """
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return the store at an address: index of the block, index within the block."""
+        """Return the store (keys or values of one layer) at an address.
+
+        The address consists of the index of the store's block and the index within that block.
+        """
 
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return the row indices of cache positions in a store.
+        """Return the tensor rows that hold the keys or values of cache positions.
 
-        The store has the shape [slots * heads * capacity, dim].
+        The keys or values of one layer are viewed as a tensor [slots * heads * capacity, dim].
         """
 
 
@@ -124,14 +128,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self._addresses: list[tuple[int, int]] = []  # of its stores, in the owner's blocks
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the layer's stores to fit its first keys and values."""
+        """Reserve memory for the layer, given its first keys and values."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self._addresses = [self._owner.take_store(states) for states in (key_states, value_states)]
         self.is_initialized = True
         self.find_stores()
 
     def find_stores(self) -> None:
-        """Look up the stores after the cache has been reallocated."""
+        """Look up the tensors of the keys and values, which reallocation moves."""
         keys, values = map(self._owner.store, self._addresses)
         self.keys, self.key_rows = keys.tensor, keys.rows
         self.values, self.value_rows = values.tensor, values.rows
@@ -139,7 +143,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values to the window, and return all that attention may see."""
+        """Write new keys and values, and return all that attention may see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self._owner.window

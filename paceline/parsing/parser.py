@@ -33,10 +33,10 @@ class AnswerParser(Protocol):
 
 
 class FormatParser:
-    """Runs a format's generator, which reads the text and writes events.
+    """Parses one answer with a generator that reads its text and writes events.
 
     Args:
-        read: Generator function of a format.
+        read: Generator function for the format of the model's answers.
         schemas: Schemas of the tools, for formats with untyped values.
     """
 

@@ -46,7 +46,7 @@ class TopRows(NamedTuple):
 
 
 class AnswerKey(NamedTuple):
-    """The checksum of an answer's line, and the number of tokens in the answer."""
+    """The checksum of an answer's line in its file, and the answer's token count."""
 
     check: str
     length: int
@@ -86,7 +86,8 @@ class TopFile:
         """Append the top-k tokens of answers, and return once they are on disk.
 
         Args:
-            blocks: The top-k tokens of each answer, and the checksum of its line.
+            blocks: The top-k tokens of each answer, and the checksum of the answer's line in the
+                answers file.
         Raises:
             ConfigError: The file cannot be written.
         """
@@ -140,14 +141,14 @@ class _Layout(NamedTuple):
         return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
     def payload(self, rows: TopRows) -> bytes:
-        """Return the bytes of a block without its digest."""
+        """Return the bytes that store an answer's top-k tokens, without the digest."""
         return (
             rows.token_ids.astype(f"<u{self.id_bytes}").tobytes()
             + rows.log_probs.astype("<f2").tobytes()
         )
 
     def rows(self, payload: bytes, length: int) -> TopRows:
-        """Return the top-k tokens stored in the bytes of a block (inverse of `payload`)."""
+        """Return an answer's top-k tokens, given the bytes from `payload`."""
         shape, ids = (length, self.top), length * self.top * self.id_bytes
         token_ids = (
             np.frombuffer(payload[:ids], f"<u{self.id_bytes}").reshape(shape).astype(np.int64)
@@ -180,7 +181,10 @@ def _blocks(
 
 
 def _read_layout(path: Path, file: BufferedReader, owner: str) -> _Layout:
-    """Return the layout in the first line, after checking that it names `owner`."""
+    """Read the first line of a file of top-k tokens, and return the file's layout.
+
+    The line must contain `owner`, the checksum of the first line of the answers file.
+    """
     line = file.readline(MAX_FIRST_TOP_LINE)
     try:
         values = parse_json(line)

@@ -29,7 +29,7 @@ class KeepsTop(DelegatingDrafter):
         self._recorded: dict[int, list[TopRows]] = {}
 
     def start(self, request: Request) -> None:
-        """Start the inner drafter for the request, with an empty record."""
+        """Prepare to record the request's top tokens, and start the inner drafter."""
         self._recorded[request.id] = []
         super().start(request)
 
@@ -47,7 +47,7 @@ class KeepsTop(DelegatingDrafter):
         super().observe(outcomes)
 
     def taken(self) -> list[TopRows]:
-        """Return and clear the records of all requests started since the last call."""
+        """Return and forget the top tokens of all requests started since the last call."""
         recorded, self._recorded = self._recorded, {}
         return [
             TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()

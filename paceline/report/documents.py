@@ -92,7 +92,7 @@ def structured(values: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def kind_of(path: str | Path) -> str:
-    """Return the name of a document's kind.
+    """Read a document, and return the name of its kind (see `DocumentKind`).
 
     Raises:
         ConfigError: The file cannot be read.
@@ -133,7 +133,7 @@ def _describe(error: BaseException, expected: type | None) -> str:
 
 
 def _overrides(kind: Any) -> dict[str, Any]:
-    """Return cattrs overrides that omit per-request options."""
+    """Return cattrs overrides that leave per-request options out of documents."""
     return {
         entry.name: override(omit=True)
         for entry in fields(kind)

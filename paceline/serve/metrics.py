@@ -120,7 +120,7 @@ class AnswerTimer:
         self._reason = "abort"
 
     def record(self, chunk: Chunk) -> None:
-        """Record the time at which a step's chunk arrives."""
+        """Record the time at which the engine delivers the tokens of a step."""
         now = time.perf_counter()
         if chunk.outcome is not None:
             self._meter.tally.add(chunk.outcome)

@@ -58,7 +58,7 @@ class HeadRow:
     def of_nodes(
         text: HeadText, nodes: Sequence[HeadNode], states: Tensor, window: int | None = None
     ) -> HeadRow:
-        """Return the row of draft nodes, and record the nodes' offsets in the text.
+        """Return the row of draft nodes, and set their cache offsets in `text.offsets`.
 
         Args:
             text: Text to which the nodes belong.

@@ -145,9 +145,10 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
 
 
 def _steps(backend: Any) -> str:
-    """Return the kinds of decoders in a tokenizer, each followed by a space.
+    """Return a string with the kind of each decoder in a tokenizer, in order.
 
-    Return "" if they cannot be read.
+    A space follows each kind. Return "" if there is no decoder, if it cannot be read, or if the
+    text that it strips depends on several tokens.
     """
     if backend.decoder is None:
         return ""

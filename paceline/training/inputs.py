@@ -62,7 +62,7 @@ def num_predicted(chunks: Sequence[TextChunk]) -> int:
 
 
 def describe_run(recordings: Sequence[str | Path], inputs: Sequence[str]) -> dict[str, Any]:
-    """Return the entries of a training record about files, machine and libraries."""
+    """Describe the files, machine and libraries of a training run, for its record."""
     return {
         "recordings": [Path(path).name for path in recordings],
         "texts": [Path(path).name for path in inputs],

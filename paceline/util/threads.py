@@ -91,7 +91,7 @@ class ForkableLock:
         self._lock.release()
 
     def become_child(self) -> None:
-        """Replace the lock with a free one."""
+        """In a forked child process, replace the lock with a free one."""
         self._lock = threading.Lock()
 
 

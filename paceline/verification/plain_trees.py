@@ -24,8 +24,8 @@ def check_plain_trees(
 ) -> FlatTrees | None:
     """Return trees as arrays, or None if they need a detailed check.
 
-    A tree needs a detailed check if it breaks a rule, is sampled, has scoring-only nodes, or lacks
-    confidences.
+    A tree needs a detailed check if it breaks a rule, is sampled, has nodes that are never accepted
+    (`DraftTree.probes`), or lacks confidences.
 
     Args:
         trees: Proposed trees.

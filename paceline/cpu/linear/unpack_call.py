@@ -17,7 +17,7 @@ _NUMBER_BYTES = 8  # of a row's number in `order`
 
 
 class UnpackCall:
-    """The blocks to unpack, and the address for the bfloat16 values."""
+    """The blocks of a packed weight to unpack, and the address for the result."""
 
     source: int  # Address of the first block to unpack in row 0 of the file.
     row_bytes: int  # Bytes of a row in the file.
@@ -42,7 +42,10 @@ def read_unpack_call(address: int) -> Any:
 
 @inlined
 def address_of_row(source: int, row_bytes: int, order: int, row: int) -> int:
-    """Return the address of a row's first block, given fields of `UnpackCall`."""
+    """Return the address of the first packed block of a weight row.
+
+    The arguments before `row` are fields of `UnpackCall`.
+    """
     number = row if order == 0 else load_int64(order + _NUMBER_BYTES * row)
     return source + number * row_bytes
 
@@ -58,11 +61,11 @@ def describe(call: ProductCall, unpacking: UnpackCall) -> None:
 def unpack_task(
     call: ProductCall, unpacking: UnpackCall, address: int, first: int, count: int, target: int
 ) -> int:
-    """Unpack the weights of a task's outputs.
+    """Unpack the weights with which a task computes its outputs.
 
     Args:
         call: Product to compute.
-        unpacking: Record that `describe` has filled.
+        unpacking: `UnpackCall` whose constant fields `describe` has set.
         address: Address of `unpacking`.
         first: Index of the first output.
         count: Number of outputs.

@@ -130,7 +130,9 @@ class _Open:
     node: int = -1
 
     def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
-        """Follow the text in the tree; return whether the token gain has been recorded.
+        """Compare new tokens with the tree, and record the gain once it is known.
+
+        Return whether the gain has been recorded.
 
         Args:
             token_ids: Tokens of the request.

@@ -86,7 +86,8 @@ class Auto(RecyclingDrafter):
 
         Raises:
             DatastoreError: The datastore cannot be read.
-            ConfigError: The pool file or the state head cannot be read.
+            ConfigError: The file of cached distributions (`pool_file`) or the head (`state_head`)
+                cannot be read.
         """
         return cls(options, draft)
 
@@ -96,7 +97,7 @@ class Auto(RecyclingDrafter):
         return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a pool file with a different vocabulary.
+        """Reject cached distributions (`pool_file`) with a different vocabulary.
 
         Drafts are limited to token ids below `vocab_size`.
         """
@@ -104,7 +105,7 @@ class Auto(RecyclingDrafter):
         self._retrieval.check_vocab_size(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Reject a datastore or pool file made with a different tokenizer."""
+        """Reject a datastore or `pool_file` that was made with a different tokenizer."""
         super().check_tokenizer(tokenizer)
         self._retrieval.check_tokenizer(tokenizer)
 
@@ -221,7 +222,9 @@ def _retrieved_nodes(limit: int) -> int:
 
 
 def _model_source(options: AutoOptions, draft: CachedLM | None) -> TreeSource | None:
-    """Return the source for the draft model or the head (`state_head`), if any.
+    """Return the draft model or the head (`state_head`) as a source of draft trees.
+
+    Return None if there is neither.
 
     Raises:
         ConfigError: Both are given, or the head cannot be read.

@@ -53,11 +53,11 @@ class TrieLimits:
     """Limits above which tries shrink; the defaults are those of PIA's code.
 
     Attributes:
-        nodes: Maximum number of nodes in a tree. At the end of a request, larger trees are
+        nodes: Maximum number of nodes in a trie. At the end of a request, larger tries are
             squeezed: output counts are halved, and nodes without counts are dropped.
-        outputs: Maximum number of nodes from outputs in a tree. Trees with more are squeezed once
-            `touched` is reached.
-        touched: Once this many trees have new outputs, `outputs` is checked.
+        outputs: Maximum number of nodes from outputs in a trie. It is checked only once `touched`
+            tries have new outputs. Larger tries are then squeezed.
+        touched: Number of tries with new outputs at which `outputs` is checked.
     """
 
     nodes: int = 65_536
@@ -115,7 +115,7 @@ class PhraseTries:
         return children
 
     def squeeze(self) -> None:
-        """Halve the counts of trees that are too large; drop phrases that occurred once."""
+        """Halve the output counts of tries that are too large, and drop rare phrases."""
         limits = self._limits
         everything = len(self._touched) >= limits.touched
         for first in sorted(self._touched):

@@ -69,8 +69,8 @@ def grow_trees(
         calibration: Acceptance rates by source.
         sources: Draft trees of the sources.
         queries: Requests of the batch.
-        trees: Output: all trees in sequence, records of CANDIDATE, [sum of the maximum numbers of
-            nodes]. Path probabilities decrease within a tree.
+        trees: Output: all trees in sequence, records of type CANDIDATE, [sum of the maximum numbers
+            of nodes]. Path probabilities decrease within a tree.
         ends: Output: end of each tree, [batch].
     """
     room = 0
@@ -133,7 +133,10 @@ def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate
 def _offer(
     inputs: TreeInputs, work: _MergeWorkspace, node: TreeCandidate, parent: int, waiting: int
 ) -> int:
-    """Add the candidates after a node to the frontier; return the frontier's new size."""
+    """Add candidates for the children of a node to the frontier.
+
+    The frontier holds all candidates for the next nodes of the tree. Return its new size.
+    """
     first, frontier = waiting, work.frontier
     waiting = offer(inputs, node, parent, frontier, first, work.scratch)
     for index in range(first, waiting):

@@ -26,7 +26,7 @@ _HEAD = 5  # integers before the tokens of a record
 def record_of(
     newest: Sequence[int], tree: DraftTree, new_tokens: Sequence[int], begin: int, end: int
 ) -> list[int]:
-    """Return the record for one verified tree.
+    """Return the integers that describe one verified tree to `learn_step`.
 
     Args:
         newest: The newest tokens, at most LONGEST_KEY, ending with the root.
@@ -55,7 +55,7 @@ def learn_step(
         table: Cached distributions.
         calibration: Acceptance rates by source.
         max_context: Maximum number of tokens in a context.
-        records: Records of all verified trees, in sequence.
+        records: Results of `record_of` for all verified trees, in sequence.
         candidates: Nodes of the trees from `grow_trees`, as records of type CANDIDATE, [n].
         token_ids: Most likely tokens, as in `TopTokens`, [trees + nodes, k].
         probs: Probabilities of these tokens, [trees + nodes, k]; rows of zeros are skipped.

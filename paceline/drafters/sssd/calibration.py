@@ -22,7 +22,9 @@ WEIGHTS_FILE = Path(__file__).parent / "calibration.json"
 
 
 def load_weights(path: Path = WEIGHTS_FILE) -> NDArray[np.float32]:
-    """Return the weights [WEIGHTS] in the order of `network`, for unscaled inputs.
+    """Return the network's weights, in the order in which `network.py` reads them.
+
+    They apply to inputs that are not scaled. The result has the shape [WEIGHTS].
 
     Raises:
         ConfigError: The file is missing, damaged, or belongs to another release.

@@ -31,9 +31,9 @@ class TreeNode:
         depth: Depth of the node; 0 for the root.
         confidence: Probability given the parent.
         path_confidence: Probability of the whole path.
-        origin: Value of `Origin`.
-        begin: First pointer in the pool.
-        end: End of the node's pointers.
+        origin: Source of the token, as a value of `Origin`.
+        begin: Index in `Pool.pointers` of the node's first match (earlier occurrence in a text).
+        end: Index after the node's last match.
         request_size: Shortest match length that was searched in the request.
         store_size: Shortest match length that was searched in the datastore.
     """
@@ -54,11 +54,11 @@ TREE_NODE = record_dtype(TreeNode)
 
 
 class Child:
-    """A token on the frontier.
+    """A candidate token, which may become a node of the tree.
 
     Attributes:
         parent: Node of the tree; 0 for the root.
-        origin: Value of `Origin`.
+        origin: Source of the token, as a value of `Origin`.
         token: Token id.
         confidence: Probability given the parent.
         path_confidence: Probability of the whole path.
@@ -76,7 +76,10 @@ CHILD = record_dtype(Child)
 
 @kernel
 def highest(waiting: Any, count: int) -> int:
-    """Return the index of the highest `path_confidence` among `count` records."""
+    """Return the index of the candidate with the highest path confidence.
+
+    Only the first `count` candidates in `waiting` are compared.
+    """
     best = 0
     for index in range(1, count):
         if waiting[index].path_confidence > waiting[best].path_confidence:
@@ -86,7 +89,7 @@ def highest(waiting: Any, count: int) -> int:
 
 @kernel
 def write_tree(tree: Records[TreeNode], size: int, drafted: Records[DraftNode]) -> None:
-    """Write the `size` nodes below the root to the result."""
+    """Write the `size` nodes below the root to `drafted`."""
     for index in range(size):
         node, out = tree[index + 1], drafted[index]
         out.token, out.parent, out.origin, out.confidence = (

@@ -45,9 +45,10 @@ def chains_along(
     length: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft each token of the answers once for every position in a chain.
+    """Draft each token of the answers, except the first, once per chain position.
 
-    The label of a draft token is its acceptance probability.
+    At chain position k, the k - 1 tokens before the drafted token count as accepted draft tokens.
+    Each drafted token is labelled with its acceptance probability.
 
     Args:
         target: Target model.
@@ -56,7 +57,8 @@ def chains_along(
         length: Number of positions in a chain.
         generator: Random generator for draft tokens, on the CPU.
     Returns:
-        Tensors as in `Recording`, on the CPU; "prompts" counts from 0.
+        Tensors with the names of `Recording`, on the CPU. "prompts" holds the index of each drafted
+        token's prompt in `answered`.
     """
     model, draft_model = CachedLM(target), draft_lm(draft)
     pair(draft_model, target)

@@ -112,7 +112,7 @@ class AcceptanceHeadTrainer(Trainer):
         self._batches = shuffled_batches(rows, config.batch, self._random)
 
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the weighted loss on the next batch of positions."""
+        """Return the weighted loss on the next batch of draft tokens."""
         rows = next(self._batches)
         logits = raw_logits(
             self.tensors, self._card, self._hidden[rows].float(), self._scalars[rows]
@@ -123,7 +123,7 @@ class AcceptanceHeadTrainer(Trainer):
 def first_tensors(
     card: HeadCard, scalars: Tensor, labels: Tensor, config: TrainConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return initial weights: random blocks and a fitted last layer.
+    """Return initial weights: random residual blocks and a fitted last layer.
 
     Args:
         card: Description of the head.

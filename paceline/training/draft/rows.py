@@ -1,9 +1,10 @@
 """Arrange the rows of a forward pass that trains or evaluates an EAGLE model.
 
 A row consists of a text position and a number of guesses: how many of the last tokens up to that
-position count as draft tokens. Without guesses, the target has chosen all tokens so far, and the
-target state of the row's token is an input. With guesses, the row sees what a draft model sees in
-decoding: tokens with target states, followed by draft tokens without them.
+position count as draft tokens. In a row without guesses, the target has chosen all tokens so far.
+The model also reads the target state from which the row's token was chosen. A row with guesses sees
+what a draft model sees in decoding: tokens with target states, followed by draft tokens without
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from paceline.model.forward_state import TargetStates
 
 
 class Rows(NamedTuple):
-    """The rows of one text.
+    """The rows of one text in a forward pass of an EAGLE model.
 
     Attributes:
         positions: Position of each row in the text, [rows].
@@ -33,7 +34,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows with the given positions and numbers of guesses, and their mask."""
+        """Return rows with these positions and numbers of guesses, and compute the mask."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (
@@ -45,7 +46,10 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return the rows for training: one per position, then those with draft tokens.
+        """Return the rows for training.
+
+        The first rows, one per position, have no draft tokens. The other rows, one per draft token,
+        belong to chains of draft tokens.
 
         Args:
             length: Number of tokens in the text.

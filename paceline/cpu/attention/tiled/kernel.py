@@ -98,9 +98,10 @@ attend_tiled = TeamJob(_attend, CALL)
 def _attend_tile(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, common_steps: IntArray
 ) -> None:
-    """Compute the weights of all blocks, and then the weighted sums.
+    """Compute attention for one tile, which is divided into blocks of queries.
 
-    A step is 32 consecutive keys. The steps that all queries of a block see are added first.
+    The softmax weights of all blocks are computed first, and then the weighted sums of the values.
+    A step is 32 consecutive keys. The sums begin with the steps that all queries of a block see.
 
     Args:
         call: Arguments of the attention call.
