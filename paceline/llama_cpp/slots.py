@@ -26,7 +26,7 @@ class SequenceSlots:
     """Slots of a llama.cpp cache; slot n is sequence n + 1.
 
     Args:
-        cells: The sequences in the cache.
+        cells: Sequences of the llama.cpp cache.
     Attributes:
         checkpoints: Always empty.
         has_regions: True, because slots differ in length.

@@ -160,9 +160,10 @@ class Sketch:
 
 
 def _embedding(model: PreTrainedModel) -> Tensor:
-    """Return the embedding matrix.
+    """Return the embedding matrix of a model.
 
-    For an EAGLE-style draft model, return the layer that follows the target's embedding.
+    An EAGLE-style draft model uses the target's embedding. For such a model, return the weight of
+    the layer that follows this embedding.
     """
     module = model.get_input_embeddings()
     weight = module.weight if isinstance(module, nn.Embedding) else next(module.parameters(), None)
@@ -176,8 +177,8 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
     """Return evenly spaced entries of a model's embedding.
 
-    The entries are spaced as in an embedding [rows, columns], which may be larger than the model's.
-    Rows beyond the model's embedding are omitted.
+    The spacing is that for an embedding of the shape [rows, columns], which may be larger than the
+    model's embedding. Entries in rows that the model's embedding lacks are omitted.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])

@@ -95,7 +95,7 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
 
 
 def context_token_ids(tokenizer: Any) -> list[int]:
-    """Return token ids that can serve as context instead of the real preceding text.
+    """Return token ids to decode before a text whose real context is unknown.
 
     The list is empty if the spelling of every token is the same in all positions.
     """

@@ -2,9 +2,9 @@
 
 When the draft model runs, two trees are grown for each request: one with the draft model's nodes,
 which is verified, and one without them. The second tree is cut to the size of the first. The text
-generated in this and later steps shows how many of its tokens would have been accepted. The gain
-is the number of accepted tokens of the first tree minus that of the second. The gain varies much
-less between texts than these two numbers do.
+generated in this and later steps shows how many tokens of the second tree would have been accepted.
+The gain is the number of accepted tokens of the first tree minus that of the second. The gain
+varies much less between texts than these two numbers do.
 
 The cost is the time that the draft model takes. The gate runs the draft model if the gain times
 the current seconds per token is at least the cost. It uses an upper confidence bound (UCB) of the

@@ -2,8 +2,8 @@
 
 Each draft forward pass processes the whole tree so far. For a small model, a forward pass over
 twenty tokens costs about as much as one over a single token, so all open nodes are extended at
-once. A round calls `newest`, `question`, the forward pass and `learn_answers`. Each column of this
-example describes one round:
+once. In each round, the caller calls `newest` and `question`, runs the forward pass, and calls
+`learn_answers`. Each column of this example describes one round:
 
     nodes to extend    == the root         7 and 8
     input tokens       == the root         the root, 7, 8, and text looked up after 7 and 8

@@ -124,7 +124,7 @@ class DraftModelOptions:
 
     @property
     def min_branch_confidence(self) -> float:
-        """Minimum path confidence at which an alternative joins the tree."""
+        """Minimum path confidence at which an alternative token joins the tree."""
         if self.branch_threshold is not None:
             return self.branch_threshold
         return BRANCH_THRESHOLD if self.adapts_length else 1.0
@@ -141,8 +141,9 @@ class DraftModelOptions:
 
     @property
     def adapts_length(self) -> bool:
-        """Return whether the draft length adapts.
+        """Return whether `max_draft_tokens` and `stop_rule` have their default values.
 
-        If so, the requests of a batch share one limit on the number of nodes.
+        With these values, the draft grows as long as the draft model is confident. The requests of
+        a batch then share one limit on the number of nodes.
         """
         return self.max_draft_tokens is None and self.stop_rule == "product"

@@ -51,7 +51,7 @@ def suits(kind: int, dim: int, value_dim: int) -> bool:
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles until none is left; return how many this thread processed."""
+    """Process tiles of queries until none is left; return how many were processed."""
     call = read_call(call_address)
     keys = visible_keys(call)
     blocks = blocks_per_tile(call)
