@@ -89,7 +89,7 @@ def _header_digest(path: Path, size: int, time_ns: int) -> bytes:
 
 
 def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int) -> None:
-    """Raise an error for an adapter, or if other files of a split model are missing."""
+    """Raise an error if the files are not a whole model, or one that cannot stay packed."""
     kind = metadata.get("general.type", "model")
     if kind == "adapter":
         raise ConfigError(
@@ -100,6 +100,12 @@ def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int
         raise gguf.refused(path, f"a file of type {kind!r}")
     if max(1, metadata.get("split.count", 1)) != num_files:
         raise gguf.refused(path, f"one of {metadata['split.count']} parts")
+    if metadata.get(f"{metadata.get('general.architecture')}.expert_count"):
+        raise ConfigError(
+            f"model {str(path)!r}: got a mixture of experts, whose weights cannot stay packed."
+            " Run it in llama.cpp (--engine llama.cpp, or engine='llama.cpp'), or convert it to"
+            " bfloat16 (--unpack, or unpack=True)."
+        )
 
 
 def _read_config(path: Path, folder: Path) -> Any:

@@ -200,6 +200,9 @@ def test_files_without_a_model_are_refused(tmp_path: Path) -> None:
     encoder = write_gguf(tmp_path / "encoder.gguf", "Q8_0", architecture="t5encoder")
     with pytest.raises(ConfigError, match=r"\(architecture t5encoder is not a decoder\)"):
         load_model(encoder, unpack=False)
+    experts = _write_kind(tmp_path / "experts.gguf", "qwen3moe", "model", expert_count=4)
+    with pytest.raises(ConfigError, match=r"mixture of experts.* Run it in llama.cpp .*unpack"):
+        load_model(experts, unpack=False)
     folder = tmp_path / "folder.gguf"
     folder.mkdir()
     with pytest.raises(ConfigError, match=r"folder.gguf' cannot be read .*permissions"):
@@ -217,10 +220,12 @@ def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
         load_model(path, unpack=False)
 
 
-def _write_kind(path: Path, architecture: str, kind: str) -> Path:
-    """Write a GGUF file that is not a model."""
+def _write_kind(path: Path, architecture: str, kind: str, expert_count: int = 0) -> Path:
+    """Write a GGUF file without the weights of a model."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(kind)
+    if expert_count:
+        writer.add_expert_count(expert_count)
     writer.add_tensor("v.blk.0.attn_q.weight", np.zeros((8, 8), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
