@@ -89,7 +89,7 @@ def note_unwritable(reason: object) -> None:
         _log.warning(
             "paceline keeps compiled code and measurements in memory only, and every process"
             " repeats them: %s. Set %s to a writable folder.",
-            str(reason).split("; expected")[0].rstrip("."),
+            str(reason).split("; expected")[0].split(". Set ")[0].rstrip("."),
             VARIABLE,
         )
 
