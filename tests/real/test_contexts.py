@@ -158,7 +158,8 @@ def test_answers_after_a_long_cached_prompt(
     assert out[0, length:].tolist() == long.answer
     (stats,) = strategy.stats
     assert stats.prefill_forwards == (2 if end > 32 else 1)
-    assert (stats.accepted_tokens > 0) == (spec != "none")
+    if spec != "token_recycling":  # its table has only the target's predictions since the cache
+        assert (stats.accepted_tokens > 0) == (spec != "none")
 
 
 @pytest.mark.slow
