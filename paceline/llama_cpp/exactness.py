@@ -52,7 +52,7 @@ def resolve_exactness(
     Args:
         model: The model.
         setting: True, False or "auto". With "auto" and several threads, batch invariance stays
-            off, because each single row (one token) would have to be computed twice.
+            off, because a forward pass with a single row (one token) would need a second row.
         threads: Number of CPU threads.
         max_batch: Maximum number of requests per forward pass; None means no limit.
     Raises:
@@ -65,8 +65,8 @@ def resolve_exactness(
     if setting == "auto" and threads > 1:
         return Exactness(
             False,
-            f"llama.cpp divides single rows among {threads} threads; batch_invariant=True computes"
-            " them twice",
+            f"llama.cpp divides single rows among {threads} threads; batch_invariant=True adds a"
+            " second row to each forward pass with a single row",
         )
     if model.is_recurrent and max_batch != 1:
         reason = "requests of a model with recurrent layers share the order of their cache"

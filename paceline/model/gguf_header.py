@@ -89,7 +89,7 @@ def _header_digest(path: Path, size: int, time_ns: int) -> bytes:
 
 
 def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int) -> None:
-    """Raise an error if the files are not a whole model, or one that cannot stay packed."""
+    """Raise an error unless the files are a whole model whose weights can stay packed."""
     kind = metadata.get("general.type", "model")
     if kind == "adapter":
         raise ConfigError(

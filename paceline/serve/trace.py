@@ -22,7 +22,7 @@ ACCEPTED = "accepted"
 OTHER = "other"  # the target chose another token: `target_token`
 PARENT = "parent"  # the node's parent was not accepted
 END = "end"  # the answer ended before the node
-PROBE = "probe"  # a scoring-only node: not a candidate
+PROBE = "probe"  # a node that only obtains the prediction after it, not a candidate
 
 
 def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:

@@ -5,9 +5,10 @@ generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strin
 tokenizer=tokenizer)
 
 All options for greedy search and sampling work as without drafting. transformers prepares the
-processors and criteria. Each of them is called once per token, in order, with the text that
-precedes the token. Custom processors and criteria are called with one row at a time. Rows may end
-at different steps, but the result is rectangular, as without drafting.
+logits processors and stopping criteria. Each of them is called once per token, in order: a
+processor with the text before the token, a criterion with the text up to and including the token.
+Custom processors and criteria are called with one row at a time. Rows may end at different steps,
+but the result is rectangular, as without drafting.
 """
 
 from __future__ import annotations
