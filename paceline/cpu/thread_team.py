@@ -90,8 +90,7 @@ class TeamJob:
     def __init__(self, work: Callable[[int], int], record: np.dtype[np.void] | None = None) -> None:
         self._work = work
         self._layout = struct.Struct("" if record is None else _struct_format(record))
-        # Records that no call uses at the moment. A call takes one and returns it afterwards, so
-        # calls of several threads never share a record.
+        # A call takes a record and returns it afterwards, so threads never share one.
         self._free_records: list[tuple[Any, int]] = []
 
     @cached_property
@@ -125,10 +124,10 @@ class TeamJob:
         self._free_records.append(record)
 
     def share(self, arguments: int, helpers: int, small: bool = False) -> None:
-        """Run all tasks of the job, with an argument record that the caller owns.
+        """Run all tasks of the job.
 
         Args:
-            arguments: Address of the argument record.
+            arguments: Address of an argument record that the caller owns.
             helpers: Number of sleeping threads to wake if this thread has no running team.
             small: Whether the work is too short to share with spinning helpers. Default: False.
         """
@@ -229,9 +228,7 @@ class ThreadTeam:
     def of_this_thread(self) -> SpinningThreadTeam | None:
         """Return the team that the calling thread leads, if any."""
         lease = self._lease
-        if lease is not None and lease.thread == threading.get_ident():
-            return lease.team
-        return None
+        return lease.team if lease and lease.thread == threading.get_ident() else None
 
     def become_child(self) -> None:
         """Discard the parent's team after a fork."""

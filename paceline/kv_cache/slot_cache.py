@@ -53,9 +53,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         states: Mapping[int, StateKind] | None = None,
         maximum: CacheSize = DEFAULT_MAXIMUM,
     ) -> None:
-        self.slots = 0
-        self.capacity = 0
-        self.generation = 0
+        self.slots = self.capacity = self.generation = 0
         self.window = WriteWindow()
         self._memory = CacheMemory(2 * layers, stores_per_block, maximum)
         self.blocks = self._memory.blocks
@@ -169,11 +167,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         return self._memory.take(states, self._size)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return one layer's keys or values.
-
-        Args:
-            address: Index of the block (a tensor for several layers), and index within the block.
-        """
+        """Return one layer's keys or values, given the result of `take_store`."""
         return self.blocks.store(address)
 
     def rows_of(self, slots: IntArray) -> IntArray:

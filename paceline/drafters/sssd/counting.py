@@ -59,8 +59,7 @@ BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BA
 class PointerCounts:
     """Counts of a node's match pointers to one token.
 
-    A match pointer (`pointers.Pointer`) is the position after an earlier match of the newest
-    tokens.
+    The module describes match pointers.
 
     Attributes:
         token: Token id.
@@ -93,8 +92,7 @@ class PointerCounts:
 class NodeCounts:
     """Counts of all match pointers of a node.
 
-    A match pointer (`pointers.Pointer`) is the position after an earlier match of the newest
-    tokens.
+    The module describes match pointers.
 
     Attributes:
         by_band: Number of matching pointers, by source (prompt, output or datastore) and by band of

@@ -9,9 +9,8 @@ a chained hash table. For example, for n = 2 and the request 5 1 2 7 1 2 8 1 2:
     previous == -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] is 8, the newest position
 
 From the head, the links lead to all positions of "1 2": 8, 5, 2. Adding a token takes constant
-time, and the token can be found immediately. The index takes 56 bytes of memory per token of
-capacity. Chains may contain other n-grams in the same bucket, so the match length (up to `LONGEST`
-tokens) is computed from the text.
+time. The index takes 56 bytes of memory per token of capacity. Chains may contain other n-grams in
+the same bucket, so the match length (up to `LONGEST` tokens) is computed from the text.
 """
 
 from __future__ import annotations
