@@ -19,7 +19,7 @@ from paceline.model import gguf, gguf_directory
 from paceline.model.settings import MAX_HEADER_BYTES
 from paceline.util import cache
 
-KIND = "gguf-header-v3"  # increase the number when the written files change
+KIND = "gguf-header-v4"  # increase the number when the written files change
 _TOKEN_ATTRIBUTES = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -89,7 +89,7 @@ def _header_digest(path: Path, size: int, time_ns: int) -> bytes:
 
 
 def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int) -> None:
-    """Raise an error unless the files are a whole model whose weights can stay packed."""
+    """Raise an error for an adapter, or if other files of a split model are missing."""
     kind = metadata.get("general.type", "model")
     if kind == "adapter":
         raise ConfigError(
@@ -100,12 +100,6 @@ def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int
         raise gguf.refused(path, f"a file of type {kind!r}")
     if max(1, metadata.get("split.count", 1)) != num_files:
         raise gguf.refused(path, f"one of {metadata['split.count']} parts")
-    if metadata.get(f"{metadata.get('general.architecture')}.expert_count"):
-        raise ConfigError(
-            f"model {str(path)!r}: got a mixture of experts, whose weights cannot stay packed."
-            " Run it in llama.cpp (--engine llama.cpp, or engine='llama.cpp'), or convert it to"
-            " bfloat16 (--unpack, or unpack=True)."
-        )
 
 
 def _read_config(path: Path, folder: Path) -> Any:

@@ -21,6 +21,7 @@ from paceline.model.settings import MAX_HEADER_BYTES
 
 HEAD = "output.weight"  # a file without it ties the LM head to the embedding
 _FILE = "tensors.json"
+_EXPERTS = ".experts."  # in the names of weights that transformers stores for all experts together
 
 
 class TensorEntry(NamedTuple):
@@ -63,12 +64,14 @@ class TensorTable:
         orders: Row permutations. For every row of a weight, a permutation gives the index of that
             row in the file.
         architecture: Name of the architecture in the file.
+        has_experts: Whether the model has weights of experts, which the table leaves out.
     """
 
     tensors: dict[str, TensorEntry]
     weights: dict[str, WeightEntry] = field(default_factory=dict)
     orders: list[list[int]] = field(default_factory=list)
     architecture: str = ""
+    has_experts: bool = False
 
     def connect(self, model: PreTrainedModel, architecture: str) -> None:
         """Find the tensor for each of a model's weights.
@@ -91,7 +94,9 @@ class TensorTable:
             if (stored := _stored_name(names, name)) in self.tensors
         }
         missing = [name for name, _ in model.named_parameters() if name not in stored_tensors]
-        if missing:
+        experts = [name for name in missing if _EXPERTS in name]
+        self.has_experts = bool(experts)
+        if len(missing) > len(experts):
             raise ValueError(f"no weights for {', '.join(sorted(missing)[:3])}")
         processor = TensorReordering(architecture, model, stored_tensors)
         for name, stored in stored_tensors.items():
@@ -117,6 +122,7 @@ class TensorTable:
             "weights": self.weights,
             "orders": self.orders,
             "architecture": self.architecture,
+            "has_experts": self.has_experts,
         }
         (folder / _FILE).write_text(json.dumps(content), encoding="utf-8")
 
@@ -129,6 +135,7 @@ class TensorTable:
             {name: WeightEntry(*entry) for name, entry in content["weights"].items()},
             content["orders"],
             content["architecture"],
+            content["has_experts"],
         )
 
 

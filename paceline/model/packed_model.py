@@ -64,6 +64,12 @@ def load_described(path: Path, files: Sequence[Path], folder: Path) -> PreTraine
     """
     maps = [torch.from_numpy(np.memmap(file, np.uint8, mode="c")) for file in files]
     table = TensorTable.load(folder)
+    if table.has_experts:
+        raise ConfigError(
+            f"model {str(path)!r}: got a mixture of experts, whose weights cannot stay packed."
+            " Run it in llama.cpp (--engine llama.cpp, or engine='llama.cpp'), or convert it to"
+            " bfloat16 (--unpack, or unpack=True)."
+        )
     _require_known_formats(path, table)
     model = empty_model(AutoConfig.from_pretrained(folder))
     model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -49,7 +49,7 @@ def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
         Path(model).is_dir() and not any(Path(model).glob("*[tv]o[kc]*"))
     ):
         return ""
-    error = _read_tokenizer(model)[1]
+    error = _read_tokenizer(model, unpack=False)[1]  # a conversion would take minutes
     return error and f" The tokenizer in the model's folder cannot be read: {error}"
 
 

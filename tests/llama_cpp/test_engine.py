@@ -10,6 +10,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, PacelineError, UnsupportedModelError
+from tests.support.gguf import write_experts
 from tests.support.llama_cpp import needs_library
 
 pytestmark = needs_library
@@ -40,6 +41,18 @@ def test_answers_equal_plain_decoding(file: Path, plain: LLM, drafter: str) -> N
     assert [answer.token_ids for answer in answers] == answer_ids(plain)
     assert sum(answer.stats.drafted_tokens for answer in answers) > 0
     assert llm.model.open_sequences == 0
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "auto"])
+def test_mixtures_of_experts_run(tmp_path: Path, drafter: str) -> None:
+    experts = write_experts(tmp_path / "experts.gguf")
+    expected = answer_ids(load(experts, max_batch=1))
+    llm = load(experts, drafter, max_batch=3)
+    llm.drafter.budget = False
+    assert llm.tokenizer is not None
+    assert llm.invariance.on
+    assert answer_ids(llm) == expected
+    assert llm.generate(["ab ab"], GREEDY)[0].token_ids
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "token_recycling"])

@@ -27,7 +27,8 @@ from paceline.model.gguf_tensors import empty_model
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
 from paceline.model.weight_formats import packed_formats, with_plain_weights
-from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
+from paceline.model.tokenizer_loading import load_tokenizer, tokenizer_error
+from tests.support.gguf import EOS, EOT, TEMPLATE, write_experts, write_gguf
 from tests.support.shared import reference
 from tests.support.tiny_configs import tiny_config
 
@@ -200,13 +201,18 @@ def test_files_without_a_model_are_refused(tmp_path: Path) -> None:
     encoder = write_gguf(tmp_path / "encoder.gguf", "Q8_0", architecture="t5encoder")
     with pytest.raises(ConfigError, match=r"\(architecture t5encoder is not a decoder\)"):
         load_model(encoder, unpack=False)
-    experts = _write_kind(tmp_path / "experts.gguf", "qwen3moe", "model", expert_count=4)
-    with pytest.raises(ConfigError, match=r"mixture of experts.* Run it in llama.cpp .*unpack"):
-        load_model(experts, unpack=False)
     folder = tmp_path / "folder.gguf"
     folder.mkdir()
     with pytest.raises(ConfigError, match=r"folder.gguf' cannot be read .*permissions"):
         load_model(folder, unpack=False)
+
+
+def test_only_the_tokenizer_of_a_mixture_of_experts_is_read(tmp_path: Path) -> None:
+    path = write_experts(tmp_path / "experts.gguf")
+    with pytest.raises(ConfigError, match=r"mixture of experts.* Run it in llama.cpp .*unpack"):
+        load_model(path, unpack=False)
+    assert load_tokenizer(None, path, unpack=False)("ab")["input_ids"]
+    assert not tokenizer_error(path)
 
 
 def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
@@ -220,12 +226,10 @@ def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
         load_model(path, unpack=False)
 
 
-def _write_kind(path: Path, architecture: str, kind: str, expert_count: int = 0) -> Path:
-    """Write a GGUF file without the weights of a model."""
+def _write_kind(path: Path, architecture: str, kind: str) -> Path:
+    """Write a GGUF file that is not a model."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(kind)
-    if expert_count:
-        writer.add_expert_count(expert_count)
     writer.add_tensor("v.blk.0.attn_q.weight", np.zeros((8, 8), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

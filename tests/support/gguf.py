@@ -64,11 +64,7 @@ def write_gguf(
         packed = gguf.quants.quantize(values, stored)
         plain = stored in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
         writer.add_tensor(name, packed, raw_dtype=None if plain else stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return _written(writer, path)
 
 
 def write_hybrid(path: Path) -> Path:
@@ -117,6 +113,54 @@ def write_hybrid(path: Path) -> Path:
     for name, shape in shapes.items():
         values = random.standard_normal(shape) * 0.3 + (len(shape) == 1)
         writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+    return _written(writer, path)
+
+
+def write_experts(path: Path) -> Path:
+    """Write a Qwen3-MoE with random weights in Q4_0."""
+    hidden, vocab, experts, heads, dim, inner = 64, _SIZES["vocab"], 4, 4, 16, 64
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_block_count(1)
+    writer.add_context_length(_SIZES["context"])
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
+    writer.add_expert_feed_forward_length(inner)
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(2)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(vocab)
+    _add_tokenizer(writer)
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd": (vocab, hidden),
+        "output": (vocab, hidden),
+        "output_norm": (hidden,),
+        "blk.0.attn_norm": (hidden,),
+        "blk.0.ffn_norm": (hidden,),
+        "blk.0.attn_q_norm": (dim,),
+        "blk.0.attn_k_norm": (dim,),
+        "blk.0.ffn_gate_inp": (experts, hidden),
+    }
+    shapes |= {f"blk.0.attn_{name}": (hidden, hidden) for name in ("q", "k", "v", "output")}
+    shapes |= {f"blk.0.ffn_{name}_exps": (experts, inner, hidden) for name in ("gate", "up")}
+    shapes["blk.0.ffn_down_exps"] = (experts, hidden, inner)
+    random, quantised = np.random.default_rng(0), gguf.GGMLQuantizationType.Q4_0
+    for name, shape in shapes.items():
+        values = random.normal(float("norm" in name), 0.1, shape).astype(np.float32)
+        if "norm" in name or "gate_inp" in name:
+            writer.add_tensor(f"{name}.weight", values)
+        else:
+            packed = gguf.quants.quantize(values, quantised)
+            writer.add_tensor(f"{name}.weight", packed, raw_dtype=quantised)
+    return _written(writer, path)
+
+
+def _written(writer: Any, path: Path) -> Path:
+    """Write everything added to a writer."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
