@@ -83,14 +83,15 @@ _LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
 
 @kernel
 def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tuple[int, int]:
-    """Find the suffixes in a range whose tokens match the query.
+    """In a range of suffixes, find those that match the query.
 
-    The first `depth` tokens of each suffix are skipped.
+    The comparison skips the first `depth` tokens of each suffix.
 
     Args:
         row: Shard to search.
         low: First rank of the range.
-        high: Last rank of the range, plus one. All its suffixes share their first `depth` tokens.
+        high: Last rank of the range, plus one. All suffixes in the range share their first `depth`
+            tokens.
         depth: Number of tokens to skip.
         query: Tokens to find.
     Returns:

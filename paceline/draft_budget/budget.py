@@ -1,20 +1,24 @@
 """Decide how many of a step's draft nodes the target verifies.
 
-The duration of a step depends on its number of rows. Its expected number of tokens is one per
-request, plus the path probability of each draft node. Trees list their most likely paths first, so
-the first nodes of a tree are the best ones, and a parent precedes its children. In a ragged batch,
-the budget ranks all nodes of all drafters by path probability, and takes the number of nodes that
-maximises tokens per second. In a padded batch, it chooses one width for all trees. With 0 nodes,
-the step decodes plainly. The cost curve is measured at two text lengths. Measured steps correct it
-separately for each number of requests.
+The duration of a step depends on its number of rows. The expected number of tokens in a step is one
+per request, plus the path probability of each draft node. Trees list their most likely paths first,
+so the first nodes of a tree are the best ones, and a parent precedes its children. In a ragged
+batch, the budget ranks all nodes of all drafters by path probability, and takes the number of nodes
+that maximises tokens per second. In a padded batch, it chooses one width for all trees. With 0
+nodes, the step decodes plainly. The cost curve is measured at two text lengths. The durations of
+later steps correct the curve, separately for each number of requests.
 
-Trees without confidences are verified whole or not at all. Their drafter is paused while it
-produces fewer tokens than plain decoding in the same time, and retried at growing intervals. The
-same applies to a drafter that requires a draft model, because the model has already run before
-there is a tree to cut. A batch with several drafters may contain both whole trees and trees that
-can be cut. If it is padded, nodes up to the width of the widest whole tree cost nothing. Whole
-trees are charged from the narrowest to the widest: each drafter is charged only for the rows that
-its trees add to those of the drafters before it.
+Trees without confidences are verified whole or not at all. If their drafter produces fewer tokens
+than plain decoding in the same time, the budget pauses it and retries it at growing intervals. The
+budget also pauses a drafter that requires a draft model, if this drafter is too slow. The draft
+model has already run when the budget receives the tree, so cutting the tree does not save the
+model's time.
+
+A batch with several drafters may contain both whole trees and trees that can be cut. In a padded
+batch, every tree gets the width of the widest whole tree anyway, so nodes up to this width cost
+nothing. The budget computes the cost of whole trees drafter by drafter, from the narrowest trees to
+the widest. The cost of a drafter includes only the rows that its trees add to those of the drafters
+before it.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ class PrefillChunkController:
         return self._chunk
 
     def note_decode(self, seconds: float) -> None:
-        """Record the duration of a step without prompts, in seconds."""
+        """Record the duration, in seconds, of a step without prompts."""
         self._step_s.add(seconds)
 
     def note_prompts(self, tokens: int, seconds: float) -> None:
-        """Record the duration of a step with `tokens` prompt tokens, in seconds."""
+        """Record the duration, in seconds, of a step with `tokens` prompt tokens."""
         self._token_s.add(seconds / tokens)
         if self._step_s.value:
             # At most double the size: the time per token depends on the chunk size.

@@ -126,7 +126,10 @@ class AsyncEngine:
         return collected.popleft()
 
     async def _wait_for_news(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until a request has outcomes or is done; ensure that steps are running."""
+        """Wait until a request has new outcomes (`Outcome`) or is done.
+
+        If the event loop is not running any steps, start them.
+        """
         loop = asyncio.get_running_loop()
         state = self._loops[loop]
         news = loop.create_future()

@@ -197,7 +197,7 @@ def _measure_costs(
 
 
 def worst_conditions(*conditions: Conditions | None) -> Conditions | None:
-    """Return the worst conditions of several measurements; None if all are unknown."""
+    """Return the conditions of the most disturbed measurement; None if unknown."""
     return max(
         (known for known in conditions if known is not None),
         key=lambda known: (not known.quiet, known.spread),

@@ -121,8 +121,9 @@ class RegionCache(SlotCache):
     def store(self, address: tuple[int, int]) -> Store:
         """Return the store (keys or values of one layer) at an address.
 
-        The address consists of the index of the store's block and the index within that block. Row
-        r of the result's tensor begins at cache position r.
+        The address consists of the index of a block, and the index of the store within this block.
+        The first stride of the returned tensor is one cache position, so row r of the tensor begins
+        at cache position r.
         """
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()

@@ -31,10 +31,10 @@ class Position(NamedTuple):
 class AnswerSpelling:
     """Converts the tokens of one answer to text, in order.
 
-    The tokens' texts add up to the text of the answer. If several tokens form one character, the
-    last of them gets its text, as in vLLM, but each token keeps its own bytes. Hidden special
-    tokens have neither text nor bytes. Top-k tokens that the model did not choose are converted as
-    if it had chosen them.
+    Joined together, the tokens' texts are the text of the answer. If several tokens form one
+    character, the character is the text of the last of these tokens, as in vLLM. Each token keeps
+    its own bytes. Hidden special tokens have neither text nor bytes. Top-k tokens that the model
+    did not choose are converted as if it had chosen them.
 
     Args:
         tokenizer: Tokenizer of the model.

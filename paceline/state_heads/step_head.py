@@ -35,7 +35,7 @@ class StepHead(StateHead):
         """Return the logits for outputs [n, hidden], and the token id of each column."""
 
     def extend(self, rows: Sequence[HeadRow]) -> None:
-        """Run a forward pass, and store the output at each text's newest token."""
+        """Run a forward pass, and store the output for each text's newest token."""
         for row, outputs in zip(rows, self._forward(rows), strict=True):
             row.text.outputs[ROOT] = outputs[-1]
 

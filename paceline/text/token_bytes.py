@@ -38,7 +38,9 @@ class Spelling(NamedTuple):
 
 
 class TokenBytes(dict[int, Spelling]):
-    """Maps token ids to spellings, computed on demand; an unknown id maps to "".
+    """Maps token ids to spellings (`Spelling`), computed on demand.
+
+    The spelling of an unknown id is empty.
 
     Args:
         backend: Tokenizer of the tokenizers library.
@@ -80,9 +82,9 @@ class TokenBytes(dict[int, Spelling]):
 
 
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
-    """Return the spellings of a tokenizer's tokens.
+    """Return the bytes and the text (`Spelling`) of each of a tokenizer's tokens.
 
-    Return None if the spellings are unknown, or if a token may change the text before it.
+    Return None if they are unknown, or if a token may change the text before it.
     """
     # The import takes a second, which the help of commands does not need.
     from transformers import PreTrainedTokenizerFast

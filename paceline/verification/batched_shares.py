@@ -29,10 +29,10 @@ class NodeShares(NamedTuple):
     """Precomputed values for the walk through one tree.
 
     Attributes:
-        reaches: Acceptance probability of each node, if the request ends there. In rejection
-            sampling, the acceptance probability of every node.
-        chances: Acceptance probability of each node, if the request continues and its descendants
-            have been rejected; not used in rejection sampling.
+        reaches: Acceptance probability of each node, for use if no token may follow the node, such
+            as after an end token. Rejection sampling uses this probability for every node.
+        chances: Acceptance probability of each node, for use if tokens may follow the node, but its
+            descendants have been rejected. Rejection sampling does not use it.
         tokens: Token that follows the root and every node if all descendants are rejected.
     """
 

@@ -88,7 +88,9 @@ class VisibleKeys(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Queries that share a row and a key head, with a thread's memory for them.
+    """Queries that share a row and a key head, and the memory of their thread.
+
+    One thread processes the whole tile.
 
     Query i belongs to column i // groups and is query head i % groups of its group.
 
@@ -101,7 +103,7 @@ class Tile(NamedTuple):
         biases: Address of the biases of the row's first column.
         outputs: Index of the row's first column among the columns of all rows.
         runs: Runs of visible keys; see `VisibleRanges`.
-        begin: Index of the first run of each column in the row.
+        begin: For each column of the row, index of its first run.
         cached: Number of keys at the start of the text for which key i has cache position i.
         tail: Cache positions of all later keys, in text order.
         queries: Scaled queries, [tile or more, dim]. The kernel in `dotted` instead stores the
@@ -109,10 +111,11 @@ class Tile(NamedTuple):
         scores: Scores, later replaced by softmax weights, [tile, keys or more].
         sums: Weighted sums of values, [tile, value dim].
         totals: Total weight of each query, [tile].
-        cursors: For each query, index of the run of visible keys from which the search for the
-            current block of keys continues.
-        block: Copies of the keys or values that are read together (`BLOCK`), if needed.
-        products: Scores of a block, in the layout of the kernel in `dotted`.
+        cursors: For each query, index of its current run: the first run of visible keys that ends
+            within or after the current block of keys.
+        block: Copy of the current block's keys or values, if the kernel cannot read them in place.
+            A block has up to `BLOCK` keys.
+        products: Scores of a block, in the layout that the kernel in `dotted` uses.
         weight_addresses: Addresses of the weights of up to four queries.
     """
 

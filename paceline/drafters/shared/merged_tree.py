@@ -159,7 +159,8 @@ def count_tree(
 ) -> None:
     """Count accepted and rejected candidates after a tree has been verified.
 
-    All candidates after the root and after accepted nodes count, even if they were not verified.
+    The counts include all children of the root and of accepted nodes, even children that were not
+    verified.
 
     Args:
         calibration: Acceptance rates by source.

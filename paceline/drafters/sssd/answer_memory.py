@@ -86,5 +86,5 @@ def _size(texts: Iterable[_Text]) -> int:
 
 
 def _shard(texts: Collection[_Text]) -> tuple[Shard, ...]:
-    """Sort texts into a shard; return an empty tuple if there are no texts."""
+    """Build a shard from texts; return an empty tuple if there are no texts."""
     return (Shard.in_memory(texts, _ANY_TOKEN, _WIDTH),) if texts else ()

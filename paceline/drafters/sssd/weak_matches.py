@@ -137,14 +137,14 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Propose repeating a recent token, as the text after earlier matches did.
+    """Propose recent tokens, at distances at which earlier text repeated tokens.
 
     1. Each pointer in `offered` leads to a token after matching text. If that token repeats a token
        shortly before it, the distance between the two gets one vote.
     2. At most MAX_RELATED distances are selected: those with the most votes.
     3. For each selected distance d, the token d positions before the next token is proposed.
 
-    For example, matching text continued "=", "7", ">>" with "7". This "7" repeats the token two
+    For example, "7" followed the matching text "=", "7", ">>". This "7" repeats the token two
     positions before it, so the distance 2 gets a vote. The text now ends in "=", "9", ">>". The
     token two positions before the next one is "9", so "9" is proposed.
 

@@ -39,7 +39,7 @@ class TrainingPoint:
     Attributes:
         minutes: Training time in minutes.
         steps: Number of optimiser steps.
-        tokens: Number of training tokens, counting every use.
+        tokens: Number of training tokens; a token that was used twice counts twice.
         losses: Mean loss over the most recent steps, by kind of text.
         agreement: Share of held-out tokens that are the draft model's argmax.
         per_chain: Number of accepted tokens per chain on held-out answers.
@@ -58,7 +58,7 @@ class DraftProgress(TrainingProgress):
     """The progress of training a draft model.
 
     Attributes:
-        tokens: Number of training tokens, counting every use.
+        tokens: Number of training tokens; a token that was used twice counts twice.
         batches: Number of batches used, by kind of text.
         curve: Learning curve, one point per validation.
     """
