@@ -112,8 +112,8 @@ class Drafter:
             steps.
         needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes.
             Recorded answers lack these values.
-        draft_head: File with the trained hidden-state draft head for `num_head_tokens`; None
-            selects the model's default head.
+        draft_head: File with a trained hidden-state draft head, which drafts the tokens that
+            `num_head_tokens` requests; None selects the model's default head.
         needs_draft_model: Class attribute: whether `build` requires a draft model.
         takes_draft_model: Class attribute: whether `build` can use a draft model but needs none.
         needs_trained: Class attribute: whether the drafter needs a file that was trained or built

@@ -190,7 +190,7 @@ class DraftBudget:
         self._seconds_used = 0.0
 
     def check_loaded(self) -> None:
-        """Check the cost curve from disk now, so that no answer waits for this check."""
+        """Check a loaded cost curve immediately, so that no answer waits for the check."""
         self._seconds_used += TIMING.loaded_pause_s
         self.renew()
 

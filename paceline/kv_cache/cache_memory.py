@@ -1,9 +1,10 @@
 """Provide memory for the keys and values of a cache that grows.
 
-Where memory that is never written is free (see `memory.py`), a cache reserves address space for its
-maximum size when it stores the first keys. Its keys and values then never move: growing only
-changes the number of slots and positions in use. On other devices, engines preallocate the maximum
-if there is enough memory. All other caches are copied when they outgrow their memory.
+Some systems take physical memory only once it is written (see `memory.py`). On such a system, a
+cache on a CPU reserves address space for its maximum size when it stores the first keys. Its keys
+and values then never move: growing only changes the number of slots and positions in use. On
+devices other than a CPU, engines preallocate the maximum if there is enough memory. All other
+caches are copied when they outgrow their memory.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class CacheMemory:
         return self.blocks.take(states, self.allocated)
 
     def preallocate(self, maximum: CacheSize, has_memory: bool, used: CacheSize) -> bool:
-        """Prepare for a maximum size; return whether keys and values have moved.
+        """Set the maximum size to allocate; return whether keys and values have moved.
 
         Args:
             maximum: Maximum size.

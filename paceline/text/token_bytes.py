@@ -25,7 +25,7 @@ class Spelling(NamedTuple):
     """The bytes and the text that a token adds to a text.
 
     Attributes:
-        data: Bytes of the token after another token.
+        data: Bytes of the token if another token precedes it.
         first: Bytes of the token at the start of a text.
         text: `data` as text; None if it begins or ends in the middle of a character.
         special: Whether `skip_special_tokens` hides the token.

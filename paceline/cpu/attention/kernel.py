@@ -2,11 +2,11 @@
 
 A query's output depends only on the query and on the keys that it sees, bit for bit. Other
 queries, the cache positions of keys, the length of the cache and the number of threads have no
-effect. All values are float32, and the kernel computes sums in this order:
+effect. All sums are float32, and the kernel computes them in this order:
 
-- Score of a query and a key: in the order that the module `fma_dot` describes, after scaling the
-  query. For bfloat16 queries and keys on processors with AVX512_BF16, in the order that the module
-  `attention.dotted` describes. A bias is added last.
+- Score of a query and a key: the kernel scales the query, and then adds the products in the order
+  that the module `fma_dot` describes. For bfloat16 queries and keys on processors with AVX512_BF16,
+  the module `attention.dotted` describes the order. A bias is added last.
 - Softmax: exp(score - largest score of all visible keys).
 - Total weight: lane l sums the weights of the keys with rank l, l + 8, ... Rank 0 is the first
   visible key in text order. The lanes are added as in `fma_dot`. The weight of an attention sink

@@ -45,10 +45,10 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that adds the products of rows and quads to their sums.
+    """Return an operation that multiplies rows by weights, and adds to stored sums.
 
-    A quad is a group of four outputs. The operation ends the process if the processor lacks the
-    instructions.
+    The weights and the sums belong to quads. A quad is a group of four outputs. The operation ends
+    the process if the processor lacks the instructions.
 
     Arguments of the operation (addresses, sizes and distances are in bytes):
         num_rows: Number of rows, one of `counts`.

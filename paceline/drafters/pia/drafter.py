@@ -23,7 +23,7 @@ from paceline.drafters.pia.tries import Children, Node, PhraseTries
 
 
 class Pia(Drafter):
-    """Drafts from phrases of the prompt and of all the engine's outputs; lossless."""
+    """Drafts phrases from the prompt and from all the engine's outputs; lossless."""
 
     name = "pia"
     keeps_tokens = True

@@ -185,8 +185,9 @@ def cache_distributions(
         max_context: Maximum number of tokens in a context.
         newest: The newest tokens, at most LONGEST_KEY, ending with the root.
         nodes: Tokens of the nodes, followed by their parents, [2 * nodes]; -1 is the root.
-        scratch: Newest tokens at each row, [1 + nodes, LONGEST_KEY], their number, [1 + nodes],
-            and the hashes of the contexts that they form, [1 + nodes, LONGEST_KEY].
+        scratch: Three arrays with one row for the root and one for each node. The first holds the
+            newest tokens, [1 + nodes, LONGEST_KEY]. The second holds their number, [1 + nodes].
+            The third holds hashes of the contexts that they form, [1 + nodes, LONGEST_KEY].
         top: Most likely tokens and their probabilities, each [1 + nodes, k], as in `TopTokens`;
             rows of zeros are skipped.
     """

@@ -48,9 +48,9 @@ from paceline.util.threads import Threads
 
 
 class Sssd(Drafter):
-    """Drafts from the request, recent answers and a datastore; lossless.
+    """Finds draft tokens in the request, recent answers and a datastore; lossless.
 
-    One compiled call searches a batch on all cores.
+    One compiled call drafts for all requests of a batch, on all cores.
     """
 
     name = "sssd"

@@ -86,11 +86,11 @@ CANDIDATE = record_dtype(Candidate)
 
 
 class Merge(NamedTuple):
-    """Scratch arrays for merging, which every new tree reuses.
+    """Scratch arrays for merging the sources' trees; every new tree reuses them.
 
     Attributes:
-        pool: Match pointers (`pointers`) of the tree's nodes.
-        waiting: Heap of the candidates for the tree, [room].
+        pool: Match pointers of the tree's nodes (module `pointers`).
+        waiting: Heap of the candidates for the tree, followed by unused entries.
         tree: Nodes of the tree, [1 + max_nodes].
     """
 

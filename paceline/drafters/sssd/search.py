@@ -69,7 +69,7 @@ class SearchWorkspace(NamedTuple):
         counts: Counts of the tokens that follow one node.
         network: Values in the network that computes a token's confidence.
         tree: Nodes of the tree, [1 + max_nodes].
-        frontier: Candidates for the next node, [room].
+        frontier: Candidates for the next node, followed by unused entries.
     """
 
     pool: Pool

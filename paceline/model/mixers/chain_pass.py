@@ -38,7 +38,7 @@ class ChainPass:
             layer.load(layer.rows(self._slot))
 
     def finish(self) -> None:
-        """Hold the new recurrent states after the forward pass, until `commit`."""
+        """Keep the forward pass's new recurrent states until `commit` is called."""
         self._states = {index: layer.working() for index, layer in self._layers.items()}
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:

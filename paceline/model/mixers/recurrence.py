@@ -80,7 +80,7 @@ class RecurrenceMixer:
         self._call: RecurrenceCall | None = None
 
     def _calling(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper that passes the current `RecurrenceCall` as first argument."""
+        """Return a wrapper that passes the current `RecurrenceCall` as the first argument."""
 
         def recurrence(*args: Any, **kwargs: Any) -> Any:
             return function(self._call, *args, **kwargs)

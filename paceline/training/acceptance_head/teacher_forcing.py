@@ -97,7 +97,7 @@ def _drafted(
     shared: SharedVocabulary | None,
     generator: torch.Generator,
 ) -> list[list[Tensor]]:
-    """Sample the draft tokens for each answer, with their acceptance probabilities."""
+    """Sample draft tokens for each answer, and compute their acceptance probabilities."""
     prompts, answers, params = answered
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     starts, count = [len(prompt) - 1 for prompt in prompts], max(map(len, answers))
