@@ -26,8 +26,8 @@ from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.gguf_tensors import empty_model
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
-from paceline.model.weight_formats import packed_formats, with_plain_weights
 from paceline.model.tokenizer_loading import load_tokenizer, tokenizer_error
+from paceline.model.weight_formats import packed_formats, with_plain_weights
 from tests.support.gguf import EOS, EOT, TEMPLATE, write_experts, write_gguf
 from tests.support.shared import reference
 from tests.support.tiny_configs import tiny_config
