@@ -4,13 +4,15 @@
 
 The larger model computes nearly the same function: its added weights are random, but zero weights
 cancel their effect (`paceline.bench.cost_scale`). Projections are stored in Q4_K and the embedding
-in Q8_0. With `scripts/compare_llama_cpp.py --model LARGE.gguf`, paceline and llama.cpp run the
-same file.
+in Q8_0. SmolLM2's draft head, padded in the same way, is written to LARGE.draft_head.safetensors.
+With `scripts/compare_llama_cpp.py --model LARGE.gguf --drafters none
+auto:draft_head=LARGE.draft_head.safetensors`, paceline and llama.cpp run the same file.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ from torch import Tensor
 
 from paceline import demo
 from paceline.bench.cost_scale import enlarge
+from paceline.draft_head.trained import card_of, load, save
+from paceline.model.cached_lm import CachedLM
+from paceline.model.identity import Sketch
 from paceline.model.block_encoding import Q4_K, Q8_0, encode
 from paceline.model.loading import load_model
 
@@ -66,6 +71,24 @@ def write_enlarged(target: Path, width: int) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    write_head(target.with_suffix(".draft_head.safetensors"), model, larger)
+
+
+def write_head(target: Path, model: Any, larger: Any) -> None:
+    """Write the package's draft head for a model, padded to fit an enlarged copy.
+
+    Args:
+        target: File to write.
+        model: The original model.
+        larger: The enlarged model.
+    """
+    original = CachedLM(model)
+    head = next(path for path in demo.DRAFT_HEADS if card_of(path).closeness(original) > 0)
+    # A reader of the file does not know that the model was enlarged.
+    larger.config.enlarged_from = None
+    card = replace(card_of(head), sketch=Sketch.from_model(larger).encode())
+    hidden = larger.config.hidden_size
+    save(target, load(head, original).widened(hidden, hidden), card)
 
 
 def copy_fields(writer: GGUFWriter, reader: GGUFReader, config: Any) -> None:
