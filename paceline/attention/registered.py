@@ -1,6 +1,6 @@
-"""Register paceline's attention kernels with transformers, as "paceline".
+"""Register paceline's attention kernels with transformers, named "paceline".
 
-paceline's forward passes call the registered function with the order of their keys
+paceline's own forward passes also tell the registered function the order of the keys
 (`AttentionState`). The function also works in `model.generate`, for a model loaded with
 `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")`. The order of summation
 does not depend on batch, padding, cache or prompt chunks.
@@ -65,11 +65,11 @@ def _attend(
     position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention, summing in text order, with transformers' signature.
+    """Compute attention, summing in text order; transformers defines the signature.
 
     Args:
-        query: Queries, [batch, heads, columns, dim]. `key` and `value` are [batch, key heads,
-            positions, dim].
+        query: Queries, [batch, heads, columns, dim].
+        key, value: Keys and values, [batch, key heads, positions, dim].
         attention_mask: Mask, bool [batch, 1, columns, positions].
         softcap: Soft limit on the scores, or None.
         s_aux: Attention sinks, [heads], or None.

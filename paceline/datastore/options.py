@@ -76,8 +76,9 @@ class UpdateOptions:
             Above this number, the oldest shards are dropped. One shard holds at most about a
             quarter of `max_tokens`.
         max_unwritten_tokens: Number of tokens in memory that triggers a write to disk; at least 1;
-            default 65,536. If writing fails, up to four times as many stay in memory. The
-            tokens of unfinished outputs are limited separately to `max_unwritten_tokens`.
+            default 65,536. If writing fails, up to four times this number of tokens stay in
+            memory. The tokens of unfinished outputs are limited separately to
+            `max_unwritten_tokens`.
         max_unwritten_s: Seconds after which an output is written to disk; positive; default 30.
         lock_timeout_s: Seconds that `flush` and `close` wait for another writer; default 10.
     Raises:

@@ -2,8 +2,8 @@
 
 The functions do not hold the interpreter lock. A snapshot is a table with one record per shard
 (`paceline.datastore.rows.ShardRow`), so one call searches any number of shards. The caller must
-keep the snapshot alive during a call. Other compiled code may call these functions; `Snapshot`
-wraps `find` and `gather` for Python.
+keep the snapshot alive during a call. Other compiled code may call these functions. Python code
+calls `find` and `gather` through the class `Snapshot`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from paceline.util.compiled import Records, entry_kernel, kernel
 class Ranges(NamedTuple):
     """Ranges of the shards' suffix arrays that match the last tokens of each query.
 
-    A rank is an index in the suffix array of a shard.
+    A rank is an index in the suffix array of a shard. For example, the suffixes of shard s that
+    begin with the last 3 tokens of query b have the ranks low[b, 2, s] to high[b, 2, s] - 1.
 
     Attributes:
-        low: First rank, [batch, longest, shards]. The entry at [b, m - 1] is for the suffixes of a
-            shard that begin with the last m tokens of query b.
-        high: Last rank plus one, [batch, longest, shards]; 0 if there are no such suffixes or they
-            were not searched.
-        lengths: For each query, the largest number of its last tokens that occur together in any
-            shard, and the smallest number that was searched, [batch, 2]. Both are 0 if no such
-            tokens occur.
+        low: First rank of each range, [batch, longest, shards].
+        high: Last rank of each range, plus one, [batch, longest, shards]; 0 if the shard has no
+            such suffixes, or if the search skipped this number of tokens.
+        lengths: Two numbers of last tokens per query, [batch, 2]: the largest number that occur
+            together in any shard, and the smallest number that was searched. Both numbers are 0 if
+            no such tokens occur.
     """
 
     low: NDArray[np.int64]
@@ -137,9 +137,10 @@ def find(
         offsets: Offsets of the queries in `ids`, [batch + 1].
         shortest: Length of the shortest suffix to search, in tokens; at least 1.
         enough: Number of matches after which no shorter suffix is searched; 0 means no limit.
-        ranges: Output. The size of the second axis is the maximum suffix length.
+        ranges: Output: the matching ranges. The size of the second axis of `ranges.low` is the
+            maximum suffix length.
     Returns:
-        -1, or the index of a damaged shard, in which case the result is incomplete.
+        -1; or, if a shard is damaged, the index of this shard. `ranges` is then incomplete.
     """
     low, high, lengths = ranges
     low[:], high[:], lengths[:] = 0, 0, 0
@@ -222,7 +223,7 @@ def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
 
 @kernel
 def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.int64]) -> int:
-    """Read tokens from a shard up to the end of the document.
+    """Read tokens from a shard, at most up to the end of their document.
 
     Args:
         table: Shards of a snapshot.
@@ -230,7 +231,7 @@ def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.in
         position: Text position of the first token.
         out: Output: tokens, [n]; n is at most SORTED_TOKENS.
     Returns:
-        The number of tokens, or DAMAGED.
+        The number of tokens that were read, or DAMAGED if the shard is damaged.
     """
     row = table[shard]
     max_tokens = min(out.size, row.text_size - position, SORTED_TOKENS)

@@ -43,7 +43,7 @@ def build(
     workers: int = 0,
     progress: Progress = no_progress,
 ) -> None:
-    """Build a store; it replaces any existing store once it is complete.
+    """Build a store; once complete, the new store replaces any existing store.
 
     Args:
         path: Folder of the store, which is created if needed. An existing folder must be empty or
@@ -60,8 +60,8 @@ def build(
             processed, and the total or None.
     Raises:
         DatastoreError: There is no document, an id is out of range, the disk is full, another
-            writer holds the store, or the folder holds something else. An existing store does not
-            change.
+            writer holds the store, or the folder holds something else. In all these cases, an
+            existing store does not change.
         ConfigError: An argument is out of range.
     """
     options = BuildOptions(shard_tokens, memory, workers, progress)

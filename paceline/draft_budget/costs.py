@@ -1,9 +1,9 @@
 """Load, measure, check and replace an engine's cost curve.
 
-If other load disturbed a measurement, its curve is still used until a check on an idle machine
-replaces it. Checks take only a small share of the time for which the curve is used. The environment
-variable $PACELINE_COST_CURVE may name a JSON file with one curve (two lists, `rows` and `seconds`).
-That curve is then used for every model, and nothing is measured.
+If other programs disturbed a measurement, the measured curve is still used until a check on an idle
+machine replaces it. Checks take only a small share of the time for which the curve is used. The
+environment variable $PACELINE_COST_CURVE may name a JSON file with one curve (two lists, `rows` and
+`seconds`). The engine then uses this curve for every model, and measures nothing.
 """
 
 from __future__ import annotations
@@ -125,8 +125,9 @@ class Costs:
     def _is_outdated(self, loaded: MeasuredCurve) -> bool:
         """Return whether the cost curve of a slow model should be measured again.
 
-        The curve of a slow model is not checked, because checks would take too long. It is measured
-        again only if other programs disturbed the measurement and the machine is less busy now.
+        The curve of a slow model is not checked, because checks would take too long. This curve is
+        measured again only if other programs disturbed the measurement and the machine is less busy
+        now.
         """
         is_slow = not cost_measuring.check_rows(loaded.curve)
         return is_slow and loaded.conditions.doubtful

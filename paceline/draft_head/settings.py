@@ -42,8 +42,8 @@ class FitSettings:
         max_pairs: Maximum number of pairs.
         min_pairs: Minimum number of pairs; a model too slow to produce them gets no draft head.
         max_seconds: Number of seconds after which no new forward pass starts.
-        ridge: Weight of the ridge penalty, as an equivalent number of additional pairs. Their
-            inputs have average size, and their next state is 0.
+        ridge: Weight of the ridge penalty, as an equivalent number of additional pairs. The inputs
+            of these pairs have average size, and the next state is 0.
         num_token_ids: Size of the reduced draft vocabulary. The lowest ids are used, because most
             tokenizers number their tokens in merge order.
     """

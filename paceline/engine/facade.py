@@ -79,8 +79,8 @@ class EngineFacade:
     def finish_draft_head(self) -> None:
         """Load or fit the draft head of the drafter now, if the drafter uses one.
 
-        On a GPU, the head is otherwise fitted in portions between the first decode steps, and the
-        drafter does not use the head until the fit is complete.
+        Without this call, an engine on a GPU fits the head in portions between the first decode
+        steps. The drafter does not use the head until the fit is complete.
         """
         self._engine.finish_draft_head()
 

@@ -35,13 +35,14 @@ class SharedSteps(ABC):
         """Run one decode step for a group of requests."""
 
     def advance(self, handles: Sequence[RequestHandle]) -> None:
-        """Run one step for all requests, unless another thread has just run it.
+        """Run one step for all requests, unless another thread has just run one.
 
         Args:
             handles: The requests that the caller waits for.
         Raises:
             Exception: The error that ended one of `handles`.
-            KeyboardInterrupt: Raised between two steps if other callers share the steps.
+            KeyboardInterrupt: The user interrupted the program. If other callers share the step,
+                the step is completed first.
         """
         before = self._runner.steps
         with self._turn:

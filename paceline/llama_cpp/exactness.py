@@ -52,7 +52,8 @@ def resolve_exactness(
     Args:
         model: The model.
         setting: True, False or "auto". With "auto" and several threads, batch invariance stays
-            off, because a forward pass with a single row (one token) would need a second row.
+            off, because llama.cpp divides a single row (one token) among the threads. Batch
+            invariance would require a second row in each such forward pass.
         threads: Number of CPU threads.
         max_batch: Maximum number of requests per forward pass; None means no limit.
     Raises:

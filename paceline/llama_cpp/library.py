@@ -78,7 +78,7 @@ class Library:
     Attributes:
         path: File of the library.
         version: Version of the package that contains the library.
-        context_fields: Layout of its context parameters.
+        context_fields: Layout of the library's context parameters.
     Raises:
         UnsupportedModelError: The library lacks a function, or its structures have an unknown
             layout.

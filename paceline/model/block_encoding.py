@@ -76,9 +76,9 @@ def _encode_q4_k(values: Tensor) -> Tensor:
 def _fitted_line(values: Tensor) -> _Line:
     """Choose the scale and minimum with the smallest squared error.
 
-    Each candidate divides the range of the values into a slightly different number of levels, and
-    rounds each value to a level. Scale and minimum are those of the regression line that predicts
-    the values from their levels.
+    Each of several trials divides the range of the values into a slightly different number of
+    levels, and rounds each value to a level. The trial's scale and minimum are those of the
+    regression line that predicts the values from their levels.
     """
     lowest = values.amin(1, keepdim=True).clamp(max=0)
     spread = values.amax(1, keepdim=True).clamp(min=0) - lowest

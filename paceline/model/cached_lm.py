@@ -38,8 +38,8 @@ class CachedLM(ForwardPasses):
         model: Decoder-only model in eval mode, on its device.
         prefill_chunk: Maximum number of pending tokens per request in one forward pass. It may be
             changed between forward passes.
-        batch_invariant: Whether the attention of each token must depend only on its own text, bit
-            for bit. Default False.
+        batch_invariant: Whether the attention of each token must depend only on that token's text,
+            bit for bit. Default False.
         min_rows: Minimum number of rows in a forward pass and in its LM head; smaller batches are
             padded. Default 1.
         products: Matrix products for the forward passes; None selects the fastest ones on this
@@ -201,10 +201,10 @@ class CachedLM(ForwardPasses):
         return GRAPH_GROWTH_POSITIONS if has_graphs else 1
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Prepare the cache for its maximum size, so that it never has to be copied.
+        """Prepare the cache for its maximum size, so that no data has to be copied later.
 
-        On a GPU, compute one token, because memory can be allocated only once the shapes and dtypes
-        of keys and values are known.
+        On a GPU, this method computes one token, because memory can be allocated only once the
+        shapes and dtypes of keys and values are known.
 
         Args:
             slots: Maximum number of slots.
@@ -223,7 +223,7 @@ class CachedLM(ForwardPasses):
 
         Args:
             request: Request to process.
-            slot_of: Finished request whose slot is reused; None for an empty slot.
+            slot_of: Finished request whose slot is reused; None selects an empty slot.
             length: Number of leading cache positions of `slot_of` to reuse.
         Raises:
             CapacityError: The request is longer than the context.

@@ -80,8 +80,8 @@ def _passes_as_chain(model: CachedLM) -> bool:
 def check_tree_forward(model: CachedLM) -> None:
     """Compare forward passes over a small draft tree with plain forward passes.
 
-    In the first comparison, the tree follows a cached prompt. In the second, it follows an
-    accepted side branch.
+    In the first comparison, the tree follows a cached prompt. In the second comparison, the tree
+    follows an accepted side branch.
 
     Args:
         model: Model to check.
@@ -95,13 +95,14 @@ def check_tree_forward(model: CachedLM) -> None:
 def check_chain_forward(model: CachedLM) -> None:
     """Compare forward passes over a chain of draft tokens with plain forward passes.
 
-    In the first comparison, the chain follows a cached prompt. In the second, it follows accepted
-    draft tokens.
+    In the first comparison, the chain follows a cached prompt. In the second comparison, the chain
+    follows accepted draft tokens.
 
     Args:
         model: Model to check.
     Raises:
-        UnsupportedModelError: As in `check_tree_forward`.
+        UnsupportedModelError: The logits differ by more than rounding errors, or the model cannot
+            run the chain at all.
     """
     _check(model, "chain", CHECKED_CHAIN, CHECKED_CHAIN_PATH)
 
@@ -161,8 +162,8 @@ def _text_length(model: CachedLM) -> int:
 def _plain_tree_logits(model: CachedLM, request: Request, tree: DraftTree) -> torch.Tensor:
     """Return the logits after a text and after each node of its draft tree.
 
-    The logits have the shape [1 + nodes, vocab]. Each branch takes one plain forward pass. With
-    recurrent states, the model decodes the branch token by token, as in `generate`.
+    The logits have the shape [1 + nodes, vocab]. Each branch takes one plain forward pass. If the
+    model has recurrent states, it decodes the branch token by token instead, as in `generate`.
     """
     rows: dict[int, torch.Tensor] = {}
     for leaf in set(range(len(tree))) - set(tree.parents):
@@ -223,11 +224,11 @@ def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch
 def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
     """Compare, bit for bit, the logits of short texts alone and in a batch.
 
-    The batch contains two requests. One of them has a draft tree, and its logits are compared with
-    those from decoding it alone. The comparison finds faults that do not show in individual
-    modules, for example in the model's attention code or in sums over rows. If rotary frequencies
-    depend on the text length, the comparison is repeated with frequencies for a long text, first
-    for one of the two requests and then for the other.
+    The batch contains two requests, of which the first has a draft tree. The logits of the first
+    request are compared with its logits when decoded alone. The comparison finds faults that do not
+    show in individual modules, for example in the model's attention code or in sums over rows. If
+    rotary frequencies depend on the text length, the comparison is repeated with frequencies for a
+    long text, first for one of the two requests and then for the other.
 
     Args:
         alone: Model that decodes one request at a time.
@@ -247,7 +248,7 @@ def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
 def _compare_rows(
     alone: CachedLM, batched: CachedLM, length: int, other_length: int
 ) -> tuple[int, int]:
-    """Compare a request alone with the same request in a batch of two.
+    """Compare the logits of a request decoded alone and decoded in a batch of two.
 
     Args:
         alone: Model that decodes one request at a time.

@@ -40,7 +40,7 @@ def make_up(
 ) -> Iterator[MadeUp]:
     """Generate prompts with a model; yield all prompts so far after every batch.
 
-    The last result has `count` prompts. It has fewer if `4 * count` generated texts did not yield
+    The last result has `count` prompts, or fewer if `4 * count` generated texts did not yield
     enough prompts. A text is rejected if it does not end within `params.max_new_tokens`, is empty,
     or repeats an earlier one.
 

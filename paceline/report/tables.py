@@ -20,9 +20,9 @@ class Column:
     """A column of a table, with its format.
 
     Attributes:
-        heading: Heading. On consoles, it may be broken after "/ " and "- ".
-        form: Format of numbers, as for `format`. For cells with several values, a template such as
-            "{:.2f} ({:.1f})".
+        heading: Text above the column. On consoles, the text may be broken after "/ " and "- ".
+        form: Format of numbers, as for the function `format`; for cells with several values, a
+            template such as "{:.2f} ({:.1f})".
         left: Whether to align text on the left.
         code: Whether to show text as code in Markdown.
     """

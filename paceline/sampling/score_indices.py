@@ -23,13 +23,16 @@ _NO_INDICES, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.flo
 class ScoreIndices(NamedTuple):
     """Indices of the scores that options change.
 
+    The scores of all rows form one flat array: the score of token t in row r has the index
+    r * vocabulary size + t. Each tree has one row for its root and one for each node.
+
     Attributes:
         owner: Request of each row, [rows]; empty if no request has penalties.
         penalties: Repetition, frequency and presence penalty of each row, float32 [3, rows]; empty
             if no request has penalties.
         paths: Indices of the tokens on the path to each row's node, in the order of the rows.
-        biased: Indices of tokens with a bias.
-        biases: Bias at each index in `biased`, float32.
+        biased: Indices of scores with a bias.
+        biases: Bias for each index in `biased`, float32.
         banned: Indices of forbidden tokens.
     """
 

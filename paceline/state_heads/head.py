@@ -1,7 +1,7 @@
 """Define the interface of heads that draft from the target's hidden states.
 
 A head takes each token of a text as input, together with the target states from which the token
-was chosen. It then predicts the tokens that follow the newest token and the draft nodes.
+was chosen. The head then predicts the tokens that follow the newest token and the draft nodes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Store generated folders in the user's cache.
 
-A folder is either complete or absent, and only one process creates it.
+Under its final name, a folder is always complete. Only one process creates a folder.
 
 The cache is $PACELINE_CACHE, or $XDG_CACHE_HOME/paceline, or ~/.cache/paceline. A folder is named
 KIND-vFORMAT/KEY. KEY is a checksum of the source, which is a file or the facts on which a
@@ -139,7 +139,8 @@ def obtain_folder(
             metadata.
         waiting: Function called once if another process is already creating the folder.
     Raises:
-        ConfigError: As for `obtain`.
+        ConfigError: The cache cannot be written, or `make` raised the error. In either case, no
+            folder remains.
     """
     # No lock: folders appear complete, and the cache may be read-only.
     if _read(folder) is not None:

@@ -1,8 +1,9 @@
 """Find the source files on which the compiled code of a module depends.
 
-Compiled code contains the functions that it calls and the values of constants, so it also becomes
-outdated when an imported module changes. The search follows the top-level imports of settings
-modules and of modules with compiled code. Imports in other modules cannot affect compiled code.
+Compiled code contains the functions that it calls and the values of constants. A change in an
+imported module can therefore make the compiled code outdated. The search follows the top-level
+imports of settings modules and of modules with compiled code. Imports in other modules cannot
+affect compiled code.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ class NodeShares(NamedTuple):
 
     Attributes:
         reaches: Acceptance probability of each node, for use if no token may follow the node, such
-            as after an end token. Rejection sampling uses this probability for every node.
+            as after an end token. Rejection sampling uses `reaches` for every node.
         chances: Acceptance probability of each node, for use if tokens may follow the node, but its
-            descendants have been rejected. Rejection sampling does not use it.
+            descendants have been rejected. Rejection sampling does not use `chances`.
         tokens: Token that follows the root and every node if all descendants are rejected.
     """
 
@@ -42,7 +42,10 @@ class NodeShares(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """Nodes, from all trees, whose shares (see `rules`) are computed together.
+    """Nodes, from all trees, whose shares are computed together.
+
+    In traversal verification, a node's share is the probability that the accepted path ends at this
+    node or at a descendant (`rules`).
 
     Attributes:
         rows: Row of each node's parent, [n]. In the arrays of the batch, each tree has one row for
@@ -62,13 +65,15 @@ class _Round(NamedTuple):
 def prepare_shares(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], rows: Sequence[int]
 ) -> Pending:
-    """Start computing `NodeShares`; the pending result holds them by batch row.
+    """Start computing the `NodeShares` of requests with sampled drafts.
 
     Args:
         scores: Scores from `target_scores`, [batch, 1 + width, vocab].
         requests: Requests of the batch.
         trees: Draft trees of the requests.
-        rows: Rows of the requests with sampled drafts.
+        rows: Batch indices (rows) of the requests with sampled drafts.
+    Returns:
+        A pending result. Once finished, it maps each of `rows` to the request's `NodeShares`.
     """
     device, width = scores.device, scores.shape[1]
     sampled = [trees[row] for row in rows]
@@ -152,16 +157,18 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the shares of nodes, and their parents' values if they are rejected.
+    """Return the nodes' shares, and their parents' values if the nodes are rejected.
+
+    Each parent has exactly one of the nodes.
 
     Args:
         shares: Share of each parent (see `rules`), [n].
         weights: Target distribution after each parent, [n, vocab].
         tokens: Token of each node, [n].
-        probs: Distribution from which each node was sampled; None if it was not sampled.
+        probs: Distribution from which each node was sampled; None for a node that was not sampled.
     Returns:
-        The shares of the nodes (one per parent). For each parent, the share and the target
-        distribution that remain if its node is rejected.
+        The share of each node. Then, for each parent, the share and the target distribution that
+        remain if its node is rejected.
     """
     columns, joint = tokens[:, None], shares[:, None] * weights
     own = joint.gather(1, columns)

@@ -26,6 +26,9 @@ def check_trees(
 ) -> FlatTrees | None:
     """Check proposed trees against the vocabulary and rules 1 and 2 (`core.drafter`).
 
+    Rule 1 limits the number of trees and nodes. Rule 2 requires that parents precede their
+    children, and that siblings have different tokens.
+
     Args:
         drafter: Drafter that proposed the trees.
         requests: Requests for which the trees were proposed.

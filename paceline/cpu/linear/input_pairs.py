@@ -1,8 +1,8 @@
 """Emit products of bfloat16 rows and weights that are stored as [inner, outer].
 
 The instruction of `avx512_dot` multiplies pairs of adjacent numbers. The weights of two consecutive
-inputs are interleaved, so each pair belongs to one output. For each pair of inputs, the product of
-the second input is added before the product of the first.
+inputs are therefore interleaved, so that the two numbers of a pair belong to the same output. For
+each pair of inputs, the product of the second input is added before the product of the first.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _ADDRESS_BYTES = 8
 
 def interleave(vectors: int) -> Any:
     """Return an operation that interleaves weights for `add_pairs`.
+
+    In the result, the weights of two consecutive inputs alternate, so that the two weights of each
+    output are adjacent.
 
     Arguments of the operation (addresses and distances are in bytes):
         weights: Address of the first input's weights.

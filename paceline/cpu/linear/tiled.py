@@ -121,11 +121,11 @@ def _multiply_tall(
 ) -> None:
     """Multiply all rows by the weights of 16 outputs, in groups of up to 64 rows.
 
-    `weight` is the address of the whole weight. If only some outputs are in memory, it is the
+    `weight` is the address of the whole weight. If only some outputs are in memory, `weight` is the
     address at which output 0 would be.
 
-    Each group prefetches its share of the next weights. If the first group prefetched all of them,
-    it would wait for memory, and memory would be idle while the other groups run.
+    Each group prefetches its share of the next weights. If the first group prefetched all of these
+    weights, this group would wait for memory, and memory would be idle while the other groups run.
     """
     block_bytes = OUTER * call.inner * HALF_BYTES
     is_ahead = output + (TILE_ROWS_AHEAD + 1) * OUTER <= call.outer

@@ -1,9 +1,9 @@
 """Emit code that multiplies rows by quads of outputs, in `avx512_dot`'s order.
 
-A quad is a group of four outputs. A vector holds one chunk (eight numbers) from each of them. It is
-multiplied by four copies of the same chunk of one row. `avx512_dot` instead multiplies four rows by
-one output, which wastes most of the vector if there is only one row. The sums are bit-identical,
-because the product of two numbers does not depend on their order.
+A quad is a group of four outputs. A vector holds one chunk (eight numbers) of each output's
+weights. The vector is multiplied by four copies of the same chunk of one row. `avx512_dot` instead
+multiplies four rows by one output, which wastes most of the vector if there is only one row. The
+sums are bit-identical, because the product of two numbers does not depend on their order.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
 def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
     """Emit instructions that add pairs of lanes, within groups of four lanes.
 
-    For each group, the result holds the pair sums of the first vector, then those of the second.
+    For lanes (0, 1) and step 2, groups a and b of the two vectors yield one group of the result:
+
+        a[0] + a[2], a[1] + a[3], b[0] + b[2], b[1] + b[3]
 
     Args:
         builder: LLVM builder.

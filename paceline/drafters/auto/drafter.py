@@ -1,6 +1,6 @@
 """Merge retrieval, cached distributions, draft head and draft model into one tree.
 
-Retrieval (`sssd`, from the request, earlier answers and a datastore) finds long matching runs. The
+Retrieval (`sssd`) searches the request, earlier answers and a datastore for long matches. The
 target's cached next-token distributions (Token Recycling, `shared/recycled`) provide alternatives
 at each branch. A hidden-state draft head predicts the next tokens (`paceline.draft_head`). If a
 draft model or an EAGLE-3, DFlash or MTP head is given, it adds a separate tree (`model_source`,
@@ -117,9 +117,9 @@ class Auto(RecyclingDrafter):
     def num_head_tokens(self) -> int:
         """Return the number of tokens that the draft head should predict in the next step.
 
-        With the draft budget, the number depends on how many draft nodes the engine verifies. It
-        is lower while a draft model runs. While drafting is slower than plain decoding, the head
-        runs only occasionally.
+        With the draft budget, the number depends on how many draft nodes the engine verifies. While
+        a draft model runs, the number is lower. While drafting is slower than plain decoding, the
+        head runs only occasionally.
         """
         if self._options.draft_head is False:
             return 0

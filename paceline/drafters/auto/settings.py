@@ -11,23 +11,23 @@ MAX_NODES = 256  # maximum value of the option `max_nodes`
 class DraftModelGateSettings:
     """Settings of `DraftModelGate`.
 
-    Fitted on SmolLM2-135M with its draft model (110 prompts).
+    The defaults were fitted on SmolLM2-135M with its draft model (110 prompts).
 
     Attributes:
         prior_gain: Expected gain before any measurement, in tokens per request.
         prior_weight: Weight of the prior, as a number of measured requests.
-        patience: Factor for the upper confidence bound. The number of standard errors added to the
-            mean gain is patience * step time / draft time, but at least 1.
+        patience: Factor for the upper confidence bound of the gain. The number of standard errors
+            added to the mean gain is patience * step time / draft time, but at least 1.
         memory: Once the gains of this many requests have been counted, older gains count half as
             much.
         decay: With every new step, the weights of earlier steps in the mean times are multiplied
             by this factor.
         min_pause: Number of steps between the first two trials after the gate has closed.
         max_pause: Maximum number of steps between two trials of a fast draft model.
-        trial_share: Maximum time of a trial, as a share of the pause after it.
+        trial_share: Maximum time of a trial, as a share of the pause that follows the trial.
         min_step_share: Lower limit for the assumed time of a step without the draft model, as a
-            share of the draft model's time. It limits the pause after a trial that processed a
-            prompt.
+            share of the draft model's time. This lower limit bounds the pause after a trial that
+            processed a prompt.
     """
 
     prior_gain: float = 1.0
@@ -97,9 +97,9 @@ class GrammarSourceSettings:
     """Settings of `GrammarSource`, which drafts text that the grammar forces.
 
     Attributes:
-        max_tokens: Maximum number of tokens of such text in a step.
-        confidence: Probability that the target splits such text into the proposed tokens, assumed
-            until `auto` has counted outcomes.
+        max_tokens: Maximum number of tokens of forced text in a step.
+        confidence: Probability that the target splits the forced text into the proposed tokens.
+            `auto` assumes this probability until it has counted outcomes.
     """
 
     max_tokens: int = 32

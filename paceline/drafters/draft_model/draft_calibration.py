@@ -19,10 +19,10 @@ def first_choice_prior(prob: float) -> float:
 class DraftCalibration:
     """Counts how often first choices are accepted, grouped by their probability.
 
-    A first choice is the token that the draft model itself generates after a node. It is accepted
-    more often than its probability suggests, especially with a greedy target. The prior estimate is
-    therefore a power of the probability. The exponent was fitted to pairs of a draft model and a
-    target. Counted outcomes gradually replace the prior.
+    A first choice is the token that the draft model itself generates after a node. First choices
+    are accepted more often than their probabilities suggest, especially with a greedy target. The
+    prior estimate is therefore a power of the probability. The exponent was fitted to pairs of a
+    draft model and a target. Counted outcomes gradually replace the prior.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 Longer drafts waste more tokens after a rejection, and shorter drafts require more target forward
 passes (Huang et al. 2024, "SpecDec++", equation 2.3). A rule runs after every forward pass of the
 draft model, once for all chains in the batch. It may use all information about the tokens drafted
-so far. The newest token is always verified. If the decision to verify a sampled token depended on
-the token itself, the output distribution would change.
+so far. However, the newest token is always verified: if the decision to verify a sampled token
+depended on the token itself, the output distribution would change.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class ThresholdRule(LengthRule):
     Subclasses define the confidence in `figures`.
 
     Args:
-        length: Maximum number of tokens.
+        length: Maximum number of tokens in a draft.
         stop_below: Threshold for the confidence.
-        min_tokens: Minimum number of tokens.
+        min_tokens: Minimum number of tokens in a draft.
     Attributes:
         multiplies: Whether the confidence in the draft is the product of the tokens' confidences.
             Otherwise, it is the confidence in the newest token.

@@ -205,7 +205,7 @@ class AcceptanceHead:
             target_seconds: Duration of one target forward pass, in seconds.
             draft_seconds: Duration of one draft-model forward pass, in seconds.
         Raises:
-            ConfigError: A time is not positive, or no threshold costs are stored with the head.
+            ConfigError: A duration is not positive, or no threshold costs are stored with the head.
         """
         if not (
             target_seconds > 0

@@ -5,9 +5,10 @@ sources and fixed weights. `fusion=calibrated` predicts the probability of each 
 match statistics of both sources (`features`). It also searches the engine's recent answers.
 
 - `request_index`: earlier positions of the newest tokens in the request.
-- `request_matches`, `store_matches`, `weak_matches`: match pointers of a node, stored in a `pool`.
+- `request_matches`, `store_matches`, `weak_matches`: match pointers of a node (positions after
+  earlier matches), stored in a `pool`.
 - `counting`: match statistics by token.
-- `features`, `network`: a small network's inputs, and the probability that it predicts.
+- `features`: inputs of a small network. `network`: the probability that this network predicts.
 - `search`: growth of the tree, best first. `paper`: growth of the tree with `fusion=paper`.
 - `last_top_tokens`: candidates from the target's last logits.
 - `batch`: all requests of a step. `answer_memory`: recent answers.

@@ -73,8 +73,8 @@ class RequestText(NamedTuple):
 
     Attributes:
         ids: Tokens, [room], of which `length` are used; the first `prompt_length` are the prompt.
-        previous: Previous position in the same hash bucket, [4, room]; -1 if there is none.
-        heads: Newest position in each hash bucket, [4, buckets].
+        previous: Previous position in the same hash bucket, [n-gram sizes, room]; -1 if none.
+        heads: Newest position in each hash bucket, [n-gram sizes, buckets].
     """
 
     ids: NDArray[np.int64]

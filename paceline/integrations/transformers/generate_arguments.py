@@ -18,9 +18,11 @@ from paceline.errors import ConfigError
 def arguments_of_generate(strategy: object) -> dict[str, Any]:
     """Return the arguments of the `model.generate` call that runs a strategy.
 
-    transformers does not pass a streamer, assistant or tokenizer to a callable, so this function
-    reads them from the calling frames. By then, `generate` has removed the tokenizer from its own
-    arguments, but the functions that wrap `generate` (`torch.no_grad`, PEFT) still hold it.
+    A strategy is the callable that a user passes to `generate` as `custom_generate`. `generate`
+    does not pass the streamer, the assistant or the tokenizer to the strategy. This function
+    therefore reads these arguments from the calling frames. When the strategy runs, `generate` has
+    already removed the tokenizer from its own arguments. The functions that wrap `generate`
+    (`torch.no_grad`, PEFT) still hold the tokenizer.
     """
     given: dict[str, Any] = {}
     frame = inspect.currentframe()

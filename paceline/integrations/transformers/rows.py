@@ -31,8 +31,8 @@ class SharedNoise:
     """Reproduces the samples of `torch.multinomial`, one row at a time.
 
     `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise that is
-    drawn for the whole batch. Noise is drawn once per step, in the order of the steps, as soon as
-    one row needs it. The parts of the other rows are kept until those rows need them.
+    drawn for the whole batch. This class draws the noise of a step once, as soon as one row needs
+    it, and in the order of the steps. The noise of every other row is kept until that row needs it.
 
     Args:
         batch: Number of rows.

@@ -94,8 +94,9 @@ class TargetStateHead(StateReader):
         vocab_size: Vocabulary size of both models.
         token_ids: Token ids of the reduced vocabulary, ascending.
     Attributes:
-        kept: Rows of the target's head, [kept, states]; None until the target is attached.
-        added: Entries of the target's bias, [kept]; None if the target has no bias.
+        kept: Rows of the target's head for `token_ids`, [kept, states]; None until the target is
+            attached.
+        added: Entries of the target's bias for `token_ids`, [kept]; None if the target has no bias.
     """
 
     token_ids: Tensor

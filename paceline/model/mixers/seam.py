@@ -112,8 +112,9 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
     """Return the mixer of each layer that has states, by layer index.
 
     A mixer replaces a layer's attention or the attention's projections. It contains a depthwise
-    convolution and has a layer index. If a layer does not have exactly one such module, its states
-    cannot be separated from attention, and the result is empty.
+    convolution and has a layer index. If any layer does not have exactly one such module, the
+    states of this layer cannot be separated from attention. The function then returns an empty
+    dictionary.
 
     Args:
         model: Model to search.

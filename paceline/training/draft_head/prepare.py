@@ -30,9 +30,9 @@ class States:
     Attributes:
         states: Input to the LM head after each token, [n, hidden].
         token_ids: Token ids, [n].
-        positions: Indices of tokens after which the chunk has at least `TRAINED_LEVELS` more
-            tokens.
-        answers: Those `positions` that are within answers.
+        positions: Indices in `token_ids` of the tokens that are followed by at least
+            `TRAINED_LEVELS` more tokens of their chunk.
+        answers: The entries of `positions` that are within answers.
     """
 
     states: Tensor
