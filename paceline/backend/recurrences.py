@@ -2,8 +2,9 @@
 
 Every function takes the tokens of all requests in one sequence. `TokenTree.columns` lists the
 tokens that belong to the tree; the results of all other tokens are zeros. States are float32, or
-float64 for models in float64. A forward pass never writes to the stored states. The `fold`
-functions update them at commit, with the same operations in the same order.
+float64 for models in float64. A forward pass never writes to the stored states. At commit, the
+`fold` functions update the stored states with the operations of the forward pass, in the same
+order.
 """
 
 from __future__ import annotations
@@ -140,10 +141,10 @@ class Recurrences(Protocol):
             rows: Inputs, [tokens, channels].
             convolution: Weights and activation.
             tree: Tokens of the forward pass, with the predecessor of each.
-            held: Stored inputs: the last size - 1 of each slot, oldest first, [slots, size - 1,
-                channels].
+            held: Stored inputs of each slot: the last size - 1 inputs, oldest first, where size is
+                the kernel size; [slots, size - 1, channels].
         Returns:
-            [tokens, channels], in the dtype of `rows`.
+            Outputs, [tokens, channels], in the dtype of `rows`.
         """
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:

@@ -1,10 +1,10 @@
 """Enlarge a small trained model so that it takes as long to run as a large one.
 
-A drafter's quality depends on the models' predictions, and its cost on their size. A small trained
-pair of models makes realistic predictions, but runs unrealistically fast. `enlarge` pads the
-residual stream with dimensions that stay zero, and adds heads, neurons and layers with zero output
-weights. The enlarged model computes all matrix products at the larger size, but its answers do not
-change. Reports label such models as cost-scaled.
+The quality of a drafter depends on the models' predictions, and the cost of the drafter depends on
+the models' size. A small trained pair of models makes realistic predictions, but runs
+unrealistically fast. `enlarge` pads the residual stream with dimensions that stay zero, and adds
+heads, neurons and layers with zero output weights. The enlarged model computes all matrix products
+at the larger size, but its answers do not change. Reports label such models as cost-scaled.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class VerifyEngine:
                 step.
         Returns:
             For each prompt: the request, the position and logits at which it diverged from
-                `expected` (None if it did not), and its tokens per forward pass.
+                `expected` (None if it did not), and the answer's tokens per forward pass.
         """
         requests = [
             Request(

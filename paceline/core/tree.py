@@ -33,11 +33,12 @@ class DraftTree:
         token_ids: Token ids of the n nodes.
         parents: Parent of each node; parents[i] < i, -1 = the root.
         probs: Distribution from which each node was sampled, [vocab], given its ancestors and
-            earlier siblings. An entry is None if the node was not sampled; `probs` is None if none
-            was.
-        confidence: Estimated probability that each node is accepted, given that its parent is.
-        probes: Number of nodes at the end that are never accepted. The target only computes the
-            token that follows each of them.
+            earlier siblings. An entry is None if the node was not sampled; `probs` is None if no
+            node was sampled.
+        confidence: Estimated probability that each node is accepted, given that its parent is
+            accepted.
+        probes: Number of nodes at the end (probes) that are never accepted. The target only
+            computes the token that follows each probe.
         origins: Source of each node (`Origin`); ignored in comparisons.
         leaf_first: Whether the target verifies sampled nodes from the leaves to the root
             (traversal verification). Acceptance then depends on later nodes, so every step must
@@ -129,9 +130,9 @@ class DraftTree:
     def best_chain(self) -> DraftTree:
         """Return the path that a target verifies if it cannot verify whole trees.
 
-        With `confidence`, it is the path with the highest expected number of accepted tokens.
-        Otherwise, it is the first of the deepest paths. Sampled nodes already form a chain and are
-        all kept.
+        If the nodes have confidences, this path has the highest expected number of accepted tokens.
+        Otherwise, this path is the first of the deepest paths. Sampled nodes already form a chain,
+        so all of them are kept.
         """
         if self.is_chain() and not self.probes:
             return self

@@ -71,10 +71,10 @@ class StepCosts:
     def token_values(self, num_tokens: Sequence[int]) -> Floats:
         """Return the relative value of one token for each request; the mean is 1.
 
-        Each accepted token saves a row in a later step. It saves a whole step only if the request
-        that finishes last finishes earlier. A token is therefore worth more for a request that is
-        behind the others. For a request that is ahead of the others, it is worth little more than
-        the saved row.
+        Each accepted token saves a row in a later step. The token saves a whole step only if the
+        request that finishes last finishes earlier. A token is therefore worth more for a request
+        that is behind the others. For a request that is ahead of the others, a token is worth
+        little more than the saved row.
 
         Args:
             num_tokens: Number of tokens generated so far for each request.

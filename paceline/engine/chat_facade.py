@@ -45,8 +45,8 @@ class ChatFacade(EngineFacade):
     ) -> Completion:
         """Answer a conversation.
 
-        `Completion.message` contains the reasoning and the tool calls. The other arguments and the
-        errors are those of `chat_prompt` and `generate`.
+        `Completion.message` contains the reasoning and the tool calls. `chat_prompt` and `generate`
+        describe the errors, and all arguments except `tool_choice`.
 
         Args:
             tool_choice: With "auto", the model decides whether to call a tool. With "required" or

@@ -38,7 +38,7 @@ class InputProcessor:
         vocab_size: Size of the model's vocabulary.
         eos_token_ids: Tokens that end an answer.
         max_length: Maximum number of tokens in the prompt and answer together.
-        media: Encodes prompts with images, videos or audio.
+        media: Encoder for prompts with images, videos or audio.
     """
 
     tokenizer: Any

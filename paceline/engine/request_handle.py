@@ -20,9 +20,10 @@ class RequestHandle:
     Attributes:
         request: The request.
         drafter_state: The request's drafter, with statistics on its draft trees.
-        outcomes: Outcomes that the caller has not collected yet; None if it does not collect
-            outcomes.
-        keep_slot: Whether the request keeps its cache slot after it ends, until it is withdrawn.
+        outcomes: Outcomes that the caller has not collected yet; None if the caller does not
+            collect outcomes.
+        keep_slot: Whether the request keeps its cache slot after its end, until the request is
+            withdrawn.
         batch_invariant: Whether the engine computes the request batch-invariantly.
         prefilling: Whether some prompt tokens have not been computed yet.
         started: Whether the drafter has been started for the request.

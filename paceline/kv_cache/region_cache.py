@@ -34,13 +34,17 @@ class RegionCache(SlotCache):
     first stride is one position, so that row r of a tensor begins at cache position r.
 
     Args:
-        layers, stores_per_block, states: As in `SlotCache`.
-        maximum: As in `SlotCache`; its slots share all their positions.
-        growth_step: Number of cache positions; the cache grows by multiples of it.
+        layers: Number of decoder layers.
+        stores_per_block: Number of stores that share one tensor; a store holds the keys or the
+            values of one layer. Default 1.
+        states: Layers with recurrent states, by index; None means no such layers.
+        maximum: Number of slots, and of positions per slot, for which address space is reserved.
+            The slots share all these positions.
+        growth_step: The cache grows by multiples of this number of cache positions.
     Attributes:
-        growth_step: Number of cache positions, as above.
-        capacity: Cache positions of all slots together.
-        regions: Cache positions of each slot.
+        growth_step: The argument of the same name.
+        capacity: Number of cache positions of all slots together.
+        regions: The region of each slot.
     """
 
     def __init__(
@@ -121,9 +125,11 @@ class RegionCache(SlotCache):
     def store(self, address: tuple[int, int]) -> Store:
         """Return the store (keys or values of one layer) at an address.
 
-        The address consists of the index of a block, and the index of the store within this block.
-        The first stride of the returned tensor is one cache position, so row r of the tensor begins
-        at cache position r.
+        Args:
+            address: Index of a memory block, and index of the store within this block.
+        Returns:
+            The store. The first stride of its tensor is one cache position, so row r of the tensor
+            begins at cache position r.
         """
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()

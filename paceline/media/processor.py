@@ -125,7 +125,8 @@ class MediaProcessor:
             where: Name of the prompt in error messages.
             options: Further arguments for the processor.
         Raises:
-            ConfigError: As for `encode_prompt`.
+            ConfigError: An image, video or audio clip cannot be used, or the placeholders do not
+                match the media.
         """
         processor = self.processor(where)
         given = {kind: list(media.get(kind, ())) for kind in _KINDS}

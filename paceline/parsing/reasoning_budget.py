@@ -16,8 +16,8 @@ from paceline.text.detokenizer import Detokenizer
 class ReasoningBudget:
     """Ends an answer's reasoning when it reaches a maximum number of tokens.
 
-    At the limit, this logits processor forces the text that ends the reasoning. For each new
-    answer, use a shallow copy.
+    At the limit, this logits processor forces the text that ends the reasoning. Each new answer
+    requires a shallow copy of the processor.
 
     Args:
         tokenizer: Tokenizer of the model.

@@ -149,8 +149,8 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
 def _steps(backend: Any) -> str:
     """Return a string with the kind of each decoder in a tokenizer, in order.
 
-    A space follows each kind. Return "" if there is no decoder, if it cannot be read, or if the
-    text that it strips depends on several tokens.
+    A space follows each kind. Return "" if there is no decoder, if the decoders cannot be read, or
+    if the text that a decoder strips depends on several tokens.
     """
     if backend.decoder is None:
         return ""

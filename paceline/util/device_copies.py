@@ -1,7 +1,7 @@
 """Copy arrays to and from a device, with one transfer in each direction.
 
-A copy from a device waits for all work launched before it, so a step should make as few as
-possible. All arrays are transferred as one tensor. On a CPU, nothing is copied.
+A copy from a device waits for all work launched before the copy, so a step should make as few such
+copies as possible. All arrays are transferred as one tensor. On a CPU, nothing is copied.
 """
 
 from __future__ import annotations

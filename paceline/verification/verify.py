@@ -39,7 +39,7 @@ class TargetTokens(NamedTuple):
         argmax: Most likely tokens; NO_TOKEN if the logits are NaN or infinite.
         top: Top tokens of each row of the logits, if requested.
         scores: Scores from `target_scores`, [batch, 1 + width, vocab]; None if not computed.
-        shares: Precomputed values for verifying sampled drafts, by row.
+        shares: Precomputed values for verifying sampled drafts, by batch row.
     """
 
     tokens: Sequence[Sequence[int] | sampler.LazyDraws]
@@ -54,7 +54,8 @@ def target_tokens(
 ) -> TargetTokens:
     """Return the target's chosen tokens and most likely tokens for a batch.
 
-    Waits for the device once, or twice if top_k, top_p or min_p needs more sorted tokens.
+    This function waits for the device once, or twice if top_k, top_p or min_p needs more sorted
+    tokens.
 
     Args:
         requests: Requests of the batch.

@@ -22,14 +22,16 @@ def prompts_of(
 ) -> list[tuple[str, list[int]]]:
     """Return the id and the token ids of every prompt, at one context length.
 
+    To reach the context length, the function puts other prompts before each prompt.
+
     Args:
         context: Name of the context length: short, medium or long.
         load: Load options, which define the context lengths.
         prompts: Recorded prompts.
         tokenizer: Tokenizer of the model.
         room: Maximum number of tokens per prompt.
-        drop: Number of prompts to skip when choosing the text to put before a prompt. With a
-            different number, that text starts differently.
+        drop: Number of prompts to skip when choosing the prompts to put before a prompt. With a
+            different number, the resulting text starts differently.
     Raises:
         CapacityError: The model's context has no room for the prompts.
     """

@@ -1,8 +1,8 @@
 """Multiply a few rows by a packed weight without storing the unpacked numbers.
 
-A line holds eight numbers from each of four outputs (`quad_lines`). It is multiplied by all rows
-while it is in a register. The sums are bit-identical to those of `quads`, which reads unpacked
-numbers from memory.
+A line holds eight numbers from each of four outputs (`quad_lines`). Each line is multiplied by all
+rows while the line is in a register. The sums are bit-identical to those of `quads`, which reads
+unpacked numbers from memory.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def _multiply(
 class _LineProducts:
     """Emits instructions that multiply lines of weights by all rows.
 
-    A line holds eight weights from each of four outputs. The lines of a block can be added in any
-    order, but they are multiplied in ascending order.
+    A line holds eight weights from each of four outputs. The caller may add the lines of a block in
+    any order. The lines are multiplied in ascending order.
 
     Args:
         builder: LLVM builder.

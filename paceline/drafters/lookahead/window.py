@@ -95,7 +95,8 @@ class LookaheadWindow:
                 any.
             answers: The target's token after each node of the newest level.
         Returns:
-            Pairs of a key (the one or two preceding tokens) and the N - 1 tokens that followed.
+            Pairs of a key (the one or two tokens before the n-gram's last N - 1 tokens) and these
+            N - 1 tokens.
         """
         text = (*context, *self.levels[0])
         for column, ngram in enumerate(zip(*self.levels[1:], answers, strict=True)):

@@ -29,7 +29,7 @@ class PoolFile(StateFile):
         pool: Pool to fill from the file.
         max_length: Maximum number of tokens in a phrase; longer phrases in the file are cut.
         vocab_size: Number of rows in the draft model's LM head. The number in the file may differ
-            from it only by padding rows.
+            from `vocab_size` only by padding rows.
         cold: Whether to start with an empty pool if the file is rejected.
     Raises:
         ConfigError: The file cannot be used, or its folder does not exist.
@@ -94,7 +94,7 @@ def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
     Args:
         path: File of the pool.
         vocab_size: Number of rows in the draft model's LM head. The number in the file may differ
-            from it by padding rows.
+            from `vocab_size` only by padding rows.
     Raises:
         ConfigError: The file is unreadable or damaged, or has a different kind, version or
             vocabulary.

@@ -55,8 +55,8 @@ class TrieLimits:
     Attributes:
         nodes: Maximum number of nodes in a trie. At the end of a request, larger tries are
             squeezed: output counts are halved, and nodes without counts are dropped.
-        outputs: Maximum number of nodes from outputs in a trie. It is checked only once `touched`
-            tries have new outputs. Larger tries are then squeezed.
+        outputs: Maximum number of nodes from outputs in a trie. This limit is checked only once
+            `touched` tries have new outputs. Larger tries are then squeezed.
         touched: Number of tries with new outputs at which `outputs` is checked.
     """
 

@@ -154,7 +154,8 @@ def _weigh(
         inputs: Sources, calibration and request.
         source: Index of the source.
         base: Index of the same node in the source's tree; -1 means the root.
-        frontier: Next candidates; those from `first` to `waiting` - 1 belong to the node.
+        frontier: Candidates for the next nodes. Indices `first` to `waiting` - 1 are the node's
+            candidates.
         first: First candidate of the node.
         waiting: Number of candidates on the frontier so far.
     Returns:

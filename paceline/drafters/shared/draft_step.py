@@ -68,9 +68,10 @@ class OpenRows:
         """Return statistics of the drawn tokens for the length rule, on the device.
 
         Args:
-            scores: Scores after the root and each node of the looked-up text, [batch, 1 + width,
-                vocab or reduced].
-            tokens: Index in `scores` of the token drawn at each position, [batch, 1 + width].
+            scores: Scores after the root and after each node of the text from prompt lookup,
+                [batch, 1 + width, vocab or reduced].
+            tokens: Index in the last axis of `scores` of the token drawn at each position, [batch,
+                1 + width].
             hidden: Hidden states, [batch, 1 + width, hidden], if the rule needs them.
         """
         if not self._rule.checks_tokens:

@@ -42,7 +42,7 @@ class Inputs:
     follows the match (`pointers`).
 
     Attributes:
-        blend: Share of the token, blended over match lengths as in PPM; log odds, or 0 if the
+        blend: Share of the token, blended over match lengths (`_blend`); log odds, or 0 if the
             source does not offer the token.
         top_share: Share of the token among the longest matches of the node; log odds, or 0 if the
             source does not offer the token.
@@ -186,8 +186,9 @@ def describe_token(
 
 @kernel
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
-    """Estimate a token's probability from one source by blending, as in PPM.
+    """Estimate a token's probability from one source, by blending match lengths.
 
+    The method is that of PPM (prediction by partial matching).
     At each match length, the token's share of all matches is blended with its share at the next
     shorter length.
 

@@ -1,7 +1,7 @@
-"""Run projections that mix each token with a few tokens before it.
+"""Run projection modules that mix each token with a few tokens before it.
 
-The state of such a module consists of its last inputs. `WindowMixer` calls the module's own
-`forward` without a cache, on one sequence. The sequence contains the stored inputs and pending
+The state of such a module consists of the module's last inputs. `WindowMixer` calls the module's
+own `forward` without a cache, on one sequence. The sequence contains the stored inputs and pending
 tokens of each request, followed by all tree nodes. Before each node, the sequence repeats the few
 tokens that precede the node on its path. The outputs of the repeated tokens are not used.
 """

@@ -153,7 +153,8 @@ def agreement_by_position(
 ) -> NDArray[np.float64]:
     """Return 1 for each answer token that is guessed correctly, else 0.
 
-    The result has one row per position in a chain, [length, tokens].
+    The result, [length, tokens], has one row per position of a draft chain, for the guesses at this
+    position.
 
     Args:
         rows: Rows for the evaluation.
