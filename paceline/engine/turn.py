@@ -25,7 +25,7 @@ class Turn:
     """A re-entrant lock that lets one thread at a time change the engine.
 
     If a process forks while another thread holds the lock, the engine is inconsistent in the child
-    process. Every call to the engine then raises an error there.
+    process. Every call to the engine in the child process then raises an error.
 
     Args:
         others: Function that returns additional locks that protect the engine's state.

@@ -14,7 +14,7 @@ from paceline.text.detokenizer import Detokenizer
 
 
 class ReasoningBudget:
-    """Ends an answer's reasoning when it reaches a maximum number of tokens.
+    """Ends an answer's reasoning at a maximum number of reasoning tokens.
 
     At the limit, this logits processor forces the text that ends the reasoning. Each new answer
     requires a shallow copy of the processor.

@@ -40,8 +40,8 @@ class PhraseSequence(DraftSequence):
         pool: Phrase pool that this request uses.
         pooled_tokens: Number of target tokens in the pool.
         goal: Intended length of the current draft, in tokens.
-        reach: Maximum draft length with the draft budget. It is slightly larger than the number of
-            nodes that the engine verifies.
+        reach: Maximum draft length with the draft budget; slightly larger than the number of nodes
+            that the engine verifies.
         prob: Probability of the draft so far, according to the draft model.
         probs: Probability of each token given the preceding tokens.
         alternatives: Other tokens that the draft model considered.

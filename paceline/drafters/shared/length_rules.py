@@ -25,7 +25,7 @@ class LengthRule:
 
     Attributes:
         length: Maximum number of tokens in the first draft of a request.
-        checks_tokens: Whether the rule needs `stop_after`.
+        checks_tokens: Whether the rule may end a draft early, as decided by `stop_after`.
         reads_hidden: Whether the rule needs hidden states.
         stops_at_end: Whether drafts end with an end-of-sequence token.
     """

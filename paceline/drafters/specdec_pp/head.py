@@ -1,10 +1,10 @@
 """Define the acceptance head of SpecDec++ (Huang, Guo, Wang 2024, section 3.2).
 
-The head estimates the probability that the target accepts a draft token. It applies D residual
-blocks x + SiLU(Linear(x)) to the draft model's last hidden state, followed by a linear layer with
-two classes, rejected and accepted. Here, every block has separate weights; the authors' published
-heads repeat one block. Depending on the card's `inputs`, the last layer also takes scalars computed
-from the token's distribution (`scalars_of`).
+The head estimates the probability that the target accepts a draft token. The head applies D
+residual blocks x + SiLU(Linear(x)) to the draft model's last hidden state, followed by a linear
+layer with two classes, rejected and accepted. Here, every block has separate weights; the authors'
+published heads repeat one block. Depending on the card's `inputs`, the last layer also takes
+scalars computed from the token's distribution (`scalars_of`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class AcceptanceHead:
         card: Description of the head.
         tensors: Weights in float32: "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
             "last.weight" [2, hidden + scalars], "last.bias" [2].
-        width: Hidden size of the draft model in use. It exceeds the card's hidden size if the
-            draft model was enlarged with dimensions that are always zero.
+        width: Hidden size of the draft model in use. This size exceeds the card's hidden size if
+            the draft model was enlarged with dimensions that are always zero.
         device: Device of the draft model's hidden states.
     Raises:
         ConfigError: The tensors do not fit the card.

@@ -2,9 +2,9 @@
 
 The loss is weighted binary cross-entropy, and the optimiser is AdamW. There are two differences
 from the paper. First, the weight on rejections makes the raw head predict too many rejections, so
-its logit is scaled and shifted (Platt 1999). The scale and the shift are fitted to development
-prompts, without that weight. Second, the last layer is initialised to a logistic regression on
-scalars that are computed from the draft distribution.
+the head's logit is scaled and shifted (Platt 1999). The scale and the shift are fitted to
+development prompts, without that weight. Second, the last layer is initialised to a logistic
+regression on scalars that are computed from the draft distribution.
 """
 
 from __future__ import annotations
