@@ -50,14 +50,14 @@ def json_schema(
     r"""Return a grammar for JSON that is valid under a schema.
 
     Properties appear in the schema's order. One space is allowed wherever JSON allows white space.
-    To allow more, or to set llguidance's other options, add `{"x-guidance": {"whitespace_pattern":
-    "[ \\n]{1,9}"}}` to the schema.
+    To allow more white space, or to set other options of llguidance, add `{"x-guidance":
+    {"whitespace_pattern": "[ \\n]{1,9}"}}` to the schema.
 
     Args:
         tokenizer: Fast transformers tokenizer.
         schema: Schema as a mapping or as JSON text; True allows any JSON.
         eos_token_ids: Tokens that may end the answer, such as `LLM.eos_token_ids`. Default: the
-            tokenizer's.
+            tokenizer's end-of-sequence token.
     Raises:
         ConfigError: The schema cannot be compiled, the tokenizer is not fast or has no
             end-of-sequence token, or llguidance is not installed.
@@ -104,9 +104,9 @@ def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = Non
 class Grammar:
     """Allows only tokens that keep the answer within a grammar.
 
-    One object constrains one answer. The ids of the first call count as the prompt. `LLM` makes a
-    fresh copy for each request. transformers' `generate` does not, so pass it a new copy, and only
-    one prompt, in each call.
+    One object constrains one answer. The ids of the first call count as the prompt. `LLM` copies
+    the grammar for each request. transformers' `generate` makes no copy, so pass a new copy and
+    only one prompt to each call of `generate`.
     """
 
     def __init__(self, template: LLMatcher, vocab_size: int) -> None:
@@ -122,7 +122,7 @@ class Grammar:
 
         Args:
             ids: Prompt, or the ids of the previous call followed by new tokens; [1, n].
-            scores: Scores; [1, vocab], which may be wider than the tokenizer.
+            scores: Scores; [1, vocab], where vocab may exceed the tokenizer's vocabulary.
         Raises:
             ConfigError: The ids belong to a different answer or to several answers, or they contain
                 a forbidden token. Also raised if the grammar is too complex.
@@ -135,8 +135,8 @@ class Grammar:
     def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
         """Process new tokens, and return the tokens that must follow them.
 
-        The grammar determines the text that must follow; the tokenizer determines its tokens. Do
-        not use the same copy of the grammar both for this method and as a logits processor.
+        The grammar determines the text that must follow, and the tokenizer turns this text into
+        tokens. Do not use the same copy of the grammar for this method and as a logits processor.
 
         Args:
             new_token_ids: Tokens added to the answer since the previous call.

@@ -23,9 +23,9 @@ class Paths:
     Attributes:
         table: int32, on the device: `tiles`, `start`, `leading`, `count` and `listed` in sequence.
             `start`, [queries], is the cache position of the key with rank 0. `leading`, [queries],
-            is the number of consecutive keys from there. `count`, [queries], is the total number
-            of keys. `listed`, [queries, width], holds the cache positions of the keys with rank
-            `leading` or higher.
+            is the number of keys at consecutive cache positions from `start` on. `count`,
+            [queries], is the number of all keys that the query sees. `listed`, [queries, width],
+            holds the cache positions of the keys with rank `leading` or higher.
         tiles: Tiles of consecutive queries from one row, [tiles, 4]. The values are the row of the
             key tensor, the first query, the number of queries, and the first query's column.
         queries: Number of queries.
@@ -77,7 +77,7 @@ def paths_of(
     """Return the `Paths` of a forward pass; layers with the same mask share them.
 
     Args:
-        order: Keys of each row, ordered by position.
+        order: Keys of each row, ordered by text position.
         mask: Mask, as in `AttentionMetadata.visible`.
         columns: Number of columns in the query tensor.
         tile_columns: Maximum number of queries per tile.
@@ -137,11 +137,11 @@ def fill_paths(
     """Write the `Paths` of a batch to a table; return False if they do not fit.
 
     Args:
-        table: Table of zeros, int32 [4 * tiles + queries * (3 + width)].
+        table: Zeros, int32 [4 * tiles + queries * (3 + width)], with the numbers in `room`.
         visible: Visible ranges of the batch.
-        order: Keys of each row, ordered by position.
+        order: Keys of each row, ordered by text position.
         tile_columns: Maximum number of queries per tile.
-        room: Maximum numbers of tiles and of queries in the table.
+        room: Maximum number of tiles and maximum number of queries in the table.
     """
     rows = np.repeat(np.arange(len(order.cached)), np.diff(visible.starts))
     start, leading, count = _measure(visible.runs, visible.begin, order.cached, order.tail, rows)

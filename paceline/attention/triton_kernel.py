@@ -5,14 +5,16 @@ An output depends only on its query and on the keys visible to the query, bit fo
 
 - The keys of a query are ranked by position; rank 0 is the first visible key. Blocks of keys and
   splits of 256 keys begin at fixed ranks.
-- One product with 16 query rows computes the scores of a block: on tensor cores or, in float32,
-  with fused multiply-adds. The tile size never changes, and no row's sum depends on another row.
+- One matrix product with 16 query rows computes the scores of a block. The product runs on tensor
+  cores or, in float32, with fused multiply-adds. The tile size never changes, and no row's sum
+  depends on another row.
 - A running softmax processes the blocks of a split. `combine_splits` adds the splits and the
   exponential of the attention sink.
 
-A program processes one split for all heads of a group and several queries. It reads a block once
-if its queries see the whole block at the same cache positions. It reads other blocks once per
-query, updating only that query's sums. Both cases use the same instructions.
+A program processes one split for several queries and for all query heads that share a key head. If
+its queries all see a whole block at the same cache positions, the program reads the block once. The
+program reads any other block once per query, and updates only the sums of that query. Both cases
+use the same instructions.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ def attention_by_position(
 
     Args:
         query: Queries, [rows, heads, columns, dim]; for a packed batch, [1, heads, columns of all
-            rows, dim]. Float32, bfloat16 or float16, on a CUDA device, or on the CPU with Triton's
-            interpreter.
+            rows, dim]. The dtype is float32, bfloat16 or float16. The device is a CUDA device, or
+            the CPU with Triton's interpreter.
         key: Keys, [rows, key heads, positions, dim].
         value: Values, [rows, key heads, positions, value dim].
         mask: Mask, as in `Backend.attention`.
@@ -129,9 +131,9 @@ def _launch(
     Args:
         states: Query, key and value.
         paths: Visible keys of the queries.
-        results: Partial sums, and the attention output.
+        results: Memory for the partial sums, and the tensor for the attention output.
         options: Scaling, soft cap (0 for none) and sinks.
-        part: First and last tile, and number of splits.
+        part: First tile, tile after the last one, and number of splits.
     """
     (query, key, value), (partial, out), (first, last, splits) = states, results, part
     heads, key_heads, dim, value_dim = query.shape[1], key.shape[1], query.shape[3], value.shape[3]

@@ -23,7 +23,7 @@ class DecoderLayer(NamedTuple):
         products: Modules q, k, v, o, gate, up and down, in this order.
         activation: Activation function, applied to each number separately.
         head_dim: Size of a head.
-        scaling: Factor applied to the scores.
+        scaling: Factor applied to the attention scores.
     """
 
     norms: tuple[Any, Any]
@@ -44,7 +44,7 @@ class LayerPass:
         metadata: Keys of each row, in the order of their text positions.
         columns: Number of columns.
         written: Rows that the pass writes in each tensor of `stores`, int64 [key heads * columns].
-            They are indices into the tensor flattened to [slots * key heads * positions, head dim].
+            The rows are those of the tensor in the shape [slots * key heads * positions, head dim].
         seen: First slot and first cache position that attention reads.
         stores: Keys and values of each layer, [slots, key heads, positions, head dim].
     """

@@ -30,9 +30,10 @@ def run_verify(
     prefill_chunks: Sequence[int] = (PREFILL_CHUNK,),
     progress: bool = False,
 ) -> VerifyResult:
-    """Compare plain decoding with every drafter in batches, token by token.
+    """Compare the answers of every drafter with plain decoding, token by token.
 
-    Plain answers are generated one prompt at a time. After Ctrl-C, return the verdicts so far.
+    Plain answers are generated one prompt at a time, and drafted answers in batches. After Ctrl-C,
+    return the verdicts so far.
 
     Args:
         config: Models, drafters, prompts, sampling and `max_nodes` of the run.

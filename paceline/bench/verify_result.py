@@ -28,15 +28,16 @@ class Logit:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference between an answer and plain decoding.
+    """The first difference between answers with and without drafts.
 
     Attributes:
         prompt: Id of the prompt.
         position: Index of the first differing token in the answer.
-        tokens: The token from decoding without drafts and the token from decoding with drafts; None
-            if that answer has already ended.
-        texts: The same tokens as text.
-        plain, drafted: Logits of these two tokens in decoding without drafts and with drafts.
+        tokens: Token of the answer without drafts and token of the answer with drafts, at
+            `position`; None for an answer that has already ended.
+        texts: Both tokens as text.
+        plain: Logits of both tokens in decoding without drafts.
+        drafted: Logits of both tokens in decoding with drafts.
     """
 
     prompt: str
@@ -55,10 +56,11 @@ class DrafterVerdict:
         drafter: Spec of the drafter.
         batch: Maximum number of prompts answered together.
         prefill_chunk: Maximum number of prompt tokens per forward pass.
-        answers: Number of answers compared. It is 0 if the drafter samples its tokens, because then
-            only the distribution of answers is guaranteed to be equal.
+        answers: Number of answers compared; 0 if the drafter samples its tokens. Sampled drafts
+            guarantee only the same distribution of answers.
         differing: Number of answers that differ from plain decoding.
-        accepted: Number of accepted draft tokens. If it is 0, the comparison proves nothing.
+        accepted: Number of accepted draft tokens. If `accepted` is 0, the comparison proves
+            nothing.
         tokens: Number of new tokens in all answers.
         tokens_per_forward: Mean number of tokens per forward pass, over the answers.
         first: The first difference; None if all answers are equal.
@@ -88,7 +90,7 @@ class VerifyResult:
         cut_prompts: Number of prompts that were shortened because they did not fit into the
             context.
         runs: Number of comparisons in a complete run; an interrupted run has fewer verdicts.
-        weights: Format of the target's weights; "" if they are those of the checkpoint.
+        weights: Format of the target's weights; "" for the weights of the checkpoint.
     """
 
     model: str

@@ -38,10 +38,11 @@ def read_prompt() -> str:
 
 
 def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
-    """Return a function that reads the next line of standard input; None at the end.
+    """Return a function that reads the next input line, or returns None at the end.
 
-    On a terminal, lines can be edited. If prompt_toolkit is installed, the history is kept between
-    sessions, and several lines can be pasted. Otherwise, Python's `input` reads the lines.
+    On a terminal, the user can edit lines. prompt_toolkit, if installed, keeps the history between
+    sessions and lets the user paste several lines. Without prompt_toolkit, Python's `input` reads
+    the lines.
 
     Args:
         words: Words that the Tab key completes at the start of a line.

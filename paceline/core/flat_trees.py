@@ -17,10 +17,10 @@ class FlatTrees(NamedTuple):
     """A step's draft trees, concatenated.
 
     Attributes:
-        parents: Parent of each node within its tree, [nodes]; -1 is the root.
+        parents: Index of each node's parent in the node's own tree, [nodes]; -1 is the root.
         token_ids: Token ids, [nodes].
         confidence: The drafter's estimate of the probability that the node is accepted, given that
-            its parent is, [nodes].
+            its parent is accepted, [nodes].
         starts: Index of each tree's first node, followed by the total number of nodes, [1 + trees].
     """
 

@@ -1,8 +1,8 @@
-"""Handle invalid logits: NaN in a row, or an infinite maximum.
+"""Handle invalid logits: rows with a NaN or with an infinite maximum.
 
-Functions that choose tokens mark such a row with `NO_TOKEN`. The mark arrives with the tokens, so
-no separate check has to wait for the device. A single logit of -inf is valid: it marks vocabulary
-padding or a banned token.
+Functions that choose tokens return `NO_TOKEN` for such a row. The host receives this mark with the
+tokens, so no separate check has to wait for the device. A single logit of -inf is valid: -inf marks
+vocabulary padding or a banned token.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ class Request:
         max_length: Length at which the request ends, in tokens.
         eos_token_ids: Tokens that end the request, including `SamplingParams.stop_token_ids`.
         cached: Number of leading tokens whose keys and values are in the model's cache.
-        rotary_length: Text length that determines the rotary frequencies of the first
-            `rotary_length` tokens, in models whose frequencies depend on text length. A later
-            token uses the text length up to that token.
+        rotary_length: Text length n, in models whose rotary frequencies depend on text length. The
+            first n tokens use the frequencies for n. A later token uses the frequencies for the
+            text length up to that token.
         media: Images, videos and audio in the prompt; None for text only.
         position_offset: Number added to the index of a token after the last image to get the
             token's position; 0 without images.
@@ -60,8 +60,8 @@ class Request:
         finish_reason: "stop" or "length" once the request has ended; None before.
         logprobs: For each token of the answer, if requested: token id -> log-probability, most
             likely first.
-        prompt_logprobs: For each prompt token computed so far, the same mapping as in `logprobs`;
-            None for the first token. The list is None if it is not requested.
+        prompt_logprobs: For each prompt token computed so far, a mapping like those in `logprobs`;
+            None for the first token. The attribute is None unless the request asks for the list.
         states: The target's hidden states for this request, if its drafter requested them in
             `start`.
         processed: The request's logits processors, created on first use.

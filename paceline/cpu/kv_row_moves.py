@@ -23,7 +23,7 @@ class CacheTensors(NamedTuple):
     Attributes:
         addresses: Address of each tensor.
         heads: Number of heads of each tensor.
-        sizes: Size of one head's cache position in bytes, for each tensor.
+        sizes: Number of bytes that one head takes per cache position, for each tensor.
         capacity: Number of cache positions per slot, the same in all tensors.
     """
 

@@ -1,8 +1,8 @@
 """Time paceline's matrix products against torch's, and choose one per row count.
 
-Each product of the model is timed on its own weights, once per machine; the result is cached. A
-timing that other programs disturbed is used for now. It is repeated when a model is loaded while
-the machine is less busy.
+Each product of the model is timed on its own weights, once per machine; the result is cached. If
+other programs disturbed a timing, the timing is used for now. The timing is repeated when a model
+is loaded while the machine is less busy.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class Trial:
     def range(self) -> tuple[int, int]:
         """Return the lowest and highest row count for paceline's matrix products.
 
-        In this range, paceline is at least as fast as torch. If there are several such ranges, the
-        result is the first; if there is none, it is (0, 0).
+        At every row count from the lowest to the highest, paceline's products are at least as fast
+        as torch's. If there are several such ranges, the first is returned; if there is none,
+        (0, 0) is returned.
         """
         wins = [
             own_seconds < TIE_RATIO * torch_seconds
@@ -93,12 +94,12 @@ class Trial:
 
     @property
     def cost_everywhere(self) -> float:
-        """Return the relative cost of paceline's matrix products at every row count.
+        """Return the relative cost of using paceline's matrix products at every row count.
 
-        The cost is the time for an answer, divided by the time that the answer takes if the faster
-        product is used at each row count. The answer takes `ANSWER_STEPS` steps after a prompt of
-        256 tokens. All steps process 1, 4 or 16 rows, and the result is the largest of the three
-        costs.
+        The cost compares two times for the same answer: the time with paceline's products only,
+        divided by the time with the faster products at each row count. The answer takes
+        `ANSWER_STEPS` steps after a prompt of 256 tokens. The cost is computed for steps of 1, 4
+        and 16 rows, and the largest of the three costs is returned.
         """
         ours, best = list(self.ours), [*map(min, self.ours, self.torchs)]
         if self.our_experts:

@@ -1,8 +1,8 @@
 """Emit attention's inner loops: weighted sums of rows, and softmax weights.
 
-Vectors have sixteen elements. If the processor's vectors have only eight elements, each vector is
-split into two. Each element of a sum takes one fused multiply-add per row, in the order of the
-rows. The result does not depend on how many sums are computed together.
+The loops use vectors of sixteen elements. On a processor whose vectors have only eight elements,
+each vector is split into two. Each element of a weighted sum takes one fused multiply-add per row,
+in the order of the rows. The result does not depend on how many sums are computed together.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def _load_halves(builder: Any, address: Any) -> Any:
 def add_weighted(vectors: int) -> Any:
     """Return an operation that adds weighted rows to the sums of several queries.
 
-    Arguments of the operation (addresses, sizes and distances are in bytes):
+    Arguments of the operation (distances are in bytes):
         queries: Number of queries, 1 to `QUERIES`.
         halves: 1 if the rows are in bfloat16, 0 if they are in float32.
-        weights: Address of an array of the addresses of each query's weights, float32.
+        weights: Address of an array with one address per query, where its float32 weights begin.
         rows: Address of the rows.
         stride: Distance between consecutive rows.
         count: Number of rows, and number of weights per query.

@@ -1,9 +1,9 @@
 """Divide the tasks of compiled kernels among threads.
 
-A `TeamJob` takes tasks from an atomic counter in its argument record until none is left, so any
-number of threads may run it. Waking a sleeping thread takes as long as multiplying a few rows by a
-weight matrix. During a forward pass, `TEAM` therefore keeps helper threads spinning, so that they
-start the next job within a microsecond.
+Every thread that runs a `TeamJob` takes tasks from an atomic counter until no task is left, so any
+number of threads may run the job together. Waking a sleeping thread takes as long as multiplying a
+few rows by a weight matrix. During a forward pass, `TEAM` therefore keeps helper threads spinning.
+A spinning thread starts the next job within a microsecond.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class TeamJob:
     """Runs a compiled function in several threads at once.
 
     Args:
-        work: Compiled function that receives the address of a record with the arguments. It runs
-            tasks until the record's counter shows that none is left, and returns the number it ran.
-            It must not use Python objects.
-        record: Dtype of the record that `run` fills; its fields are int64 or float64. If None
+        work: Compiled function that receives the address of a record with the arguments. `work`
+            runs tasks until the record's counter shows that no task is left, and returns the number
+            of tasks that it ran. `work` must not use Python objects.
+        record: Dtype of the record that `run` fills, with int64 or float64 fields. If None
             (default), only `share` can be used, with a record that the caller owns.
     """
 
@@ -111,7 +111,7 @@ class TeamJob:
 
         Args:
             values: Fields of the argument record, in order.
-            helpers: Number of sleeping threads to wake if this thread has no running team.
+            helpers: Number of sleeping threads to wake if no helpers are spinning for this thread.
             small: Whether the work is too short to share with spinning helpers. Default: False.
         """
         try:
@@ -124,11 +124,11 @@ class TeamJob:
         self._free_records.append(record)
 
     def share(self, arguments: int, helpers: int, small: bool = False) -> None:
-        """Run all tasks of the job.
+        """Run all tasks of the job, with arguments in a record that the caller owns.
 
         Args:
-            arguments: Address of an argument record that the caller owns.
-            helpers: Number of sleeping threads to wake if this thread has no running team.
+            arguments: Address of the argument record.
+            helpers: Number of sleeping threads to wake if no helpers are spinning for this thread.
             small: Whether the work is too short to share with spinning helpers. Default: False.
         """
         team = None if small else TEAM.of_this_thread()
@@ -193,8 +193,8 @@ class _Lease(NamedTuple):
 class ThreadTeam:
     """Provides spinning helper threads to one forward pass at a time.
 
-    A second forward pass that starts in the meantime runs without them. It never waits
-    for the first, so the two cannot deadlock. A forked child process starts without a team.
+    A second forward pass that starts in the meantime runs without helpers. The second pass never
+    waits for the first, so the two cannot deadlock. A forked child process starts without helpers.
     """
 
     def __init__(self) -> None:
@@ -249,8 +249,8 @@ def _do(job: int, arguments: int) -> int:
 def _wait(num_spins: int) -> None:
     """Wait a few nanoseconds before the next poll.
 
-    The operating system may run leader and helper on the same core. Without yielding, the one that
-    waits would then use up its time slice of milliseconds before the other can continue.
+    A waiting thread yields its core now and then, because the other thread may need the same core.
+    Otherwise, the other thread could continue only after the time slice, which lasts milliseconds.
     """
     if num_spins % SPINS_PER_YIELD:
         pause()

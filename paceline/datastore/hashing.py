@@ -1,8 +1,9 @@
-"""Compute XXH64 checksums of pages in compiled code.
+"""Compute XXH64 checksums of a datastore's pages in compiled code.
 
-The code follows the public specification, github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md.
-The seed is 0, and sizes must be multiples of 32 bytes. Compiled code checks each page before its
-first use and cannot call the `xxhash` library.
+Compiled code checks each page before the page's first use and cannot call the `xxhash` library.
+The functions follow the public specification at
+github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md. The seed is 0, and sizes must be multiples
+of 32 bytes.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ def documents(
 ) -> Iterator[Document]:
     """Yield the token ids of all documents, file by file.
 
-    Each record in JSON, Parquet or a data set is one document. Its fields are either `text`, or
-    `messages`, or `prompt` and `output` (as text or ids). Files written by `paceline record`
-    contain such records. Plain text is cut into documents of about 1 MiB at line ends. An array of
-    ids is one document; a two-dimensional array has one document per row.
+    Each record in JSON, Parquet or a data set is one document. A record has the field `text`, or
+    `messages`, or the fields `prompt` and `output` (as text or ids). Files that `paceline record`
+    wrote contain such records. Plain text is cut into documents of about 1 MiB at line ends. An
+    array of ids is one document; a two-dimensional array has one document per row.
 
     Args:
         inputs: File names (.jsonl, .txt, .npy, .parquet) or 'datasets:NAME'. Append '@SPLIT' to a
@@ -60,9 +60,9 @@ def documents(
         left_out: Function called with the error for each invalid record or line, which is then
             skipped. By default, the error is raised.
     Raises:
-        ConfigError: A file is missing or of an unknown type, recorded answers are damaged,
-            incomplete or from a different tokenizer, or a record is invalid. The error names the
-            file and the line.
+        ConfigError: A file is missing or of an unknown type, or a record is invalid. Also raised if
+            recorded answers are damaged, incomplete or from a different tokenizer. The error names
+            the file and the line.
     """
     bad = _raised if left_out is None else left_out
     names = list(inputs)

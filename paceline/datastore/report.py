@@ -35,8 +35,8 @@ class Info:
     """Description of a datastore, taken from its manifest.
 
     Attributes:
-        path: Folder of the store.
-        vocab_size: Vocabulary size, which is above all token ids.
+        path: Folder of the datastore.
+        vocab_size: Vocabulary size; all token ids are smaller.
         dtype: Data type of a token on disk.
         tokenizer: Fingerprint of the tokenizer; None if it is unknown.
         shards: Descriptions of the shards.

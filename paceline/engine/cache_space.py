@@ -155,7 +155,9 @@ class EqualSlots(CacheSpace):
         return self._ensure(len(active), longest, min(ideal, final))
 
     def _ensure(self, num_active: int, positions: int, ideal: int) -> bool:
-        """Allocate slots of a given length; evict finished requests if memory is short.
+        """Allocate slots of a given length; return False if memory is short.
+
+        If memory is short, finished requests are evicted before False is returned.
 
         Args:
             num_active: Number of active requests.
@@ -235,7 +237,7 @@ class SlotRegions(CacheSpace):
 
         Args:
             slots: Minimum number of slots.
-            positions: Minimum number of positions, counted over all slots.
+            positions: Minimum number of cache positions, counted over all slots.
             wish: Number of additional positions that will probably be needed soon.
             num_active: Number of active requests.
         """

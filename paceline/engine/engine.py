@@ -48,8 +48,8 @@ class Engine(SharedSteps):
         tokenizer: Tokenizer of the prompts, for drafters that work with only one tokenizer.
         max_batch: Maximum number of requests per forward pass; None means no limit.
         max_nodes: Maximum number of draft nodes verified per request and step.
-        max_length: Maximum number of tokens per request, for which the KV cache is prepared; None
-            means the model's context length.
+        max_length: Maximum number of tokens per request. The KV cache is prepared for requests of
+            this length. None means the model's context length.
         prefill_chunk: Maximum number of prompt tokens per step (chunked prefill); batch invariance
             may lower this limit. None means the default for the model's device.
         ranks: Processes that share the computation of every draft tree (`engine/parallel`).
@@ -60,8 +60,8 @@ class Engine(SharedSteps):
         costs: Measured cost of forward passes; None with ranks.
         draft_budget: Draft budget that cuts draft trees; None with ranks.
     Raises:
-        ConfigError, DatastoreError: The drafter does not fit, or batch invariance is required but
-            impossible.
+        ConfigError, DatastoreError: The drafter does not fit the model, or batch invariance is
+            required but impossible.
         UnsupportedModelError: The model cannot be verified losslessly.
     """
 
@@ -181,18 +181,19 @@ class Engine(SharedSteps):
     ) -> list[RequestHandle]:
         """Queue requests and return their handles, without waiting for a step.
 
-        The engine admits them in order as slots become free.
+        The engine admits the requests in order as slots become free. If an error is raised, no
+        request is queued.
 
         Args:
             requests: The requests to queue.
-            keep_outcomes: Collect the outcome of every step in `RequestHandle.outcomes`.
-            keep_slots: Keep the cache slots of ended requests until `withdraw` is called.
+            keep_outcomes: Whether to collect the outcome of every step in `RequestHandle.outcomes`.
+            keep_slots: Whether to keep the cache slots of ended requests until `withdraw` is
+                called.
         Raises:
-            CapacityError: The cache could not hold a request even if there were no others. Nothing
-                is queued.
+            CapacityError: A request does not fit into the cache, even without other requests.
             ConfigError: A drafter named in a request cannot be used, or the number of torch
                 threads has changed since the batch-invariance check. Also raised if this process
-                was forked while another thread ran a step. Nothing is queued.
+                was forked while another thread ran a step.
         """
         self._turn.check()
         self.invariance.check_threads()
@@ -219,10 +220,10 @@ class Engine(SharedSteps):
         return all(self._drafters.knows(request.params.speculation) for request in requests)
 
     def step(self) -> list[Outcome]:
-        """Run one decode step for a group of requests; free the slots of finished ones.
+        """Run one decode step for some requests; free the slots of finished requests.
 
-        An error ends the requests in the group; an error in a drafter ends only that drafter's
-        requests.
+        An error in a drafter ends the requests of that drafter. Any other error ends all requests
+        of the step.
 
         Raises:
             ConfigError: A drafter called its own engine from inside a step.

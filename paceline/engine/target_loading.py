@@ -31,15 +31,15 @@ def load_target(
     unpack: bool = True,
     weights: str | None = None,
 ) -> PreTrainedModel | GgufModel:
-    """Return the model of an engine.
+    """Return the target model, loaded for transformers or llama.cpp.
 
     Args:
         model: Directory, hub id, GGUF file, built-in name or loaded model.
         engine: "transformers" or "llama.cpp".
         dtype, device, unpack, weights: As in `load_model`. llama.cpp always computes in the formats
-            of the file, so it accepts only the defaults of `dtype` and `weights`.
+            of the file, so with llama.cpp, `dtype` and `weights` must keep their defaults.
     Raises:
-        ConfigError: As in `load_model`; or the engine is unknown, or cannot run the model.
+        ConfigError: As in `load_model`. Also raised if `engine` is unknown or cannot run the model.
     """
     if not isinstance(model, str | Path | PreTrainedModel):
         from paceline.llama_cpp.gguf_model import GgufModel

@@ -51,9 +51,9 @@ def can_reserve(num_bytes: int) -> bool:
 
 
 class ZeroMemory:
-    """Zeros whose pages take physical memory from their first write.
+    """Zeros in memory pages that take physical memory only once they are written.
 
-    On a GPU, or if `has_lazy_memory` is false, all pages take physical memory at once.
+    On a GPU, or if `has_lazy_memory` is false, allocation takes physical memory for all pages.
 
     Args:
         like: Tensor with the dtype and device of the zeros.

@@ -55,14 +55,14 @@ class SlotCount:
 class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     """Recurrent states of one layer.
 
-    transformers' recurrent modules (mixers) read and write the working states, which are copies for
-    the rows of one call. `load` sets them, and `working` returns them.
+    transformers' recurrent modules (mixers) read and write the working states: copies of the stored
+    states for the rows of one call. `load` sets the working states, and `working` returns them.
 
     Args:
         owner: Cache to which the layer belongs.
         num_states: Number of pairs of a convolution state and a recurrent state.
     Attributes:
-        held: States by name, [slots, ...]; empty before the first commit.
+        held: Stored states by name, [slots, ...]; empty before the first commit.
     """
 
     def __init__(self, owner: SlotOwner, num_states: int) -> None:

@@ -3,7 +3,7 @@
 With batch-invariant attention, the requests in a batch are packed into one row (`RaggedBatch`).
 Otherwise, each request has its own row. The row consists of padding, pending tokens (the newest is
 the root), tree nodes and more padding, in this order. The pending tokens of all rows end at the
-same column, so that the LM head runs on one slice (`PaddedBatch`).
+same column, so that the LM head runs on one slice of columns (`PaddedBatch`).
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class ForwardPasses(CachedRequests):
             prefill_chunk: Maximum number of pending tokens per request; None means the model's
                 `prefill_chunk`.
             reduced_logits: Whether to return only the logits of the reduced vocabulary, in the
-                order of `kept_ids`. This has no effect without a reduced vocabulary. Default
+                order of `kept_ids`. The option has no effect without a reduced vocabulary. Default
                 False.
         Returns:
-            For each request, the logits after its last pending token and after each node, preceded
-            by the logits of any prompt tokens to be scored (`prompt_logprobs`).
+            For each request, the logits after its last pending token and after each node. If the
+            request asks for `prompt_logprobs`, the logits that score prompt tokens come first.
         """
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk
         self._requests = list(requests)
@@ -131,8 +131,8 @@ class ForwardPasses(CachedRequests):
         Args:
             requests, trees, reduced_logits: As in `forward_nodes`.
         Returns:
-            Logits [batch, 1 + width, vocab], and the hidden states after the final norm, [batch, 1
-            + width, hidden].
+            Logits [batch, 1 + width, vocab] and the hidden states after the final norm, [batch, 1
+            + width, hidden]. The width is the number of nodes in the largest tree.
         Raises:
             UnsupportedModelError: As in `forward_with_states`.
         """

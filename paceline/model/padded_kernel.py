@@ -15,13 +15,13 @@ def arrange_rows(
     padding: BoolArray,
     block: BoolArray,
 ) -> None:
-    """Fill the columns of all rows; see `PaddedBatch`.
+    """Fill the arrays of a padded batch; see `PaddedBatch`.
 
     Args:
         counts: [4, rows]. For each row, the numbers of cached tokens, pending tokens and nodes,
             and the token that fills its padding.
-        numbers: The values of all rows, one row after another. Each row has its pending tokens,
-            the tokens of its nodes, and the parents of its nodes.
+        numbers: Token ids and parents of all rows, one row after another. For each row, the pending
+            tokens come first, then the tokens of the nodes, then the parents of the nodes.
         front: Number of columns before the nodes.
         columns: Output: token ids, text positions and cache positions, [3, rows, columns].
         padding: Output: `PaddedBatch.padding`, [rows, columns].
@@ -70,11 +70,11 @@ def fill_visible(
     Args:
         mask: Output, initially False, [rows, columns, cache positions].
         cached: Number of tokens in the cache, [rows].
-        columns: Text position and cache position of each column, and whether it is padding, each
-            [rows, columns].
+        columns: Text position and cache position of each column, and whether the column is padding,
+            each [rows, columns].
         block: `PaddedBatch.block`, [rows, columns, columns].
-        window: `Reach.window`; 0 means no window.
-        chunk: `Reach.chunk`; 0 means no chunks.
+        window: Size of the attention window (`Reach.window`); 0 means no window.
+        chunk: Size of the attention chunks (`Reach.chunk`); 0 means no chunks.
     """
     positions, cache_positions, padding = columns
     width = positions.shape[1]

@@ -1,8 +1,8 @@
-"""Pack a ragged batch into one row without padding, for one forward pass.
+"""Pack requests with different numbers of tokens into one row of a forward pass.
 
-To the model, the row looks like a single text. Batch-invariant attention determines which keys
-each query sees, from the query's visible ranges (`AttentionMetadata`). The cost of a request
-therefore depends only on its own tokens.
+The row has no padding between requests, so the cost of a request depends only on the request's own
+tokens. To the model, the row looks like a single text. Batch-invariant attention reads which keys
+each query sees from `AttentionMetadata`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class RaggedBatch:
     """Arrays for one forward pass over a batch, packed into one row.
 
     Each request contributes its pending tokens (the newest last) and its tree nodes. Padding comes
-    at the end.
+    at the end. Every token of the row is a query: a pending token, a node or padding.
 
     Attributes:
         token_ids: Token ids, [queries].
         positions: Position of each token in its text, [queries].
         cache_positions: Position of each token in its KV-cache slot, [queries].
         slots: KV-cache slot of each token, [queries].
-        starts: Index of each request's first query, [rows + 1]. Padding belongs to the last
-            request.
-        cached: Number of tokens in the cache before this forward pass, [rows].
-        pending: Number of pending tokens processed in this forward pass, [rows].
-        nodes: Number of tree nodes processed in this forward pass, [rows].
-        scored: Number of pending tokens before the newest one for which logits are also computed,
-            [rows].
-        logit_queries: Queries whose logits are computed, [n]: the `scored` tokens, newest token
-            and nodes of every request, followed by padding.
+        starts: Index of each request's first query, followed by the number of queries,
+            [requests + 1]. The padding counts as part of the last request.
+        cached: Number of each request's tokens in the cache before this forward pass, [requests].
+        pending: Number of each request's pending tokens in this forward pass, [requests].
+        nodes: Number of each request's tree nodes, [requests].
+        scored: Number of pending tokens, without the newest one, whose logits are computed,
+            [requests].
+        logit_queries: Queries whose logits are computed, [n]. For every request, these are the
+            `scored` tokens, the newest token and the nodes; the padding follows.
         parents: Parent of every node; see `PackedRows`.
         depths: Depth of every node; see `PackedRows`.
         ranks: Breadth-first rank of every node; see `PackedRows`.
@@ -85,10 +85,10 @@ class RaggedBatch:
         """Return the cache positions of every request's keys, in text order.
 
         Args:
-            visible_ranges: For the address of each placeholder mask, the ranges of keys that each
-                query sees; see `AttentionMetadata`.
-            key_rows: For each request, the row of the key tensor that holds its first key,
-                [rows]. Default: 0, 1, 2, ...
+            visible_ranges: Ranges of keys that each query sees, by the memory address of a
+                placeholder mask; see `AttentionMetadata`.
+            key_rows: Row of the key tensor that holds each request's first key, [requests].
+                Default: 0, 1, 2, ...
         """
         return AttentionMetadata(
             self.cached,
@@ -108,8 +108,8 @@ def pack(
         requests: Requests in the batch, in consecutive slots.
         trees: One draft tree per request.
         prefill_chunk: Maximum number of pending tokens per request.
-        min_rows: Minimum number of queries, and of queries with logits. Smaller batches are
-            padded.
+        min_rows: Minimum number of queries, and minimum number of queries with logits. Smaller
+            batches are padded.
     """
     cached = np.array([request.cached for request in requests], dtype=np.int64)
     pending = np.array(
@@ -222,9 +222,9 @@ def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, bfs_counts: IntA
     Args:
         parents: Parent of each node; -1 means the root.
         depths: Output: depth of each node.
-        ranks: Output: number of nodes before each node, when sorted by depth and index.
-        bfs_counts: Scratch space for at least nodes + 2 entries: node counts per depth, then
-            prefix sums.
+        ranks: Output: place of each node, from 0, when all nodes are sorted by depth and index.
+        bfs_counts: Scratch space of at least nodes + 2 entries, for the numbers of nodes at each
+            depth and their prefix sums.
     """
     count = len(parents)
     bfs_counts[: count + 2] = 0

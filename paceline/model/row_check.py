@@ -34,7 +34,7 @@ from paceline.model.settings import (
 
 
 def check_rows(model: PreTrainedModel) -> None:
-    """Check that rows of a model's modules and logits do not depend on other rows.
+    """Check that no row of a model's module outputs or logits depends on other rows.
 
     Models without modules from other libraries are not checked. Models whose logits are NaN or
     infinite are not checked either, because each of their requests ends with an error. The check

@@ -38,7 +38,7 @@ _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
 def load_with_packed_weights(
     source: str, weights: str, load: Callable[[], PreTrainedModel]
 ) -> PreTrainedModel:
-    """Load a checkpoint with packed weights, which are stored in the cache.
+    """Load a checkpoint, packing its weights unless the cache holds them packed.
 
     Args:
         source: Directory or hub id of a checkpoint.

@@ -13,7 +13,7 @@ _OTHERS = ("type", "id")  # keys that some models add
 
 
 def read_call_object(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
-    """Report the call in a JSON object, such as {"name": "f", "arguments": {}}.
+    """Report the tool call in a JSON object, as in {"name": "f", "arguments": {}}.
 
     The call is reported as soon as its name is known. The arguments may also be a string that
     contains JSON text.
@@ -22,7 +22,7 @@ def read_call_object(source: TextSource, writer: EventWriter) -> Generator[None,
         source: Unread text, at the start of the object.
         writer: Writer that receives the call.
     Returns:
-        The text that was read, if it is not a call; None if a call was reported.
+        None if a call was reported; otherwise, the text that was read.
     """
     return (yield from _CallObject(source, writer).read())
 

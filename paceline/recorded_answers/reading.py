@@ -50,8 +50,8 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
         limit: Maximum number of answers. An unfinished file is accepted if it has at least this
             number of answers.
     Raises:
-        ConfigError: The file is of a different kind, is unfinished, or has a damaged line; the
-            message names the line.
+        ConfigError: The file holds no recorded answers, is unfinished, or has a damaged line. The
+            message names the damaged line.
     """
     settings = read_settings(path)
     if settings is None:

@@ -35,13 +35,15 @@ class DocumentKind(Generic[T]):
 
 
 def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derived: Any) -> None:
-    """Write `derived` figures for other programs, followed by the fields of `content`.
+    """Write a document: `derived` figures, followed by the fields of `content`.
+
+    The derived figures are for other programs; `read_document` ignores them.
 
     Args:
         path: File to write.
         kind: Kind of the document.
         content: Result to write.
-        derived: Figures computed from the result, which `read_document` ignores.
+        derived: Figures computed from the result.
     Raises:
         ConfigError: The file cannot be written.
     """

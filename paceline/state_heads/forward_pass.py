@@ -25,7 +25,7 @@ class HeadRow:
         states: States that accompany the tokens as input to the head, [n, hidden].
         positions: Text positions, [n].
         cache_positions: Consecutive cache positions, [n].
-        visible: Cache positions that each token sees, bool [n, m].
+        visible: Whether each token sees each cache position, bool [n, cache positions].
     """
 
     text: HeadText
@@ -39,13 +39,14 @@ class HeadRow:
     def of_text(
         text: HeadText, token_ids: Sequence[int], states: Tensor, window: int | None = None
     ) -> HeadRow:
-        """Return the row with the next tokens of a text.
+        """Return the `HeadRow` that adds tokens to a text.
 
         Args:
             text: Text to extend.
-            token_ids: Next tokens of the text.
+            token_ids: Tokens to add.
             states: States that accompany the tokens as input to the head, [n, hidden].
-            window: Number of newest positions that a token sees; None for all.
+            window: Maximum number of positions that a token sees, including its own; None means no
+                limit.
         """
         own = np.arange(text.length, text.length + len(token_ids))
         cached = np.arange(text.length + len(token_ids))
@@ -58,13 +59,14 @@ class HeadRow:
     def of_nodes(
         text: HeadText, nodes: Sequence[HeadNode], states: Tensor, window: int | None = None
     ) -> HeadRow:
-        """Return the row of draft nodes, and set their cache offsets in `text.offsets`.
+        """Return the `HeadRow` of draft nodes; add their cache offsets to `text.offsets`.
 
         Args:
             text: Text to which the nodes belong.
             nodes: Draft nodes to process.
             states: States that accompany the tokens as input to the head, [n, hidden].
-            window: Number of newest positions that a token sees; None for all.
+            window: Maximum number of positions that a token sees, including its own; None means no
+                limit.
         """
         begin = len(text.offsets)
         text.offsets.update({node.node: begin + index for index, node in enumerate(nodes)})
@@ -88,7 +90,7 @@ class HeadBatch:
         token_ids: Token ids, [slots, columns].
         states: Hidden states, [slots, columns, hidden].
         positions: Text positions, [slots, columns].
-        mask: Mask that is added to attention scores, [slots, 1, columns, visible].
+        mask: Mask that is added to attention scores, [slots, 1, columns, cache positions].
     """
 
     token_ids: Tensor
@@ -104,9 +106,9 @@ def lay_out(
     dtype: torch.dtype,
     columns: int | None = None,
 ) -> HeadBatch:
-    """Return the inputs of a forward pass, and set the write window of the cache.
+    """Return the inputs of a forward pass, and set where the pass writes in the cache.
 
-    The pass covers every slot from the first to the last one in `rows`. Slots without a row, and
+    The pass covers every slot from the first to the last slot in `rows`. Slots without a row, and
     columns beyond a row's tokens, write to unused cache positions.
 
     Args:

@@ -37,8 +37,9 @@ def chat_ids(
         continue_final_message: Whether the prompt ends with the assistant's final message, so that
             the answer continues it. Default: False.
     Raises:
-        ConfigError: The messages are invalid, there is no chat template, a variable has the name
-            of a transformers argument, or the template rejects the conversation.
+        ConfigError: The messages are invalid, or a variable has the name of a transformers
+            argument. Also raised if the tokenizer has no chat template, or if the template rejects
+            the conversation.
     """
     checked = checked_messages(messages, where)
     endings = dict(zip(_ENDINGS, (add_generation_prompt, continue_final_message), strict=True))
@@ -52,10 +53,10 @@ def with_tools(
     options: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Add tool definitions to messages and options.
+    """Return messages and template options that include tool definitions.
 
-    If the template ignores tool definitions, they are added to the messages as text, together with
-    calls and results.
+    The definitions become an option of the template. If the template ignores tool definitions, the
+    definitions, calls and results are written into the messages as text.
 
     Args:
         template: Tokenizer or processor with a chat template.
@@ -95,7 +96,7 @@ def rendered_ids(
         where: Name of the message list in error messages.
         options: Arguments for the template; see `template_options`.
     Raises:
-        ConfigError: There is no chat template, or it rejects the conversation.
+        ConfigError: The tokenizer has no chat template, or the template rejects the conversation.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
@@ -109,7 +110,7 @@ def rendered_ids(
 def render_text(
     template: Any, messages: list[Message], where: str, options: Mapping[str, Any]
 ) -> str:
-    """Return checked messages as text.
+    """Render checked messages as text with a chat template.
 
     Args:
         template: Tokenizer or processor with a chat template.
@@ -154,7 +155,8 @@ def template_options(
     Args:
         messages: Checked messages.
         given: Variables of the template.
-        endings: `add_generation_prompt` and `continue_final_message`; None means the default.
+        endings: Values of `add_generation_prompt` and `continue_final_message`; None means the
+            default.
     Raises:
         ConfigError: An option is invalid, or has the name of a transformers argument.
     """

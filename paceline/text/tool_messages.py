@@ -22,7 +22,7 @@ To call a function, write a JSON object with its name and arguments in this form
 
 
 def with_argument_objects(messages: Sequence[Message], where: str) -> list[Message]:
-    """Decode the arguments of tool calls, which clients send as JSON text.
+    """Decode tool-call arguments that clients sent as JSON text.
 
     Args:
         messages: Checked messages.

@@ -75,7 +75,7 @@ def load_or_compute(
 def load_or_measure(
     key: ResultKey, measure: Callable[[], M], read: Callable[[dict[str, Any]], M]
 ) -> M:
-    """Run `load_or_compute` for a measurement, and repeat it if it is doubtful.
+    """Run `load_or_compute` for a measurement; repeat a doubtful measurement.
 
     A measurement is doubtful if other programs disturbed it and the machine is quieter now.
 
@@ -103,7 +103,7 @@ def load_or_compute_bytes(
     Args:
         key: Key of the result.
         compute: Function that returns the result.
-        write: Function that returns the file contents.
+        write: Function that converts the result to the contents of a file.
         read: Inverse of `write`. It raises a ValueError, LookupError or TypeError if the file is
             damaged.
     """

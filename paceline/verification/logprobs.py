@@ -107,10 +107,10 @@ def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -
 
     Args:
         requests: Requests, before this step's tokens are committed to the cache.
-        logits: Logits from the forward pass, including the rows of scored tokens.
+        logits: Logits from the forward pass, including the rows that score prompt tokens.
         chunk: Maximum number of pending tokens per request in the forward pass.
     Returns:
-        The logits without the rows of scored tokens.
+        The logits without the rows that score prompt tokens.
     """
     scoring = [
         (request, _processed(request, logits.starts[row], min(request.pending, chunk)))
@@ -133,8 +133,8 @@ def _processed(request: Request, start: int, num_processed: int) -> _Tokens:
 
     Args:
         request: Request with `prompt_logprobs`.
-        start: Row of the logits for the request's newest processed token.
-        num_processed: Number of tokens in the forward pass.
+        start: Row of logits that the request's newest processed token yields.
+        num_processed: Number of the request's pending tokens in the forward pass.
     """
     known, count = request.prompt_logprobs, request.params.prompt_logprobs
     assert known is not None, "it is scored"

@@ -1,11 +1,11 @@
 """Compute attention scores of bfloat16 states with AVX512_BF16 dot products.
 
 The dot products need only a quarter as many instructions as the general kernel. The products of a
-query and a key are added in four lanes (partial sums). Lane l, from 0 to 3, starts with the
-products of the dimensions 2 l + 1 and 2 l. It then adds those of 2 l + 9 and 2 l + 8, and so on in
-steps of eight dimensions (`avx512_dot`). Next, lane 2 is added to lane 0, and lane 3 to lane 1. The
-sum of lanes 0 and 1 is multiplied by `scaling`. The order of these additions does not depend on
-how many queries and keys are computed together.
+query and a key are added in four lanes (partial sums), see `avx512_dot`. Lane 0 adds the products
+of the dimensions 1, 0, 9, 8, 17, 16 and so on, in this order. Lane 1 starts with the dimensions 3,
+2, 11 and 10, lane 2 with 5, 4, 13 and 12, and lane 3 with 7, 6, 15 and 14. Next, lane 2 is added to
+lane 0, and lane 3 to lane 1. The sum of lanes 0 and 1 is multiplied by `scaling`. The order of
+these additions does not depend on how many queries and keys are computed together.
 """
 
 from __future__ import annotations

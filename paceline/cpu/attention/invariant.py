@@ -36,12 +36,12 @@ def attention_by_position(
     Queries without visible keys get zeros.
 
     Args:
-        query: Tensor [rows, heads, columns, dim] on the CPU, or [1, heads, columns of all rows,
-            dim]. The dtype is float32, bfloat16 or float16.
+        query: Tensor [rows, heads, columns, dim] on the CPU; for a packed batch, [1, heads, columns
+            of all rows, dim]. The dtype is float32, bfloat16 or float16.
         key: Tensor [rows, key heads, cache positions, dim].
         value: Tensor [rows, key heads, cache positions, value dim].
-        mask: Bool tensor [rows or 1, 1, columns, cache positions]. With None, a single query sees
-            all keys of its row, and several queries are causal.
+        mask: Bool tensor [rows or 1, 1, columns, cache positions]. With None, a single query per
+            row sees all keys of the row, and several queries per row see keys causally.
         metadata: Keys of each row, in the order of their text positions.
         options: Scaling, bias, soft cap and sinks. Default: scaling by 1 / sqrt(dim) only.
 

@@ -1,8 +1,7 @@
 """Describe a matrix product for compiled kernels, and split it into tasks.
 
-All product kernels work in the same way. They convert the rows. Then each thread takes tasks of
-`TASK` outputs, using a shared counter, until none is left. The bias is added when the results are
-written.
+Every product kernel first converts the rows. Then each thread takes tasks of `TASK` outputs from a
+shared counter, until no task is left. A thread adds the bias when it writes a task's results.
 """
 
 from __future__ import annotations
@@ -95,14 +94,14 @@ def take_task(address: int) -> Any:
 
 @inlined
 def write_out(call: ProductCall, sums: int, row: int, count: int, first: int, width: int) -> None:
-    """Add the bias to a task's sums, and write them in the result's format.
+    """Add the bias to a task's sums, and write the totals in the result's format.
 
     Args:
         call: Product to compute.
         sums: Address of the sums, float32 [count, TASK].
-        row: First row of the result.
-        count: Number of rows.
-        first: First output of the task.
+        row: First row of the result to write.
+        count: Number of rows to write.
+        first: Index of the task's first output.
         width: Number of outputs in the task.
     """
     for i in range(count):

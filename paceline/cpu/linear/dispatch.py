@@ -20,7 +20,7 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Args:
         rows: Tensor [..., inner] on the CPU.
-        weight: Tensor [outer, inner] on the CPU, of the same dtype; see `takes_weight`.
+        weight: Tensor [outer, inner] on the CPU, with the dtype of `rows`; see `takes_weight`.
         bias: Tensor [outer], or None.
     """
     outer, inner = weight.shape

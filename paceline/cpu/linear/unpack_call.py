@@ -61,7 +61,7 @@ def describe(call: ProductCall, unpacking: UnpackCall) -> None:
 def unpack_task(
     call: ProductCall, unpacking: UnpackCall, address: int, first: int, count: int, target: int
 ) -> int:
-    """Unpack the weights with which a task computes its outputs.
+    """Unpack the weights that a task needs to compute its outputs.
 
     Args:
         call: Product to compute.
@@ -72,7 +72,8 @@ def unpack_task(
         target: Address for the unpacked values, bfloat16 [count, inner].
 
     Returns:
-        The address at which output 0 would start if its weights were unpacked as well.
+        The address that the weights of output 0 would have, if the weights of all outputs before
+        `first` were unpacked in front of `target`.
     """
     unpacking.first, unpacking.count = first, count
     unpacking.num_parts, unpacking.target = call.inner // PART, target

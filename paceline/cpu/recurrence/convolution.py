@@ -1,7 +1,7 @@
 """Compute causal convolutions over each token and its ancestors in a tree.
 
-Each sum starts with the bias. The weighted inputs are then added from the oldest to the newest,
-with fused multiply-adds in float32. SiLU is also computed in float32. The result is rounded once.
+Each sum starts with the bias. Fused multiply-adds in float32 then add the weighted inputs, from the
+oldest to the newest. SiLU, if any, is also computed in float32. The result is rounded once.
 """
 
 from __future__ import annotations
@@ -132,14 +132,15 @@ def append_inputs(
 ) -> None:
     """Append the inputs of each request's path to the stored inputs.
 
-    Inputs are copied as bytes.
+    A path consists of the tokens that a commit adds to the request. Each slot keeps its newest
+    `size - 1` inputs, where `size` is that of the convolution. Inputs are copied as bytes.
 
     Args:
-        rows: Inputs, uint8 [tokens, row bytes].
-        columns: Columns of the tokens on the paths of all requests, [n].
+        rows: Inputs, uint8 [tokens, bytes per row].
+        columns: For each token on a path, its index in `rows`; all requests in sequence, [n].
         starts: Index of each request's first entry in `columns`, [requests + 1].
         slots: Slot of each request, [requests].
-        held: Stored inputs, uint8 [slots, size - 1, row bytes].
+        held: Stored inputs, uint8 [slots, size - 1, bytes per row].
     """
     size = held.shape[1]
     for request in range(len(slots)):

@@ -62,7 +62,7 @@ def exponentials(numbers: Tensor) -> Tensor:
 def step_sizes(
     numbers: Tensor, bias: Tensor | None, limits: tuple[float, float], limited: Tensor
 ) -> Tensor:
-    """Return softplus(numbers + bias), clamped to the limits for some tokens.
+    """Return softplus(numbers + bias), clamped for the tokens that `limited` marks.
 
     Args:
         numbers: Step sizes before bias and softplus, [tokens, heads].

@@ -2,7 +2,7 @@
 
 Zhao, Xie, Liang, Zhuang, Gu 2024, "Lookahead: An Inference Acceleration Framework for Large
 Language Model with Lossless Generation Accuracy" (authors' code:
-alipay/PainlessInferenceAcceleration). This is not the Lookahead Decoding in `lookahead`.
+alipay/PainlessInferenceAcceleration). The method differs from Lookahead Decoding (`lookahead`).
 docs/methods/pia.md lists the differences between the paper, the authors' code and this
 implementation.
 """
@@ -75,9 +75,9 @@ class Pia(Drafter):
     def _draft(self, seq: Request, limit: int) -> DraftTree:
         """Draft the phrases that followed the newest tokens.
 
-        The drafter looks up the longest suffix of the text that yields enough nodes. Enough means
-        as many nodes as the longest allowed branch, or `limit` if that is lower. If no suffix
-        yields enough nodes, the drafter uses the shortest suffix with a match.
+        The drafter looks up the longest suffix of the text that yields enough nodes: as many as the
+        longest allowed branch has, or `limit` if `limit` is lower. If no suffix yields enough
+        nodes, the drafter uses the shortest suffix with a match.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -96,9 +96,10 @@ class Selection:
     """Builds a draft tree from the phrases in a request's prompt and in all outputs.
 
     Attributes:
-        limit: Maximum number of nodes. If there are more, half of the limit is filled with the
-            nodes that occurred most often in outputs. The rest is filled with the remaining nodes
-            with the highest scores. Ties at the limit are resolved in depth-first order.
+        limit: Maximum number of nodes in the tree. If there are more candidates, the nodes that
+            occurred most often in outputs fill half of the tree. The remaining nodes with the
+            highest scores fill the rest. The score is a weighted sum of a node's occurrences in the
+            prompt and in outputs. Ties at the limit are resolved in depth-first order.
     """
 
     request: int

@@ -17,18 +17,19 @@ from paceline.util.device_copies import Arrays
 
 @dataclass(slots=True)
 class DrawnRows:
-    """Drawn tokens on the device, with the inputs for length rules.
+    """Tokens drawn by the draft model, on the device, with inputs for length rules.
 
-    Each chain has one row after its newest token, and one row after each looked-up token. The host
-    does not know yet which looked-up tokens the draft model has confirmed.
+    A forward pass of the draft model may also check tokens that prompt lookup has proposed. Each
+    chain has one row after its newest token, and one row after each of these looked-up tokens. The
+    host does not know yet which looked-up tokens the draft model has confirmed.
 
     Attributes:
         chains: Chains to which tokens are still added.
         scores: Scores, [chains, 1 + width, vocab or reduced]; their softmax is the distribution of
             each token.
         columns: Column of each drawn token in `scores`, [chains, 1 + width].
-        hidden: Last hidden state of each preceding token, [chains, 1 + width, hidden]; None unless
-            the rule uses it.
+        hidden: Last hidden state of the token before each drawn token, [chains, 1 + width,
+            hidden]; None unless the length rule uses hidden states.
     """
 
     chains: list[Chain]

@@ -19,18 +19,18 @@ Int32 = Annotated[int, np.int32]
 
 
 class TreeCandidate:
-    """A token on the frontier or in the tree.
+    """A token that is in the tree, or on the frontier and may be added to the tree.
 
     Attributes:
         token: Token id.
         parent: Parent in the tree; -1 is the root.
         depth: Depth; 1 for a child of the root.
-        nodes: For each source, the token's node in the source's tree, or ABSENT.
-        cells: For each source, the index of the node's calibration cell, or ABSENT.
+        nodes: For each source of drafts, the token's node in the source's tree, or ABSENT.
+        cells: For each source, the index of the node's cell in the calibration table, or ABSENT.
         known: Number of valid tokens in `tail`.
         origin: `Origin` of the most confident source.
         tail: Newest tokens, ending with this token.
-        confidence: Acceptance probability given the parent.
+        confidence: Acceptance probability, given that the parent is accepted.
         path_confidence: Acceptance probability of the whole path.
     """
 
@@ -55,11 +55,11 @@ class TreeQueries(NamedTuple):
     Attributes:
         newest: Newest tokens of each request, ending with the root, [batch, LONGEST_KEY]; shorter
             texts are right-aligned.
-        limits: Number of tokens in `newest`, maximum number of nodes, and maximum depth, [batch,
-            3].
+        limits: For each request, the number of tokens in `newest`, the maximum number of nodes, and
+            the maximum depth, [batch, 3].
         temperatures: Temperature of each request, [batch]; 0 means greedy.
-        max_context: Maximum number of tokens in a context of the cached distributions.
-        min_path_probability: Minimum path probability of a candidate.
+        max_context: Maximum number of tokens in the context of a cached distribution.
+        min_path_probability: Minimum acceptance probability of a candidate's whole path.
     """
 
     newest: IntArray
@@ -73,10 +73,10 @@ class TreeQuery(NamedTuple):
     """The request for which a tree is grown.
 
     Attributes:
-        max_context: Maximum number of tokens in a context of the cached distributions.
+        max_context: Maximum number of tokens in the context of a cached distribution.
         temperature: Temperature of the request; 0 means greedy.
         max_depth: Maximum depth of the tree.
-        min_path_probability: Minimum path probability of a candidate.
+        min_path_probability: Minimum acceptance probability of a candidate's whole path.
     """
 
     max_context: int

@@ -16,20 +16,20 @@ _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the dr
 
 
 class HeadRule(ThresholdRule):
-    """Stops once the head expects a rejection (SpecDec++, section 3.2, algorithm 2).
+    """Stops drafting once the head expects a rejection (SpecDec++, 3.2, algorithm 2).
 
-    The head evaluates a token one forward pass after it was sampled, because the token's hidden
-    state is known only then. `confidences` therefore refers to the token before each new token.
-    For the newest token, the head gives only an early confidence, estimated from the token's
-    distribution (`AcceptanceHead.early_confidences`).
+    The hidden state of a token is known only one forward pass after the draft model has sampled
+    the token, so the head evaluates the token then. The method `confidences` therefore returns the
+    confidence in the token before each new token. For the newest token, the head estimates an early
+    confidence from the token's distribution (`AcceptanceHead.early_confidences`).
 
     Args:
         head: Acceptance head.
-        threshold: The paper's h, maximum probability of a rejection.
-        min_tokens: Minimum number of tokens.
-        max_tokens: Maximum number of tokens.
-        counts_newest: Whether the early confidence of the newest token counts, provided that the
-            head was trained to estimate it.
+        threshold: Maximum probability of a rejection (h in the paper).
+        min_tokens: Minimum number of tokens in a draft.
+        max_tokens: Maximum number of tokens in a draft.
+        counts_newest: Whether to use the early confidence of the newest token, if the head was
+            trained to estimate early confidences.
     Attributes:
         keep_second_choices: Whether the draft model's most likely alternative is recorded with each
             token.

@@ -1,9 +1,9 @@
 """Read heads in the format of the authors' SpecDec++ code.
 
-The format consists of config.json, with `hidden_size` and `num_layers`, and model.safetensors. In
-the authors' code, all D blocks are the same module (a list multiplied by D). A checkpoint stores
-the module's tensors under D keys, or only once if duplicates are omitted. In both cases, every
-block gets a separate copy here.
+A head consists of config.json, with `hidden_size` and `num_layers`, and model.safetensors. In the
+authors' code, all D blocks are the same module (a list multiplied by D). A checkpoint stores the
+tensors of this module D times under different keys, or only once if duplicates are omitted. In both
+cases, this module gives every block a separate copy.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ class DraftJob:
     """A request in a batch.
 
     Attributes:
-        address: Address of the request's `RequestState`. Its arrays must have room for the new
-            tokens.
-        begin: Index of the first new token in `new_tokens`.
-        end: End of the request's new tokens.
+        address: Address of the request's `RequestState`. The arrays of the state must have room for
+            the new tokens.
+        begin: Index of the request's first new token in `new_tokens`.
+        end: Index after the request's last new token in `new_tokens`.
         nodes: Maximum number of nodes in the tree.
         levels: Maximum number of levels in the tree.
         size: Output: number of drafted nodes.
@@ -54,20 +54,20 @@ def draft_batch(
 ) -> int:
     """Append the new tokens to each request in a batch, and draft its tree.
 
-    If an argument is None, the code that needs it is removed at compile time.
+    If an argument is None, the code that needs the argument is removed at compile time.
 
     Args:
-        weights: Weights of the calibration, [WEIGHTS]; None with `fusion=paper`.
+        weights: Weights of the scoring network, [WEIGHTS]; None with `fusion=paper`.
         merging: True with `fusion=paper`, otherwise None.
         jobs: Requests, [batch].
         new_tokens: New tokens of all requests.
-        table: Shards of a snapshot, [shards]; empty without a datastore.
+        table: Shards of a snapshot of the datastore, [shards]; empty without a datastore.
         drafted: Output: nodes of all trees, [batch, max_nodes] records of DRAFT_NODE.
         taken: Number of requests that the threads have started so far, [1]; initially 0.
-        top_tokens: The target's top tokens at the position of each newest token, [batch, k]; -1 if
-            there is none.
+        top_tokens: The target's top tokens at the position of each request's newest token,
+            [batch, k]; -1 marks a missing token.
     Returns:
-        -1, or the index of a damaged shard.
+        The index of a damaged shard, or -1 if no damage was found.
     """
     max_nodes = drafted.shape[1]
     if merging is not None:

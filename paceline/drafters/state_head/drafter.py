@@ -1,8 +1,8 @@
 """Draft trees with a head that reads the target's hidden states, such as EAGLE-3.
 
-The inputs of the head are the tokens chosen by the target, each with the target states from which
-it was chosen. The tree then grows level by level, as for a draft model. Drafts are deterministic,
-so a seed yields the same text with and without drafts.
+The head first reads the tokens that the target chose, each with the hidden states from which the
+target chose the token. The tree then grows level by level, as with a draft model. Drafts are
+deterministic, so a seed yields the same text with and without drafts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class _HeadRequest:
         text: The request's text.
         calibration: Acceptance rates of the head's most likely tokens in this request.
         tree: Newest tree, most likely paths first.
-        first_choice_probs: Probability of each node that was the head's most likely token after
-            its parent; None for other nodes.
+        first_choice_probs: For each node that was the head's most likely token after the node's
+            parent, the token's probability; None for other nodes.
     """
 
     text: HeadText

@@ -1,14 +1,17 @@
 """Match the rows of vLLM's batch to requests.
 
 vLLM does not pass request ids to drafters, so a request is identified by its text so far. Each call
-provides the rows of the batch, with their text and the number of new tokens. In the following
-examples, `|` precedes the new tokens. The text `1 2 3` from the previous call continues in the row
-`1 2 3 | 4`. If no known text continues in the row `5 6 | 9`, this row is a new request with the
-prompt `5 6`. A known text without a row belongs to a preempted or finished request.
+provides the rows of the batch, each with its text and the number of new tokens. In the following
+examples, `|` precedes the new tokens:
 
-A request keeps its text when vLLM moves it to another row, or preempts and recomputes it. Two
-requests with the same text may be swapped. This is harmless, because the drafter's state depends
-only on the text.
+    known text 1 2 3, row 1 2 3 | 4   -> The row continues the known request.
+    known text 1 2 3, row 5 6 | 9     -> The row is a new request with the prompt 5 6.
+
+A known text without a row belongs to a preempted or finished request.
+
+A request keeps its text when vLLM moves the request to another row, or preempts and recomputes the
+request. This module may swap two requests with the same text. The swap is harmless, because the
+drafter's state depends only on the text.
 """
 
 from __future__ import annotations
@@ -55,10 +58,10 @@ class TrackedRequest:
 
     Attributes:
         request: Request that is passed to the drafter.
-        index: Row in the batch.
-        unseen: Number of calls since the request was last in the batch.
+        index: Index of the request's row in the batch.
+        unseen: Number of calls of the drafter since the request was last in the batch.
         chain: All tokens of the last draft.
-        sent: Number of tokens from that draft that vLLM received.
+        sent: Number of tokens of `chain` that vLLM received.
     """
 
     def __init__(self, row: BatchRow) -> None:
@@ -110,8 +113,9 @@ class Requests:
     def claim(self, rows: Sequence[BatchRow], gap: int = 0) -> list[TrackedRequest | None]:
         """Return the known request of each row; None for a row with a new request.
 
-        If a row continues several known texts, the request that occupied this row in the previous
-        call has priority. Otherwise, the request with the longest text is chosen.
+        If a row continues the texts of several known requests, the request that occupied this row
+        in the previous call has priority. If that request is not among them, the request with the
+        longest text is chosen.
 
         Args:
             rows: Rows of the batch.

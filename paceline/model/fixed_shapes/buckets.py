@@ -26,7 +26,7 @@ class BucketKey(NamedTuple):
         rows: Number of rows, including empty ones.
         columns: Number of columns per row; in a packed batch, the total number of columns.
         positions: Number of cache positions that attention reads.
-        first_slot: KV-cache slot of row 0; 0 if the slots are among the inputs.
+        first_slot: KV-cache slot of row 0; 0 if the forward pass reads the slots from its inputs.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.
     """
@@ -85,7 +85,8 @@ def packed_bucket(
     Args:
         packing: Packed batch.
         cache: KV cache, prepared to write the tokens of this batch.
-        fixed_rows: Number of rows in every matrix product; the bucket's size is a multiple of it.
+        fixed_rows: Number of rows in every matrix product. The number of tokens in the bucket is a
+            multiple of `fixed_rows`.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.
     """

@@ -43,9 +43,9 @@ class _Advanced:
 class UpstreamMixer:
     """Runs a recurrent mixer with transformers' module, using one row per tree branch.
 
-    Requests with the same number of pending tokens share a call. Each branch of a tree is a row
-    that starts from the state after the pending tokens. Padding comes last in a row, so it cannot
-    change the state of a token.
+    Requests with the same number of pending tokens share a call of the module. Each branch of a
+    tree is a row that starts from the state after the pending tokens. Padding comes last in a row,
+    so the padding cannot change the state of a token.
 
     Args:
         module: Copy of the transformers module in the `ModelView`.

@@ -3,14 +3,18 @@
 The method is that of SpecDec++ (Huang et al. 2024, section 3.3).
 
 For every prompt, X is the target's answer, generated now or recorded earlier (`paceline record`).
-The draft model reads the prompt and X. At every position i, it samples a token Y_i as in decoding.
-The label is the probability that Y_i is accepted, P_i = min(1, target probability / draft
-probability). At each position, a mixed sequence Z contains X_i with probability `keep`, and Y_i
-otherwise. The features are the draft model's hidden states when it reads Z. Only the positions with
-Y_i are recorded.
+The draft model reads the prompt and X. At every position i, the draft model samples a token Y_i, as
+in decoding. The label is the probability that the target accepts Y_i:
 
-There are two differences from the authors' code. The sampling parameters (temperature, top_k,
-top_p, min_p) change both distributions, as in decoding. One answer may produce several sequences Z.
+    P_i = min(1, target probability / draft probability)
+
+At each position, a mixed sequence Z contains X_i with probability `keep`, and Y_i otherwise. The
+features are the hidden states of the draft model when it reads Z. Only the positions with Y_i are
+recorded.
+
+There are two differences from the authors' code. First, the sampling parameters (temperature,
+top_k, top_p, min_p) change the distributions of target and draft model, as in decoding. Second, one
+answer may produce several sequences Z.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ def record(
     tokenizer: Any = None,
     progress: bool = False,
 ) -> Recording:
-    """Make a recording, or complete an interrupted one.
+    """Record training data, or complete an interrupted recording.
 
     Args:
         config: Settings of the recording.

@@ -1,9 +1,9 @@
 """Compute the cross-entropy against the target, one block of positions at a time.
 
 There are two losses. For `distillation_loss`, the target's distribution is given by its most likely
-tokens. For `states_loss`, it is given by the hidden state, from which the LM head computes all
-logits. Both losses compute their gradients in the forward pass, while the logits are available.
-Autograd would take three times as long.
+tokens. For `states_loss`, the target's distribution is given by the target's hidden state, from
+which the LM head computes all logits. Both losses compute their gradients in the forward pass,
+while the logits are available. Autograd would take three times as long.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Te
     Args:
         hidden: Hidden states, [n, d].
         weight: Rows of the LM head, [vocab, d].
-        targets: Tokens of the target's distribution, as row numbers of `weight`, [n, k]; a position
+        targets: Tokens of the target's distribution, as row indices of `weight`, [n, k]; a position
             may list the same token twice.
         probs: The target's probabilities of these tokens, [n, k]; each row sums to 1.
     """
@@ -92,7 +92,7 @@ def states_loss(
     Args:
         draft: The draft model's hidden states, [n, d].
         target: The target's hidden states, [n, d].
-        weight: Rows of the LM head, [vocab, d]. Their dtype is used in matrix products.
+        weight: Rows of the LM head, [vocab, d]. Matrix products use the dtype of `weight`.
         bias: Bias of the LM head, [vocab].
         shares: Weight of each position in the loss, float32 [n].
     """

@@ -52,8 +52,8 @@ def load_start(model: nn.Module, start: str) -> None:
     """Copy the weights, but not the reduced vocabulary, of another draft model.
 
     Args:
-        model: Draft model to train.
-        start: Draft model: directory, hub id or built-in name.
+        model: Draft model to train, which receives the weights.
+        start: Draft model to copy from: directory, hub id or built-in name.
     Raises:
         ConfigError: The draft model cannot be loaded, or has a different shape.
     """

@@ -101,7 +101,8 @@ def _attend_tile(
     """Compute attention for one tile, which is divided into blocks of queries.
 
     The softmax weights of all blocks are computed first, and then the weighted sums of the values.
-    A step is 32 consecutive keys. The sums begin with the steps that all queries of a block see.
+    The weighted sums of a block begin with the steps that all queries of the block see. A step is
+    32 consecutive keys.
 
     Args:
         call: Arguments of the attention call.
