@@ -38,7 +38,7 @@ def read_prompt() -> str:
 
 
 def lines_of(words: Sequence[str]) -> Callable[[], str | None]:
-    """Return a function that reads the next input line, or returns None at the end.
+    """Return a function that reads a line of standard input; None marks the end.
 
     On a terminal, the user can edit lines. prompt_toolkit, if installed, keeps the history between
     sessions and lets the user paste several lines. Without prompt_toolkit, Python's `input` reads

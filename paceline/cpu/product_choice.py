@@ -47,11 +47,11 @@ class Trial:
     """Total seconds of a model's matrix products for each row count in `TIMED_ROWS`.
 
     Attributes:
-        ours: Times with paceline's kernels; empty if they cannot compute any product of the model.
+        ours: Times with paceline's kernels; empty if the kernels support no product of the model.
         torchs: Times with torch's products; empty if `ours` is empty.
         conditions: Interference by other programs; None if nothing was timed.
         our_experts: Times of all experts with paceline's kernels, one expert at a time; empty if
-            the model has none.
+            the model has no experts.
         torch_experts: Times of all experts with transformers' own code.
     """
 

@@ -67,7 +67,7 @@ def add_weighted(vectors: int) -> Any:
     Arguments of the operation (distances are in bytes):
         queries: Number of queries, 1 to `QUERIES`.
         halves: 1 if the rows are in bfloat16, 0 if they are in float32.
-        weights: Address of an array with one address per query, where its float32 weights begin.
+        weights: Address of an array that holds the address of each query's float32 weights.
         rows: Address of the rows.
         stride: Distance between consecutive rows.
         count: Number of rows, and number of weights per query.

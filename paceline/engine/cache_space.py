@@ -34,8 +34,8 @@ class CacheSpace(ABC):
         max_slots: Maximum number of slots; None means no limit.
         max_bytes: Maximum size of keys, values and states in bytes; None means no limit.
         kept: Finished requests that are still in the cache.
-        forget_oldest: Function that evicts the oldest finished request from the cache; it returns
-            False if there is none.
+        forget_oldest: Function that evicts the oldest finished request from the cache, and returns
+            False if there is no finished request.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class EqualSlots(CacheSpace):
     def _ensure(self, num_active: int, positions: int, ideal: int) -> bool:
         """Allocate slots of a given length; return False if memory is short.
 
-        If memory is short, finished requests are evicted before False is returned.
+        False is returned only after all finished requests have been evicted.
 
         Args:
             num_active: Number of active requests.

@@ -28,7 +28,7 @@ class LayerKinds:
     Attributes:
         attention: Kinds of attention in the model, sorted; empty for a model without attention.
         masks: For each kind of layer, the kind of attention whose mask the layer receives; None if
-            it receives no mask.
+            the layer receives no mask.
         states: Layers that keep recurrent states, by index.
         num_attention: Number of layers with attention.
     """

@@ -84,8 +84,8 @@ class Serving:
 
         Args:
             ids: Token ids of the prompt.
-            max_tokens: Maximum number of tokens in the answer. If it is 0, the prompt may fill the
-                context.
+            max_tokens: Maximum number of tokens in the answer. If `max_tokens` is 0, the prompt may
+                fill the context.
         Raises:
             ApiError: The prompt is too long (status 400, with the code that OpenAI clients
                 expect).

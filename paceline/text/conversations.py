@@ -30,12 +30,12 @@ def chat_ids(
         tokenizer: Tokenizer with a chat template; None raises an error.
         messages: Messages of the conversation; see `checked_messages`.
         where: Name of the message list in error messages.
-        chat_template_kwargs: Variables of the template, such as enable_thinking. They may include
-            `add_generation_prompt` and `continue_final_message`.
+        chat_template_kwargs: Variables of the template, such as enable_thinking. The variables may
+            include `add_generation_prompt` and `continue_final_message`.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's turn.
             Default: True, or False with `continue_final_message`.
         continue_final_message: Whether the prompt ends with the assistant's final message, so that
-            the answer continues it. Default: False.
+            the answer continues this message. Default: False.
     Raises:
         ConfigError: The messages are invalid, or a variable has the name of a transformers
             argument. Also raised if the tokenizer has no chat template, or if the template rejects

@@ -77,7 +77,8 @@ def load_or_measure(
 ) -> M:
     """Run `load_or_compute` for a measurement; repeat a doubtful measurement.
 
-    A measurement is doubtful if other programs disturbed it and the machine is quieter now.
+    A measurement is doubtful if other programs disturbed the measurement and the machine
+    is quieter now.
 
     Args:
         key: Key of the measurement.

@@ -102,8 +102,8 @@ def share(work: Callable[..., Any], arguments: tuple[Any, ...], helpers: int) ->
     """Run `work(*arguments)` in this thread and helper threads at the same time.
 
     Args:
-        work: Function that takes tasks from a shared counter until none is left. It must release
-            the interpreter lock.
+        work: Function that takes tasks from a shared counter until no task is left. `work`
+            must release the interpreter lock.
         arguments: Arguments for the function.
         helpers: Maximum number of helper threads.
     """

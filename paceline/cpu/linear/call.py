@@ -56,7 +56,7 @@ def run_product(
     sizes: tuple[int, int, int],
     packing: tuple[int, ...] = (0,) * len(PACKING),
 ) -> None:
-    """Compute a matrix product, with helper threads if it is large.
+    """Compute a matrix product, using helper threads for a large product.
 
     Args:
         job: Kernel to run.

@@ -19,9 +19,10 @@ from paceline.util.device_copies import Arrays
 class DrawnRows:
     """Tokens drawn by the draft model, on the device, with inputs for length rules.
 
-    A forward pass of the draft model may also check tokens that prompt lookup has proposed. Each
-    chain has one row after its newest token, and one row after each of these looked-up tokens. The
-    host does not know yet which looked-up tokens the draft model has confirmed.
+    A forward pass of the draft model may also check tokens that prompt lookup has proposed. For
+    each chain, the draft model draws one token after the newest token, and one token after each of
+    these looked-up tokens. The host does not know yet which looked-up tokens the draft model has
+    confirmed.
 
     Attributes:
         chains: Chains to which tokens are still added.

@@ -31,7 +31,7 @@ class HeadRule(ThresholdRule):
         counts_newest: Whether to use the early confidence of the newest token, if the head was
             trained to estimate early confidences.
     Attributes:
-        keep_second_choices: Whether the draft model's most likely alternative is recorded with each
+        keep_second_choices: Whether to record the draft model's most likely alternative to each
             token.
     """
 

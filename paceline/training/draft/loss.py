@@ -43,7 +43,7 @@ class _DistillationLoss(torch.autograd.Function):
 
 
 def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Tensor) -> Tensor:
-    """Return the mean cross-entropy, in nats, of the logits hidden @ weight.T.
+    """Return the mean cross-entropy of hidden @ weight.T against the target, in nats.
 
     Args:
         hidden: Hidden states, [n, d].
