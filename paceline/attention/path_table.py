@@ -11,7 +11,7 @@ from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 
 
 class PathTable:
-    """Stores the `Paths` for one kind of layer in a table of constant size.
+    """Stores `Paths` in a table of constant size, for one kind of attention layer.
 
     `Paths` hold the cache positions of the keys that each query sees.
 
@@ -33,13 +33,13 @@ class PathTable:
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return `Paths` (each query's visible keys) that are read from a table.
+        """Return a dictionary with the `Paths` (each query's visible keys) in a table.
 
-        The key of the result is the number of columns (tokens) per tile of queries.
+        The only key of the dictionary is the number of columns (tokens) per tile of queries.
 
         Args:
-            table: Table on the device, int32 [size]. Its values are a copy of those that `fill`
-                writes on the host.
+            table: Table on the device, int32 [size]. The caller copies the values that `fill`
+                writes on the host to this table.
         """
         tiles = np.zeros((self._tiles, 4), dtype=np.int32)
         shape = self._queries, PATH_WIDTH, True, self._tile_columns, self._max_keys

@@ -50,10 +50,10 @@ class AnswerRow:
     Attributes:
         prompt: Id of the prompt.
         category: Category of the prompt.
-        prompt_tokens, new_tokens: Number of tokens in the prompt and in the answer.
-        equal: Whether the tokens equal those of the reference method; None if they need not be
-            equal.
-        counts: The engine's counts; None for other methods.
+        prompt_tokens, new_tokens: Number of tokens in the prompt, and in the answer.
+        equal: Whether the answer has the same tokens as the reference method's answer; None if the
+            two need not be equal.
+        counts: The engine's counts; None if the method does not use the engine.
     """
 
     prompt: str
@@ -75,7 +75,8 @@ class TimedCall:
         seconds: Wall-clock time.
         cpu_seconds: Processor time of the process.
         timing: Time that the engine spent in each phase, in seconds; None if unknown.
-        peak_memory: Accelerator memory allocated during the call, in bytes.
+        peak_memory: Maximum accelerator memory allocated during the call, in bytes; None if
+            unknown.
         rows: The figures of each answer.
     """
 
@@ -109,17 +110,18 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first difference between an answer and the reference.
+    """The first difference between a method's answer and the reference answer.
 
     Attributes:
         method: Name of the method.
         prompt: Id of the prompt.
-        position: Index of the first differing token in the answer.
-        expected, got: Token of the reference and token of the method; None if that answer has
-            already ended.
+        position: Index of the first differing token in both answers.
+        expected, got: Token in the reference answer, and token in the method's answer. None if that
+            answer has already ended.
         top_logit: The target's largest logit at this position, from a separate forward pass.
-        top_gap: Difference between the two largest logits.
-        choice_gap: Difference between the logits of `expected` and `got`.
+        top_gap: Difference between the target's two largest logits at this position.
+        choice_gap: Difference between the logits of `expected` and `got`; None if an answer has
+            ended.
     """
 
     method: str

@@ -20,7 +20,8 @@ class PrefixStates:
             another layer's cache.
         position_offset: Number added to the index of every later token to get the token's position.
         logits: Logits for the token after these tokens, [vocab]; None if not computed.
-        recurrent: Recurrent states after the tokens, by layer index and name, [1, ...] each.
+        recurrent: Recurrent states after these tokens, by layer index and state name; each has the
+            shape [1, ...].
     """
 
     layers: list[tuple[Tensor, Tensor] | None]
@@ -81,8 +82,8 @@ class Media:
 class EncodedPrompt(list[int]):
     """Token ids of a prompt with images, videos or audio.
 
-    `LLM.generate` and `LLM.stream` accept it as a prompt. Copies and slices are plain
-    lists without the media.
+    `LLM.generate` and `LLM.stream` accept an `EncodedPrompt` as a prompt. Copies and slices of an
+    `EncodedPrompt` are plain lists without the media.
 
     Args:
         token_ids: Token ids, with placeholders.

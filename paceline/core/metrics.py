@@ -19,7 +19,7 @@ class Stats:
         drafted_tokens: Number of draft nodes verified.
         accepted_tokens: Number of draft nodes accepted.
         cached_tokens: Number of prompt tokens found in the KV cache of an earlier request.
-        query_tokens: For each forward pass, its number of tokens: pending tokens and draft nodes.
+        query_tokens: Number of query tokens in each forward pass: pending tokens and draft nodes.
         notes: The drafter's counters, by name; the drafter's documentation describes them.
         seconds: Wall-clock time from admission to the last token.
         batch_invariant: Whether the logits are bit-for-bit the same for all drafts, batch sizes and
@@ -79,13 +79,13 @@ class Stats:
 
 @dataclass(slots=True)
 class EngineLoad:
-    """An engine's open requests, and its counts since construction.
+    """An engine's open requests, and counts since the engine was built.
 
     Attributes:
         waiting: Number of requests currently waiting for a slot.
         running: Number of requests that currently have a slot.
-        cache_usage: Share of the KV cache's memory limit that is in use, from 0 to 1. Without a
-            limit, the share of the allocated memory.
+        cache_usage: Share of the KV cache's memory limit that is in use, from 0 to 1. If there is
+            no limit, share of the allocated memory that is in use.
         kept_requests: Number of finished requests whose keys and values are currently in the
             cache.
         finished: Number of requests that finished normally.

@@ -19,13 +19,13 @@ _FLOAT = ir.FloatType()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
-    """Return a function for compiled code that runs the instructions from `emit`.
+    """Return a function for compiled code that runs the instructions of an emitter.
 
     Args:
         result: Numba type of the result.
         arguments: Numba types of the arguments; at most nine.
-        emit: Emitter, called with an LLVM builder and the argument values; returns the result
-            value.
+        emit: Emitter: a function that takes an LLVM builder and the argument values, emits
+            instructions, and returns the result value.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -1,17 +1,18 @@
 """Define the files of a store: a manifest, and immutable shards that it lists.
 
-Replacing `manifest.json` commits a change. A shard is one file, divided into pages of 4 KiB, with
-five parts:
+A writer commits a change by replacing `manifest.json`. A shard is one file, divided into pages of 4
+KiB, with five parts:
 
 - The header, one page of JSON.
 - The text: token ids with a separator after each document. The ids are uint16 if the vocabulary is
   small enough, otherwise uint32.
 - The suffix array (int32).
-- The pivots (uint64): the first tokens of every 64th suffix.
+- The pivots (uint64): the first tokens of every 64th suffix, packed into one number per suffix.
 - The XXH64 checksum of each page in the parts above (uint64).
 
-The manifest contains checksums of each shard's last part and of itself. Numbers are in the byte
-order of the machine that wrote the shard; the header states this order.
+The manifest contains a checksum of each shard's last part, and a checksum of the manifest's content.
+Numbers in a shard are in the byte order of the machine that wrote the shard; the header states this
+order.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ class ShardInfo:
         name: File name.
         tokens: Number of tokens without separators.
         documents: Number of documents, which equals the number of separators.
-        separator: Value that follows each document in the text; it is not a token of the shard.
-        sums: XXH64 of the table of checksums, in hexadecimal.
-        live: Whether `Datastore.append` wrote the shard. The oldest such shards are dropped when
-            their total number of tokens exceeds `UpdateOptions.max_tokens`.
+        separator: Value that follows each document in the text. No token of the shard has this
+            value.
+        sums: XXH64 checksum of the shard's table of page checksums, in hexadecimal.
+        live: Whether `Datastore.append` wrote the shard. When all such shards together exceed
+            `UpdateOptions.max_tokens` tokens, the oldest of them are dropped.
     """
 
     name: str

@@ -7,11 +7,11 @@ For example, take the documents (3 1 2) and (1 2), with the separator 9:
     The suffixes at these positions: "1 2 9 ...", "1 2 9", "2 9 ...", "2 9" and "3 1 2 9 ...".
 
 The suffixes that begin with "1 2" have the ranks [0, 2). Two binary searches find them. The first
-searches the pivots, which hold the first tokens of every SUFFIXES_PER_PIVOT-th suffix as one
-number. The second searches the part of the suffix array between two pivots.
+search uses the pivots: every SUFFIXES_PER_PIVOT-th suffix has a pivot, which holds its first tokens
+as one number. The second search uses the part of the suffix array between two pivots.
 
-A page (4 KiB) is checked by comparing it with its checksum. Positions are checked against the size
-of the text.
+Before the first use of a page (4 KiB), the code compares the page with its checksum. It also checks
+every position from the suffix array against the size of the text.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ from paceline.util.compiled import (
 
 
 class ShardRow(NamedTuple):
-    """The addresses and sizes of one shard, as a record in a snapshot's table.
+    """Memory addresses and sizes of one shard, as a record in a snapshot's table.
 
     Attributes:
         pages: Address of page 0; 0 for a shard that exists only in memory.
-        seen: Address of one byte per page, which is 1 once the page has been checked. 0 for a
-            shard in memory, which needs no check.
+        seen: Address of one byte per page: 1 if the page has been checked. The address is 0 for a
+            shard in memory, whose pages need no check.
         checksums: Address of the XXH64 checksum of each page (uint64).
         text: Address of the tokens and separators.
         text_size: Number of tokens and separators.
         token_bytes: Number of bytes per token: 2 or 4.
         suffix_array: Address of the text positions, in suffix order (int32).
         suffix_count: Number of positions in the suffix array.
-        pivots: Address of the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number
-            each (uint64).
+        pivots: Address of the pivots (uint64). Every SUFFIXES_PER_PIVOT-th suffix has a pivot: its
+            first tokens, packed into one number.
         separator: Value after each document in the text.
-        vocab_size: Vocabulary size. If an id is not below this number, the document ends before it.
+        vocab_size: Vocabulary size. A document ends before the first id that is not below this
+            size.
     """
 
     pages: int
@@ -83,19 +84,21 @@ _LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
 
 @kernel
 def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tuple[int, int]:
-    """In a range of suffixes, find those that match the query.
+    """Find the suffixes that match the query, within a range of ranks.
 
-    The comparison skips the first `depth` tokens of each suffix.
+    A rank is an index in the suffix array. The comparison skips the first `depth` tokens of each
+    suffix.
 
     Args:
         row: Shard to search.
         low: First rank of the range.
-        high: Last rank of the range, plus one. All suffixes in the range share their first `depth`
+        high: Last rank of the range, plus one.
+        depth: Number of tokens to skip. All suffixes in the range begin with the same `depth`
             tokens.
-        depth: Number of tokens to skip.
         query: Tokens to find.
     Returns:
-        The ranks [low, high); (0, 0) if there are none; (DAMAGED, 0) if a page is damaged.
+        First rank of the matching suffixes, and last rank plus one; (0, 0) if no suffix matches;
+        (DAMAGED, 0) if a page is damaged.
     """
     low = edge(row, low, high, depth, query, False)
     if low < 0:
@@ -162,11 +165,11 @@ def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
 def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
     """Find the pivots whose first tokens match the query.
 
-    A pivot holds the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number.
+    Every SUFFIXES_PER_PIVOT-th suffix has a pivot: its first tokens, packed into one number.
 
     Returns:
         The number of pivots that are less than the query, and the number of pivots that are not
-        greater than the query. The result is (DAMAGED, 0) if a page is damaged.
+        greater than the query; (DAMAGED, 0) if a page is damaged.
     """
     bits = 8 * row.token_bytes
     min_key, max_key = np.uint64(0), np.uint64(0)
@@ -192,10 +195,11 @@ def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
 
 @kernel
 def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool) -> int:
-    """Find the first pivot in [low, high] that is not less than `key`.
+    """Find the index, from `low` to `high`, of the first pivot not less than `key`.
 
-    A pivot holds the first tokens of every SUFFIXES_PER_PIVOT-th suffix, as one number. If `after`
-    is True, the pivot must be greater than `key`. The result is DAMAGED if a page is damaged.
+    Every SUFFIXES_PER_PIVOT-th suffix has a pivot: its first tokens, packed into one number. If
+    `after` is True, the pivot must be greater than `key`. The result is DAMAGED if a page is
+    damaged.
     """
     while low < high:
         middle = (low + high) // 2

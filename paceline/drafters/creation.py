@@ -24,10 +24,10 @@ def create(
     """Build a drafter from "name:key=value,..." or "module:Class:key=value,...".
 
     Args:
-        spec: Drafter spec. The part with the options may be omitted.
+        spec: Drafter spec. The options after the name may be omitted.
         draft_model: Directory, hub id, GGUF file or loaded model, for drafters that use a draft
             model.
-        options: Additional options as typed keyword arguments.
+        options: Additional options of the drafter, with Python values instead of text.
     Raises:
         ConfigError: A name or option is unknown, a value is out of range, or the draft model is
             missing.

@@ -57,12 +57,13 @@ class KVCacheManager:
         self.reused = 0
 
     def preallocate(self, max_length: int | None) -> None:
-        """Prepare the cache for its maximum size, so that growing copies nothing.
+        """Prepare the cache for its maximum size, so that growth never copies the cache.
 
         Args:
             max_length: Maximum number of tokens per request; None means the model's context length.
         Raises:
-            CapacityError: The device has less free memory than the limit allows the cache to take.
+            CapacityError: The device has too little free memory for the largest cache that the
+                memory limit allows.
         """
         context = self._model.context_length
         self._space.preallocate(min(max_length or context, context))
@@ -100,14 +101,14 @@ class KVCacheManager:
     def open(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request] = ()
     ) -> bool:
-        """Assign a slot, and fill it with the longest cached prefix of the prompt.
+        """Assign a slot, and fill the slot with the longest cached prefix of the prompt.
 
         Args:
             request: The request to admit.
             active: Requests that have a slot.
             waiting: Requests that are likely to be admitted next.
         Returns:
-            False if the cache is currently full.
+            True if the request now has a slot; False if the cache is currently full.
         Raises:
             CapacityError: The request is longer than the model's context.
             ConfigError, UnsupportedModelError: The model cannot process the request's images.

@@ -1,9 +1,9 @@
 """Decide at load time whether to decode a model batch-invariantly.
 
-In batch-invariant mode, the rest of the batch does not change a single bit of a token's logits.
-`probing` finds a range of row counts: with every count in the range, this machine computes a given
-row with identical bits. Forward passes then stay within this range: paceline pads short passes and
-splits long ones.
+In batch-invariant mode, the rest of the batch does not change a single bit of a token's logits. At
+load time, `probing` finds a range of row counts with which this machine computes a given row to
+identical bits. Forward passes then stay within this range: paceline pads shorter passes and splits
+longer passes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
-    """The result of checking that a token's logits depend only on its text.
+    """The decision whether a model is decoded batch-invariantly, and its reasons.
+
+    In batch-invariant mode, the logits of a token depend only on the text before it, not on the
+    rest of the batch.
 
     Attributes:
         on: Whether the model is decoded batch-invariantly.
         reason: Explanation of the decision, for messages.
         report: Results of the probes on this machine; None if the model was not probed.
         threads: Number of torch's CPU threads for which the results are valid.
-        products: Matrix products for the forward passes; None means the fastest ones.
+        products: Implementation of the matrix products in forward passes; None means the fastest
+            implementation.
     """
 
     on: bool
@@ -219,9 +223,9 @@ def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Produc
 def allowed(conditions: Conditions | None) -> float:
     """Return the maximum measured cost at which "auto" enables batch invariance.
 
-    If other programs disturbed the measurement, the maximum is raised in proportion to the
-    spread of the repeated measurements. Batch invariance is thus disabled only if the cost is
-    certainly too high.
+    If other programs disturbed the measurement, this function raises the maximum in proportion to
+    the spread of the repeated measurements. "auto" thus disables batch invariance only if the cost
+    is certainly too high.
 
     Args:
         conditions: Conditions of the measurement; None if nothing was measured.

@@ -1,9 +1,11 @@
-"""Find ranges of row counts in which a row's result does not change by a bit.
+"""Find ranges of row counts within which a row's result does not change by a bit.
 
-The number of rows determines the kernel of a matrix product and thus the order of its sums. An
-activation function computes the last elements of a tensor with a different routine. A token's
-values may therefore depend on how many tokens share the forward pass. Row counts with
-bit-identical results form a class. Classes depend on the processor, libraries, threads and shapes,
+The number of rows in a matrix product determines the kernel, and the kernel determines the order of
+the sums. An activation function computes the last elements of a tensor with a different routine. A
+token's values may therefore depend on how many tokens share the forward pass.
+
+Row counts with bit-identical results form a class. For example, the classes may be 1 to 3 rows and
+4 to 64 rows. Classes depend on the processor, the libraries, the number of threads and the shapes,
 so they must be measured.
 """
 
@@ -35,14 +37,14 @@ class RowClass:
 
 
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
-    """Find ranges of row counts in which a function's results do not change by a bit.
+    """Find ranges of row counts within which a function's results are bit-identical.
 
-    A large count is tested with rows from the middle of `rows`, a small one with the first and the
-    last rows.
+    To test a large row count, `function` gets that many rows from the middle of `rows`. To test a
+    small row count, `function` gets the first rows and, in a second call, the last rows.
 
     Args:
-        function: Function of rows.
-        rows: Rows, [counts[-1], ...].
+        function: Function to test, which maps rows to rows.
+        rows: Rows to use, [counts[-1], ...].
         counts: Row counts to compare, ascending.
     Returns:
         The first row count of each range, ascending.
@@ -93,8 +95,8 @@ def heavy_tailed(
 ) -> Tensor:
     """Return random rows in which a few columns have much larger values.
 
-    Gaussian rows would hide differences: after rounding to half precision, only one product in
-    thousands differs.
+    Gaussian rows would hide differences between row counts: after rounding to half precision, only
+    one product in thousands would differ.
 
     Args:
         count: Number of rows.
@@ -110,16 +112,19 @@ def heavy_tailed(
 
 
 def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return a weight and rows whose true product is zero.
+    """Return a weight and rows whose exact product is zero.
+
+    For example, the weight [a, b] becomes [a, -a], and the row [x, y] becomes [x, x]. In general,
+    half of the weight's inner dimension, at random positions, becomes the negative of the other
+    half.
 
     The computed product then consists only of rounding errors. A different order of summation
-    changes the bits of 40 % to 90 % of the elements, even in half precision. In an ordinary
-    product, rounding hides the order in all but one in 10^5 elements. To fold a weight, half of
-    the inner dimension is set to the negative of the other half, at random positions.
+    changes the bits of 40 % to 90 % of the product's elements, even in half precision. In an
+    ordinary product, rounding hides the order in all but one in 10^5 elements.
 
     Args:
-        weight: Weight [out, in]. The result has its strides and alignment, which select the
-            kernel.
+        weight: Weight [out, in]. The returned weight has the same strides and alignment, which
+            determine the kernel.
         rows: Finite rows [count, in].
         generator: Source of the random numbers.
     """

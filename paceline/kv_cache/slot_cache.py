@@ -2,9 +2,9 @@
 
 A forward pass writes the states of its query tokens after the cached tokens of each slot.
 `SlotCache.move` then moves the rows of accepted tree nodes directly after the cached tokens; the
-next forward pass overwrites the rows of the other nodes. Rolling back only lowers the number of
-cached tokens. Layers with a sliding window store all positions, and the mask applies the window, so
-rejected tokens do not evict others.
+next forward pass overwrites the rows of the other nodes. To roll back, the engine only lowers the
+number of cached tokens. Layers with a sliding window also store all positions, so rejected tokens
+do not evict other tokens; the mask applies the window.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class SlotCache(Cache):  # type: ignore[misc]
     Args:
         layers: Number of decoder layers.
         stores_per_block: Number of stores that share one tensor; a store holds the keys or the
-            values of one layer. One operation moves all stores of a tensor, but copying the cache
-            temporarily needs twice their memory. Default 1.
+            values of one layer. One operation moves all stores of a tensor. While the cache is
+            copied, these stores need twice their memory. Default 1.
         states: Layers with recurrent states, by index; None means no such layers.
-        maximum: Size for which address space is reserved. A cache that exceeds it is copied.
+        maximum: Size for which the cache reserves address space. Growing further copies the cache.
     Attributes:
         slots: Total number of slots.
         capacity: Number of cache positions per slot.
@@ -111,13 +111,13 @@ class SlotCache(Cache):  # type: ignore[misc]
         return CacheSize(self.slots, self.capacity)
 
     def resize(self, slots: int, capacity: int) -> dict[int, int]:
-        """Resize the cache; if it shrinks, the taken slots move to the front.
+        """Resize the cache; when shrinking, move the taken slots to the front.
 
         Args:
             slots: New number of slots; at least the number of taken slots.
             capacity: New number of positions per slot; at least the number in use.
         Returns:
-            New slot of each taken slot.
+            New index of each taken slot, by its old index.
         """
         if slots >= self.slots and capacity >= self.capacity:
             self.reserve(slots, capacity)

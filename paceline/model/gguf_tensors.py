@@ -46,8 +46,8 @@ class WeightEntry(NamedTuple):
     Attributes:
         tensor: Name of the tensor in the file.
         order: Index of the weight's row permutation in `TensorTable.orders`. None means that the
-            file stores the rows in the same order. -1 means that the file differs in more than the
-            order of the rows.
+            file and the model store the rows in the same order. -1 means that more than the order
+            of the rows differs.
     """
 
     tensor: str
@@ -64,7 +64,7 @@ class TensorTable:
         orders: Row permutations. For every row of a weight, a permutation gives the index of that
             row in the file.
         architecture: Name of the architecture in the file.
-        has_experts: Whether the model has weights of experts, which the table leaves out.
+        has_experts: Whether the model has weights of MoE experts, which the table omits.
     """
 
     tensors: dict[str, TensorEntry]
@@ -179,7 +179,7 @@ class TensorReordering:
 
 
 def read(files: Sequence[Path]) -> TensorTable:
-    """Read the tensors listed in the headers of a model's files.
+    """Read the list of tensors from the headers of a model's GGUF files.
 
     Raises:
         ConfigError: A header is too long, a file is truncated, or two tensors overlap.

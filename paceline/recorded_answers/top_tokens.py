@@ -2,10 +2,15 @@
 
 The file is named after the answers file, for example `answers.jsonl.top`. The first line is JSON:
 kind, version, tokens per position, bytes per id, and the checksum of the first line of the answers
-file. Then each answer has one block: token ids [n, k] and log-probabilities float16 [n, k], both
-little-endian, and 8 bytes of a SHA-256 digest. The digest covers the previous block's digest, the
-checksum of the answer's line, and the block. Each block is written before its answer. After an
-interruption, blocks after the last complete answer are dropped.
+file. One block per answer follows. A block for an answer of n tokens consists of:
+
+- Token ids, [n, k], little-endian.
+- Log-probabilities, float16 [n, k], little-endian.
+- The first 8 bytes of a SHA-256 digest. The digest covers the previous block's digest, the checksum
+  of the answer's line in the answers file, and this block's ids and log-probabilities.
+
+Each block is written before its answer. If the recording was interrupted, blocks after the last
+complete answer are dropped.
 """
 
 from __future__ import annotations
@@ -37,8 +42,8 @@ class TopRows(NamedTuple):
 
     Attributes:
         token_ids: Token ids, [n, k].
-        log_probs: Log-probabilities, float32 [n, k], at temperature 1 and without penalties. The
-            file stores them with a precision of three digits.
+        log_probs: Log-probabilities, float32 [n, k], at temperature 1 and without penalties.
+            Log-probabilities read from a file have a precision of three digits.
     """
 
     token_ids: NDArray[np.int64]
@@ -56,11 +61,12 @@ class TopFile:
     """A file of top-k tokens that is being written.
 
     Args:
-        answers: Answers file.
+        answers: Answers file, whose name determines the name of the top-k tokens file.
         top: Number of top-k tokens per position.
         vocab_size: Size of the vocabulary.
         owner: Checksum of the first line of the answers file.
-        keys: Answers that the file must contain; any blocks after them are dropped.
+        keys: Answers whose top-k tokens the file must contain. Any blocks after these answers are
+            dropped.
     Raises:
         ConfigError: The file is damaged, belongs to other answers, or cannot be written.
     """
@@ -113,10 +119,11 @@ def read_rows(answers: str | Path, keys: Iterable[AnswerKey], owner: str) -> Ite
 
     Args:
         answers: Answers file.
-        keys: Answers in the order of the file.
+        keys: All answers, in the order of the answers file.
         owner: Checksum of the first line of the answers file.
     Raises:
-        ConfigError: The file is missing or belongs to other answers, or a block is damaged.
+        ConfigError: The file of top-k tokens is missing, belongs to other answers, or has a damaged
+            block.
     """
     for rows, _ in _blocks(Path(answers), keys, owner):
         yield rows

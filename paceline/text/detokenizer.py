@@ -54,9 +54,9 @@ class Detokenizer:
 
     The prompt's text, followed by the texts that `push` and `flush` return, equals the result of
     `tokenizer.decode` for all tokens. A character that spans several tokens is returned with its
-    last token. An incomplete character at the end becomes U+FFFD, as do bytes that form no
-    character. The complete characters before them are preserved, unlike in `tokenizer.decode` with
-    byte fallback. The cost per token does not depend on the length of the text.
+    last token. Bytes that form no character, and an incomplete character at the end, become U+FFFD.
+    The complete characters before such bytes are preserved, unlike in `tokenizer.decode` with byte
+    fallback. The cost per token does not depend on the length of the text.
 
     Args:
         tokenizer: transformers tokenizer, or any object with the same `decode` method.

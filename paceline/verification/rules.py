@@ -1,23 +1,23 @@
 """Define the verification rules that make every drafter lossless.
 
-Sample matching (for deterministic drafts) samples the target's token at each node. It continues
-with the child that has this token, and stops if there is no such child.
+Sample matching (for deterministic drafts) starts at the root. At each node, it samples the target's
+next token and continues with the child that has this token. It stops if there is no such child.
 
 Traversal verification (for sampled drafts) follows Weng et al. 2025 (arXiv 2505.12398). It tests
 the nodes from the leaves to the root, and the first accepted node ends the path. Every node has a
 share: the probability that the path ends at this node or at one of its descendants. The share is
-min(1, parent's share * target probability / draft probability). If the node and its descendants
-are rejected, the target distribution after the parent changes. For every token, it becomes
+min(1, parent's share * target probability / draft probability). If the node and its descendants are
+rejected, the target distribution after the parent changes. The new probability of every token is
 max(parent's share * target probability - draft probability, 0), normalised.
 
-For a chain, this is block verification (Sun et al. 2024, arXiv 2403.10444). For a tree of depth 1,
-it is rejection sampling.
+For a chain, traversal verification is the same as block verification (Sun et al. 2024, arXiv
+2403.10444). For a tree of depth 1, it is the same as rejection sampling.
 
 Rejection sampling (Leviathan et al. 2023, Chen et al. 2023; Miao et al. 2024 for several children)
-tests the children of each accepted node in order. It accepts fewer tokens, but needs the target's
-distributions only along the accepted path. If a request has logits processors, its sampled drafts
-are always verified by rejection sampling, because processors may keep state and therefore run only
-along that path.
+tests the children of each accepted node in order. It accepts fewer tokens than traversal
+verification, but needs the target's distributions only along the accepted path. Requests with
+logits processors always use rejection sampling for sampled drafts: a processor may keep state, so
+it runs only along the accepted path.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def follow(
 
     Args:
         tree: Draft tree.
-        draw: Function that returns the target's token after a node (-1 is the root). It is called
-            once per emitted token, in order. NO_TOKEN ends the walk.
-        ended: Function that returns whether the last of the given tokens ends the request. It is
-            called for every token.
+        draw: Function that returns the target's token after a node (-1 is the root), or NO_TOKEN to
+            end the walk. `follow` calls it once per emitted token, in order.
+        ended: Function that returns whether the last of the tokens emitted so far ends the request.
+            `follow` calls it after every token.
     Returns:
-        Accepted nodes and emitted tokens. There is one more token than nodes, or the same number
-        if the request ended. Both lists are empty if there is no token after the root.
+        Accepted nodes and emitted tokens. There is one more token than nodes, or the same number if
+        an accepted node ended the request. Both lists are empty if there is no token after the
+        root.
     """
     accepted: list[int] = []
     run: list[int] = []
@@ -66,17 +67,18 @@ def follow(
 def follow_chosen(
     tree: DraftTree, tokens: Sequence[int], ending: Container[int], max_tokens: int
 ) -> tuple[list[int], list[int]]:
-    """Walk the tree like `follow`, but with all of the target's tokens given.
+    """Walk the tree along the target's tokens, which are all known in advance.
 
-    This avoids the function calls that `follow` makes for each token.
+    The result is the same as that of `follow`, which calls two functions for each token. This
+    function calls none, and is therefore faster.
 
     Args:
         tree: Draft tree.
-        tokens: The target's token after the root and every node, without NO_TOKEN.
+        tokens: The target's token after the root, then after each node. NO_TOKEN is not allowed.
         ending: Tokens that end the request.
         max_tokens: Maximum number of emitted tokens; at least 1.
     Returns:
-        Accepted nodes and emitted tokens, as in `follow`.
+        Accepted nodes and emitted tokens.
     """
     token_ids, parents, num_candidates = tree.token_ids, tree.parents, tree.num_candidates
     accepted: list[int] = []
@@ -108,14 +110,16 @@ def traverse(
 
     Args:
         tree: Draft tree.
-        target: Function that returns the target distribution [vocab] after a node (-1 is the
-            root). None means that no token may follow the node; its descendants are ignored.
-        coin: Function that returns whether to accept a node, given the acceptance probability.
-        draw: Function that returns a token for a depth and weights [vocab] that sum to 1. It is
-            called once, for the token after the accepted path.
-        ended: Function that returns whether the last of the given tokens ends the request.
+        target: Function that returns the target distribution [vocab] after a node (-1 is the root).
+            None means that no token may follow the node; `traverse` then ignores the node's
+            descendants.
+        coin: Function that decides at random whether to accept a node, given the acceptance
+            probability.
+        draw: Function that draws the token after the accepted path, given the token's depth and
+            weights [vocab] that sum to 1. `traverse` calls it at most once.
+        ended: Function that returns whether the last of the tokens emitted so far ends the request.
     Returns:
-        Accepted nodes and emitted tokens, as in `follow`.
+        Accepted nodes and emitted tokens.
     """
     shares: dict[int, tuple[Any, Vector]] = {-1: (1, target(-1))}
     for node, parent in enumerate(tree.parents[: tree.num_candidates]):
@@ -139,17 +143,20 @@ def reject(
     draw: Callable[[int, Vector], int],
     ended: Callable[[list[int]], object],
 ) -> tuple[list[int], list[int]]:
-    """Walk the tree from the root to a leaf (rejection sampling).
+    """Walk the tree from the root towards a leaf (rejection sampling).
 
     Args:
         tree: Draft tree.
-        target: Function that returns the target distribution [vocab] after a node, as in
-            `traverse`. It is called only for accepted nodes, in order.
-        coin: Function that returns whether to accept a node, given the acceptance probability.
-        draw: Function that returns a token for a depth and weights [vocab] that sum to 1.
-        ended: Function that returns whether the last of the given tokens ends the request.
+        target: Function that returns the target distribution [vocab] after a node (-1 is the root).
+            None means that no token may follow the node. `reject` calls it only for the root and
+            accepted nodes, in order.
+        coin: Function that decides at random whether to accept a node, given the acceptance
+            probability.
+        draw: Function that draws a token, given the token's depth and weights [vocab] that sum to
+            1.
+        ended: Function that returns whether the last of the tokens emitted so far ends the request.
     Returns:
-        Accepted nodes and emitted tokens, as in `follow`.
+        Accepted nodes and emitted tokens.
     """
     children = tree.children()
     accepted: list[int] = []
@@ -198,9 +205,9 @@ def emit(
     Args:
         tree: Draft tree.
         last: Last accepted node; -1 if no node is accepted.
-        draw: Function that returns the token after the path, given its depth; None if no token
-            follows.
-        ended: Function that returns whether the last of the given tokens ends the request.
+        draw: Function that returns the token after the path, given the token's depth; None if no
+            token may follow.
+        ended: Function that returns whether the last of the tokens emitted so far ends the request.
     """
     accepted: list[int] = []
     run: list[int] = []
@@ -219,14 +226,15 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Return a node's share, and its parent's share and weights after a rejection.
+    """Return a node's share, and the parent's share and weights after a rejection.
 
-    A share is the probability that the path ends at a node or at one of its descendants. The
-    parent's new share and weights apply if the node is rejected.
+    A share is the probability that the path ends at a node or at one of its descendants. Weights
+    are the target distribution after the parent. If the node is rejected, the returned share and
+    weights replace those of the parent.
 
     Args:
-        share: Share of the parent.
-        weights: Distribution after the parent, [vocab], after earlier children were rejected.
+        share: Current share of the parent.
+        weights: Current weights, [vocab]. Rejections of earlier children have already changed them.
         tree: Draft tree.
         node: Node to test.
     """

@@ -22,10 +22,10 @@ class Reply:
 
     Attributes:
         request: Request that was sent.
-        began: Time of the request, from `time.perf_counter`.
+        began: Time at which the client sent the request, from `time.perf_counter`.
         times: Arrival times of the chunks.
-        content: Tokens or text of the answer, for comparing answers that came over the same
-            transport.
+        content: Answer, as token ids or as text, depending on the transport. Only contents from the
+            same transport can be compared.
         tokens: Number of tokens in the answer.
     """
 

@@ -55,8 +55,9 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
     """Convert the scores of query i to softmax weights, and return their total.
 
-    The total is in float32, and includes the attention sink, if any. The weights are contiguous.
-    They start where the score of the query's first key was stored.
+    The weights replace the scores in memory. The weights are contiguous, and the first weight
+    replaces the score of the first key that the query sees. The total is in float32, and includes
+    the attention sink, if any.
     """
     column, member = divmod(tile.first + i, call.groups)
     begin, end = tile.begin[column], tile.begin[column + 1]
@@ -176,12 +177,13 @@ def _stage(
 
     Args:
         call: Arguments of the attention call.
-        tile: Current tile, whose `block` receives a copy if one is needed.
+        tile: Current tile. The keys or values are copied to `tile.block` if they cannot be used in
+            place.
         source: Address of the key head's keys or values.
-        stride: Distance between consecutive cache positions.
+        stride: Distance in bytes between consecutive cache positions.
         dim: Number of elements per key or value.
-        start: Ordinal of the first key.
-        stop: Ordinal of the last key, plus one.
+        start: Index of the first key, in text order.
+        stop: Index of the last key, plus one.
         fills_up: Whether to append keys of zeros up to a multiple of four.
     """
     first = cache_position(tile, start)

@@ -1,10 +1,11 @@
 """Multiply rows by a weight stored as [inner, outer], as in some MoE experts.
 
-A task computes the sums of a few hundred outputs. It reads a block of the weight's rows at a time,
-so that consecutive reads stay within a few pages of memory. In bfloat16 on processors with
-AVX512_BF16, sums follow the order of `input_pairs`. Otherwise, every sum takes one fused
-multiply-add per input, in the order of the inputs, in float32. The result does not depend on how
-many rows and outputs are computed together.
+The outputs are divided into tasks of a few hundred outputs. A task reads a block of the weight's
+rows at a time, so that consecutive reads stay within a few pages of memory.
+
+In bfloat16 on processors with AVX512_BF16, the order of a sum is that of `input_pairs`. Otherwise,
+every sum takes one fused multiply-add per input, in the order of the inputs, in float32. The result
+does not depend on how many rows and outputs are computed together.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ _interleave, _add_interleaved = interleave(VECTORS), add_pairs(VECTORS, True)
 
 
 class _ProductRows(NamedTuple):
-    """The rows of a product, in the form that `_add` reads.
+    """The input rows of a matrix product, in the form that `_add` reads.
 
     Attributes:
-        source: Address of the rows.
+        source: Address of the first row.
         number_bytes: Size of an input in bytes.
-        most: Maximum number of rows whose sums are computed together.
-        addresses: Addresses of the inputs of these rows.
-        in_pairs: Whether two inputs are multiplied at a time.
-        weights: Memory for interleaved weights of a block of inputs.
+        most: Maximum number of rows per call of `_add`.
+        addresses: For each row in the current call of `_add`, the address of its inputs.
+        in_pairs: Whether the product takes two inputs of a row at a time.
+        weights: Memory for the interleaved weights of a block of inputs.
     """
 
     source: int
@@ -101,14 +102,14 @@ multiply_transposed = TeamJob(_multiply, PRODUCT_CALL)
 def _add_block(
     call: ProductCall, rows: _ProductRows, start: int, size: int, first: int, width: int, sums: int
 ) -> None:
-    """Add the products of a block of inputs and their weights to the sums of all rows.
+    """Add the products of a block of inputs and weights to the sums of all rows.
 
     Args:
-        call: Product to compute.
+        call: Arguments of the matrix product.
         rows: Rows of the product.
-        start: First input of the block.
-        size: Number of inputs.
-        first: First output.
+        start: Index of the block's first input.
+        size: Number of inputs in the block.
+        first: Index of the first output.
         width: Number of outputs.
         sums: Address of the sums, float32 [tasks, rows, `TASK`]; `TASK` is the number of outputs
             per task.
@@ -148,15 +149,15 @@ def _add(
     vectors: int,
     sums: int,
 ) -> None:
-    """Add the products of `size` inputs and their weights to a few sums of a few rows.
+    """Add the products of `size` inputs and weights to the sums of a few rows.
 
     Args:
-        call: Product to compute.
-        rows: Rows of the product, with the addresses of the inputs.
+        call: Arguments of the matrix product.
+        rows: Rows of the product. `rows.addresses` has the addresses of the inputs.
         num_rows: Number of rows.
         weight: Address of the first weight.
-        size: Number of inputs.
-        vectors: Number of vectors of sums per row, 1 or `VECTORS`.
+        size: Number of inputs per row.
+        vectors: Number of SIMD vectors of sums per row: 1 or `VECTORS`.
         sums: Address of the first row's sums.
     """
     inputs, stride = address(rows.addresses), call.outer * HALF_BYTES

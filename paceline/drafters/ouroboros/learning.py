@@ -1,7 +1,8 @@
 """Update the pool from the target's predictions (Zhao et al. 2024, section 2.5).
 
-Inspiration adds phrases that the target predicts. Refinement corrects phrases that the draft tree
-contains. Both depend only on a step's outcome. The option inspiration=every uses the predictions at
+Ouroboros drafts phrases from a pool. Two methods update the pool after each step: inspiration adds
+phrases that the target predicts, and refinement corrects phrases that the draft tree contains. Both
+methods depend only on the outcome of the step. The option inspiration=every uses the predictions at
 all nodes; the paper does not describe this option.
 """
 
@@ -31,11 +32,12 @@ def context_of(outcome: Outcome, node: int) -> Ngram:
 def inspirations(
     outcome: Outcome, chain: Sequence[int], rule: str, ngram: int
 ) -> Iterator[tuple[Ngram, Ngram]]:
-    """Yield phrases that the target predicts at draft nodes, each with its context.
+    """Yield phrases that the target predicts after draft nodes, with their contexts.
 
-    The context (`context_of`) precedes the phrase. The paper calls this method inspiration. A
-    phrase starts with the target's prediction after a node. If a child of the node has this token,
-    the phrase continues with the prediction after the child, and so on, up to N - 1 tokens.
+    The paper (Zhao et al. 2024) calls this method inspiration. A phrase starts with the target's
+    prediction after a node. If a child of the node has the predicted token, the phrase continues
+    with the target's prediction after that child, and so on, up to N - 1 tokens. The context of a
+    phrase consists of the tokens before the phrase (`context_of`).
 
     Args:
         outcome: Result of verifying a draft tree.
@@ -84,11 +86,11 @@ def _predicted_after(
 
 
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
-    """In the pool, replace drafted phrases with the target's predictions for them.
+    """Replace drafted phrases in the pool with the phrases that the target predicts.
 
-    The paper calls this refinement. A phrase is replaced if the target predicted a token at each of
-    its positions. If the pool already contains the predicted phrase, the drafted phrase is only
-    removed.
+    The paper (Zhao et al. 2024) calls this method refinement. It replaces a phrase if the target
+    predicted a token at each position of the phrase. If the pool already contains the predicted
+    phrase, refinement only removes the drafted phrase.
     """
     last = proposal.chain[-1] if proposal.chain else -1
     num_processed = len(outcome.tree)

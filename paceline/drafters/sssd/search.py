@@ -62,13 +62,13 @@ from paceline.util.compiled import Records, compiled, kernel
 
 
 class SearchWorkspace(NamedTuple):
-    """Scratch arrays for a search; one tree after another uses them.
+    """Scratch arrays for growing a draft tree; every new tree reuses them.
 
     Attributes:
-        pool: Match pointers of all nodes of the tree.
-        counts: Counts of the tokens that follow one node.
-        network: Values in the network that computes a token's confidence.
-        tree: Nodes of the tree, [1 + max_nodes].
+        pool: Match pointers of all nodes: earlier positions in the texts that match a node's path.
+        counts: Counts of the tokens that follow the matches of one node.
+        network: Intermediate values of the network that estimates a token's confidence.
+        tree: The root and the draft nodes, [1 + max_nodes].
         frontier: Candidates for the next node, followed by unused entries.
     """
 
@@ -103,14 +103,14 @@ def grow(
 
     Args:
         sources: Request and datastore to search.
-        workspace: Scratch arrays.
-        nodes: Maximum number of nodes.
-        levels: Maximum number of levels.
-        weights: Weights of the network, [WEIGHTS].
-        request: State of the request; the function updates it.
+        workspace: Scratch arrays, which receive the tree.
+        nodes: Maximum number of draft nodes.
+        levels: Maximum depth of a node below the root.
+        weights: Weights of the network that estimates a token's confidence, [WEIGHTS].
+        request: State of the request, which this function updates.
         top_tokens: The target's top tokens at the position of the root, most likely first, [k].
     Returns:
-        The size of the tree, or `-1 - i` if shard i is damaged.
+        The number of draft nodes, or `-1 - i` if shard i is damaged.
     """
     tree, frontier = workspace.tree, workspace.frontier
     context = copy_newest(sources.text, workspace.pool)
@@ -159,13 +159,14 @@ def _gather(
     look_ups: int,
     request: RequestState,
 ) -> tuple[int, int]:
-    """Find the match pointers of a node.
+    """Find the match pointers of a node: earlier text positions that match its path.
 
-    `pool.tail` holds `context` tokens of the request. `used` is the number of pointers found so
-    far, and `look_ups` is the number of datastore searches so far for nodes below the root.
+    `context` is the number of the request's tokens in `pool.tail`. `used` is the number of pointers
+    of earlier nodes. `look_ups` is the number of datastore searches so far for nodes below the
+    root.
 
     Returns:
-        The number of pointers and the number of searches, or (-1 - i, 0) if shard i is damaged.
+        The new values of `used` and `look_ups`, or (-1 - i, 0) if shard i is damaged.
     """
     pool, tree = workspace.pool, workspace.tree
     this = tree[node]

@@ -33,7 +33,7 @@ class FixedShapeRunner:
 
     Args:
         model: The transformers model.
-        view: The model's `ModelView`, whose modules run.
+        view: The model's `ModelView`: a copy whose modules compute the forward passes.
         architecture: Properties of the model.
         cache: KV cache of the model.
         groups: Number of query heads per key head, the same in all layers.
@@ -80,10 +80,11 @@ class FixedShapeRunner:
         """Run a padded batch in its bucket (fixed shape); return None if no bucket fits.
 
         Args:
-            layout: Padded batch, for which the cache's write window is already set.
-            token_ids: Token ids for the model, [rows, columns].
+            layout: Padded batch. The caller has already set the cache positions that the pass
+                writes (`SlotCache.begin`).
+            token_ids: Token ids in the model's vocabulary, [rows, columns].
             positions: Text positions within the model's context, [rows, columns].
-            states: Hidden states that the caller reads, or None.
+            states: Hidden states that the caller needs, or None.
         """
         owner, cache = self._owner, self._cache
         reads_lengths = takes_trees(owner.device.type)
@@ -108,10 +109,11 @@ class FixedShapeRunner:
         """Run a packed batch in its bucket (fixed shape); return None if no bucket fits.
 
         Args:
-            packing: Packed batch, for which the cache's write window is already set.
-            token_ids: Token ids for the model, [queries].
+            packing: Packed batch. The caller has already set the cache positions that the pass
+                writes (`SlotCache.begin`).
+            token_ids: Token ids in the model's vocabulary, [queries].
             positions: Text positions within the model's context, [queries].
-            states: Hidden states that the caller reads, or None.
+            states: Hidden states that the caller needs, or None.
         """
         owner, cache = self._owner, self._cache
         reduced = owner.view.state.reduced_logits
@@ -170,7 +172,7 @@ def fixed_shape_runner(
 
     Args:
         model: The transformers model.
-        view: The model's `ModelView`, whose modules run.
+        view: The model's `ModelView`: a copy whose modules compute the forward passes.
         architecture: Properties of the model.
         cache: KV cache of the model.
         fixed_rows: Number of rows in every matrix product; 0 means any number.
@@ -197,13 +199,13 @@ def reads_regions(
 ) -> bool:
     """Return whether attention can read cache slots of different lengths.
 
-    Batch-invariant attention and the CUDA kernel for fixed shapes can read such slots. SDPA cannot:
-    it would have to copy the keys and values in every forward pass.
+    Batch-invariant attention and the CUDA kernel for fixed shapes can read such slots. SDPA cannot,
+    because it would need a copy of the keys and values in every forward pass.
 
     Args:
         model: The transformers model.
         architecture: Properties of the model.
-        fixed_shapes: As in `CachedLM`.
+        fixed_shapes: Whether decode steps use fixed shapes; see `CachedLM`.
     """
     config = model.config.get_text_config(decoder=True)
     if any(getattr(config, name, None) for name in COMPUTED_KEY_FIELDS):

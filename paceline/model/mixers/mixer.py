@@ -34,11 +34,11 @@ class StateUpdate(Protocol):
     ) -> None:
         """Advance the stored states of the batch's slots.
 
-        The states advance by the pending tokens and, if the mixer's `folds` is True, also by the
-        accepted nodes.
+        The states always advance by the pending tokens. If the mixer's `folds` is True, the states
+        also advance by the accepted nodes.
 
         Args:
-            layer: Layer of the mixer.
+            layer: Stored states of the mixer's layer.
             batch: Tokens of the forward pass.
             accepted: Accepted nodes of each request, in text order. Pending tokens always count as
                 accepted.
@@ -58,13 +58,15 @@ class Mixer(Protocol):
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Any, StateUpdate]:
-        """Return the mixer's output or outputs, and the update for the commit.
+        """Return the mixer's output or outputs, and an update of the stored states.
 
-        An output has the layout of the input. The stored states change only at the commit.
+        An output has the layout of the input. The stored states change only when the engine commits
+        the update.
 
         Args:
             hidden: Inputs to the module, [rows, columns, hidden].
             batch: Tokens of the forward pass.
             layer: Stored states of the module's layer.
-            call: The module's own `forward`, bound to the other arguments of this call.
+            call: The module's own `forward`, to which the other arguments of this call are already
+                bound.
         """

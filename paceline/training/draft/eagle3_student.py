@@ -1,10 +1,10 @@
 """Train an EAGLE-3 head in the format of the speculators library (Li et al. 2025).
 
-In training, as in decoding, the head takes its output at the previous token as input for a draft
-token (training-time test, section 3.2). It therefore runs once per chain position. At each text
-position, the head's prediction is trained twice: as the first token of a draft chain, and at a
-random position in a chain. The LM head is copied from the target and not trained, as in
-speculators.
+In decoding, the target's states are unknown for draft tokens. For a draft token, the head therefore
+reads its own output at the previous token. Training does the same (training-time test, section
+3.2), so the head runs once per chain position. Each text position is trained twice: as the first
+token of a draft chain, and at a random position in a chain. The LM head is a copy of the target's
+LM head and is not trained, as in speculators.
 
 During training, the states are scaled to unit size. The saved weights expect unscaled states.
 """
@@ -51,11 +51,11 @@ class Eagle3Student:
 
     Args:
         target: Target model, whose states the head reads.
-        config: Settings of the training.
+        config: Training settings.
         token_ids: Token ids of the reduced draft vocabulary, ascending.
-        chunks: Training chunks with their states.
+        chunks: Text chunks to train on, with the target's hidden states.
     Attributes:
-        model: The head, in float32. Its embedding and LM head are not trained.
+        model: The head, in float32. Training does not change the head's embedding and LM head.
     Raises:
         UnsupportedModelError: The target's LM head has a bias.
     """
@@ -128,10 +128,11 @@ class Eagle3Student:
         """Return the head's output for each row, [b, rows, hidden].
 
         Args:
-            token_ids: Token ids of the texts, [b, t].
-            states: States after each token, [b, t, 1 + layers, hidden].
-            rows: Tokens for which outputs are computed. They exclude the first token of each text,
-                and are sorted by the number of draft tokens that precede them in the chain.
+            token_ids: Token ids of b texts of t tokens, [b, t].
+            states: The target's states after each token, [b, t, 1 + layers, hidden].
+            rows: Rows to compute. A row is a text position, and the number of draft tokens at the
+                end of the tokens up to this position. Rows are sorted by this number of draft
+                tokens. No row is at the first token of a text.
         """
         cache, end = DynamicCache(), 0
         outputs: list[Tensor] = []
@@ -175,8 +176,8 @@ def _from_second_token(rows: Rows) -> Rows:
 def eagle3_layers(target: PreTrainedModel) -> tuple[int, ...]:
     """Return the target layers whose inputs a new head reads.
 
-    Published heads read the same layers. If the target has too few layers for this choice, the
-    head reads the inputs of the first, the middle and the last layer.
+    A new head reads the same layers as published heads. If the target has too few layers for this
+    choice, the head reads the inputs of the first, the middle and the last layer.
     """
     count = target.config.get_text_config(decoder=True).num_hidden_layers
     layers = default_layers(target)
