@@ -31,14 +31,16 @@ RUN = record_dtype(KeyRun)
 
 @dataclass(frozen=True, slots=True)
 class VisibleRanges:
-    """The visible keys of every query, as runs of consecutive cache positions.
+    """The visible keys of every query, as runs of keys with consecutive numbers.
+
+    The keys of a row are numbered in the order of their text positions.
 
     Attributes:
         runs: Runs of all queries, [n] records of `KeyRun`.
-        begin: Index of the first run of each query, [queries + 1].
-        starts: Index of the first query of each row, [rows + 1].
+        begin: For each query, the index of its first run; then the number of runs, [queries + 1].
+        starts: For each row, the index of its first query; then the number of queries, [rows + 1].
         columns: Maximum number of queries per row.
-        packed: Whether the query tensor has a single row that holds the queries of all rows in
+        packed: Whether the query tensor has a single row, which holds the queries of all rows in
             sequence.
         addresses: Memory addresses of `runs`, `begin` and `starts`, stored because numpy is slow
             to return them.
@@ -64,13 +66,13 @@ class AttentionMetadata:
     position i. The cache positions of the other keys are listed in `tail`.
 
     Attributes:
-        cached: Number of leading cache positions of each row that are in text order, [rows],
-            contiguous.
-        tail: Cache positions of the remaining keys, in text order, [rows, columns], contiguous.
-            If several keys share a text position, no query sees more than one of them.
+        cached: For each row, the number of leading cache positions that are in text order, [rows],
+            contiguous in memory.
+        tail: Cache positions of the remaining keys, in text order, [rows, columns], contiguous in
+            memory. If several keys share a text position, no query sees more than one of them.
         keys: Number of keys in the longest row.
         ranges_by_mask: Visible ranges, by the address of a placeholder mask (`stand_in_mask`). If
-            empty, the ranges are computed from real masks.
+            there are none, `visible` computes the ranges from real masks.
         derived: Values computed from `VisibleRanges` objects, by the id of the object.
         key_rows: For each row of the batch, the row of the key tensor that holds the first key of
             that batch row, [rows]. By default, row i of the batch uses row i of the key tensor.
@@ -96,11 +98,11 @@ class AttentionMetadata:
     def from_columns(
         cached: IntArray, cache_positions: IntArray, positions: IntArray, padding: BoolArray
     ) -> AttentionMetadata:
-        """Return the metadata of a forward pass, with its keys ordered by text position.
+        """Return the metadata of a forward pass, with the keys ordered by text position.
 
         Args:
             cached: Number of tokens in the cache before the pass, [rows].
-            cache_positions: Cache position of each column, [rows, columns].
+            cache_positions: Cache position of each column (query token), [rows, columns].
             positions: Text position of each column, [rows, columns].
             padding: True for columns without a token, [rows, columns].
         """
@@ -123,11 +125,13 @@ class AttentionMetadata:
         """Return the keys that each query sees, computed once for all layers of a pass.
 
         Args:
-            mask: Boolean mask of shape [rows or 1, 1, columns, positions]. Without a mask, a
-                single query per row sees all keys, and several queries per row see keys causally.
+            mask: Boolean mask of shape [rows or 1, 1, columns, positions]. If there is no mask,
+                several queries per row see the keys causally, and a single query per row sees all
+                keys.
             columns: Number of queries per row.
         Raises:
-            UnsupportedModelError: `mask` is not one of the placeholder masks passed to the model.
+            UnsupportedModelError: The model passed a mask that it made itself, instead of the
+                engine's placeholder mask.
         """
         if self.ranges_by_mask:
             ranges = None if mask is None else self.ranges_by_mask.get(mask_address(mask))

@@ -46,7 +46,8 @@ def is_free(module: nn.Module) -> bool:
 class ForwardOverride:
     """Replaces the `forward` method of a module's copy in a `ModelView`.
 
-    Every call reads the weights of the original module, because they may have been replaced.
+    Every call reads the weights of the original module again, because other code may have replaced
+    them.
 
     Args:
         module: Original module.

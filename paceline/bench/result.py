@@ -33,7 +33,7 @@ class MethodFigures:
         target_share, draft_share, overhead_share: Shares of the time spent in target forward
             passes, in draft forward passes, and elsewhere.
         equal: Number of answers that match the reference.
-        compared: Number of answers compared.
+        compared: Number of answers compared with the reference.
         peak_memory: Maximum accelerator memory allocated during a call, in bytes.
         draft_forwards: Number of forward passes of the draft model per new token.
         verification_rate: Number of target forward passes per new token, including prefill
@@ -68,14 +68,15 @@ class MethodFigures:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """A finished or interrupted run.
+    """The result of a finished or interrupted run of a benchmark.
 
     Attributes:
         config: Configuration of the run.
         environment: The machine and the software versions.
-        complete: Whether the run was completed without interruption. Even if it was interrupted,
+        complete: Whether the run was completed without interruption. Even in an interrupted run,
             all methods have answered the same prompts.
-        target, draft: Names of the models; if a model was enlarged, the name includes its size.
+        target, draft: Names of the models. If the benchmark enlarged a model, the name includes its
+            size.
         dtype: Data type of the target.
         methods: Names of the methods, in the configured order.
         baseline: Method to which speed-ups are relative.
@@ -88,7 +89,7 @@ class BenchResult:
             context.
         guarantees: For each drafter, whether its answers are guaranteed to equal those of plain
             decoding.
-        weights: Format of the target's weights; "" if they are those of the checkpoint.
+        weights: Format of the target's weights; "" means the checkpoint's own weights.
     """
 
     config: BenchConfig

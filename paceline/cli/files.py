@@ -57,9 +57,9 @@ class ResultFiles:
         If one file cannot be written, the others are still written.
 
         Args:
-            json, png: Functions that write these files.
+            json, png: Functions that write the JSON file and the plot, given the path.
             section: Function that returns the Markdown text. Its argument is a relative link to the
-                plot, or None without a plot.
+                plot; None if there is no plot.
         Raises:
             ConfigError: A file cannot be written.
         """

@@ -9,9 +9,9 @@ from torch import Tensor
 class HiddenStateLog:
     """The hidden states from which the target chose each token of a request.
 
-    The states for a token come from the preceding text position: the LM head's input, followed by
-    the inputs of selected layers. The log has states for tokens `first` to `last` - 1. It has none
-    for the first token of the text, for a cached prefix, or for draft tokens.
+    For each token, the log holds states from the preceding text position: the LM head's input,
+    followed by the inputs of selected layers. The log covers the tokens `first` to `last` - 1. The
+    log has no states for the first token of the text, for a cached prefix, or for draft tokens.
 
     Args:
         layers: Layers whose inputs are recorded in addition to the input of the LM head.

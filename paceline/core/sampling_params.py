@@ -55,24 +55,25 @@ class SamplingParams:
         bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
             the start of the text and after a space. When the answer ends with all tokens of an
             entry except the last, the entry's last token is banned next.
-        logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores
-            float32 [1, vocab]) -> scores [1, vocab]. They run once per token, in order, on the
-            prompt and the answer before that token. Each answer gets a shallow copy of every
+        logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores float32
+            [1, vocab]) -> scores [1, vocab]. For each new token, all processors run once, in order,
+            on the prompt and the answer before that token. Each answer gets a shallow copy of every
             processor, so a processor may keep state in its attributes.
         logprobs: For each token of the answer, report the log-probabilities of this many most
-            likely tokens and of the chosen token. They are computed from the model's own logits
-            (`Completion.logprobs`). Default: none.
+            likely tokens and of the chosen token (`Completion.logprobs`). The log-probabilities
+            come from the model's own logits. Default: none.
         prompt_logprobs: For each token of the prompt, report the log-probabilities of this many
             most likely tokens (`Completion.prompt_logprobs`). The model then computes the whole
             prompt, even if its beginning is cached. Default: none.
         skip_special_tokens: Omit special tokens from the text. With False, they appear as the
             tokenizer spells them, including the end-of-sequence token.
-        n: Number of answers (`Completion.outputs`), which use seed, seed + 1, ...; more than one
-            needs a temperature above 0.
+        n: Number of answers (`Completion.outputs`). The answers use the seeds `seed`, `seed + 1`
+            and so on. A number above 1 needs a temperature above 0.
         speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None uses
             the engine's drafter. The drafter changes the speed, not the text.
         prediction: Token ids or text that the answer is expected to contain, such as the text to
-            edit. `auto` drafts from it; the answer does not change. Default: none.
+            edit. The drafter `auto` drafts from the prediction; the answer does not change.
+            Default: none.
         max_nodes: Maximum number of draft nodes verified per step; None means as many as the
             engine allows.
         priority: Requests with a lower number get a slot first and may preempt others; the older

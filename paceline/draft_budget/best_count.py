@@ -2,7 +2,12 @@
 
 Without drafts, a step produces one token per request. Each draft node adds its gain to the expected
 number of tokens, but also makes the step longer. The gain is the probability that the target
-accepts the path to the node. Nodes are sorted by decreasing gain.
+accepts the path to the node. Nodes are sorted by decreasing gain. For example, take one request and
+two nodes with the gains 0.8 and 0.3:
+
+- 0 nodes: 1.0 tokens in 10 ms, so 100 tokens per second.
+- 1 node: 1.8 tokens in 11 ms, so 164 tokens per second (the maximum).
+- 2 nodes: 2.1 tokens in 13 ms, so 162 tokens per second.
 """
 
 from __future__ import annotations
@@ -15,12 +20,13 @@ from paceline.util.compiled import compiled
 
 
 def best_count(gains: Floats, seconds: Floats, min_count: int = 0) -> int:
-    """Return the number of nodes that yields the most tokens per second.
+    """Return the number of draft nodes that yields the most tokens per second.
 
     Args:
-        gains: Expected number of tokens from a step without nodes, then the gain of each node.
-        seconds: Duration of a step with 0, 1, 2, ... nodes.
-        min_count: Smallest number to consider; default 0.
+        gains: First, the expected number of tokens from a step without nodes. Then, for each node,
+            the expected number of tokens that the node adds.
+        seconds: Duration of a step with 0, 1, 2, ... nodes, in seconds.
+        min_count: Smallest number of nodes to consider; default 0.
     """
     if len(gains) != len(seconds):
         raise ValueError(f"got {len(gains) - 1} nodes and {len(seconds) - 1} durations")
@@ -42,14 +48,14 @@ def _best_count(gains: Floats, seconds: Floats, min_count: int) -> int:
 def step_seconds(by_curve: Floats, plain_s: float, factor: float, margin: float) -> Floats:
     """Return the duration of a step with 0, 1, ... units of draft nodes.
 
-    A unit is one node in a ragged batch, and one node of every tree in a padded batch.
+    In a ragged batch, a unit is one node. In a padded batch, a unit is one node of every tree.
 
     Args:
-        by_curve: Duration of the step with 0, 1, ... units according to the cost curve, in seconds.
+        by_curve: Duration of a step with 0, 1, ... units, in seconds, according to the cost curve.
         plain_s: Duration of a plain decoding step, in seconds.
         factor: Correction factor for steps with drafts (`CostCorrection.factor`).
-        margin: Factor by which durations of steps with drafts are multiplied, so that small gains
-            do not count (`DraftBudgetSettings.gain_margin`).
+        margin: Factor by which the durations of steps with drafts are multiplied, so that the draft
+            budget ignores small gains (`DraftBudgetSettings.gain_margin`).
     """
     result = np.empty(len(by_curve))
     for units in range(len(by_curve)):

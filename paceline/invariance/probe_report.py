@@ -17,7 +17,7 @@ class ProbeResult:
         shape: Shape of the module, such as "in -> out".
         times: Number of modules of this kind.
         tried: Largest row count that was probed.
-        runs: Start of each range of row counts within which the results are identical.
+        runs: First row count of each range within which the results are bit-identical.
     """
 
     name: str
@@ -31,14 +31,16 @@ class ProbeResult:
 class ProbeReport:
     """Range of row counts within which the row count does not change any result.
 
-    The fields are the keys of the saved report.
+    The probes test on this machine whether results are bit-identical. The saved report uses the
+    names of the fields as keys.
 
     Attributes:
-        least: Smallest row count of the widest such range.
-        most: Largest row count of this range.
+        least: Smallest row count of the range. If there are several ranges, the report describes
+            the widest.
+        most: Largest row count of the range.
         cost: Measured time of the matrix products with `least` rows, relative to one row.
         reason: Why there is no usable range; "" if there is one.
-        findings: Result for each kind of module.
+        findings: Result of the probes for each kind of module.
         seconds: Duration of the probes.
         own_products: Whether paceline's kernels, whose rows are independent, compute the matrix
             products.

@@ -34,9 +34,10 @@ def conversation_prompt(
         tokenizer: Tokenizer with a chat template, for conversations of text only.
         messages: The caller's messages.
         options: Variables of the chat template.
-        endings: `add_generation_prompt` and `continue_final_message`; None means the default.
+        endings: Values of `add_generation_prompt` and `continue_final_message` for the chat
+            template; None means the default.
         files: Whether image parts may be file paths or objects, in addition to data URLs.
-        tools: Checked definitions of tools.
+        tools: Definitions of tools, which the caller has checked.
     Raises:
         ConfigError: The messages cannot be used, or the chat template rejects them.
     """

@@ -26,13 +26,13 @@ class _Calls(Protocol):
 def stack_layers(module: nn.Module, twins: Sequence[nn.Module], calls: _Calls) -> None:
     """Replace the list of decoder layers in a `ModelView` with a `LayerStack`.
 
-    If the layers have several kinds of attention, they need different masks, and the list is not
-    replaced.
+    The list stays unchanged if the layers have several kinds of attention, because such layers need
+    different masks.
 
     Args:
         module: Copy of the model in the view.
-        twins: Copies of all layers in the view.
-        calls: Runner of the layers.
+        twins: The view's copies of all layers.
+        calls: Runner that computes all layers in one call.
     """
     for parent in list(module.modules()):
         kinds = set(getattr(getattr(parent, "config", None), "layer_types", None) or ())

@@ -48,14 +48,17 @@ def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
 
 
 def common_value(config: PretrainedConfig, name: str, model: str) -> int | None:
-    """Return the value that all layers with an attribute share, or None.
+    """Return the value of an attribute that is the same in all layers, or None.
+
+    Layers with full attention may lack the attribute. The result is None if all layers lack it.
 
     Args:
         config: Configuration of the text model.
-        name: Name of the attribute, a window or chunk size in tokens.
+        name: Name of the attribute, which is a window or chunk size in tokens.
         model: Name of the model, for error messages.
     Raises:
-        UnsupportedModelError: Layers of one kind differ, so one mask per kind is not enough.
+        UnsupportedModelError: The layers have several values, so one attention mask per kind of
+            layer is not enough.
     """
     sizes = set(layer_values(config, name))
     if getattr(config, "layer_types", None) is not None:

@@ -15,15 +15,16 @@ _CALLS, _CONTENT = "tool_calls", "content"
 class TemplateParser:
     """Parses an answer with a tokenizer's `response_template`.
 
-    A call is reported only when it is complete, because transformers parses the arguments at the
-    end. If a call cannot be parsed, its text and all later text are reported as content. The text
-    is parsed one character at a time, so the result does not depend on how it was split.
+    The parser reports a tool call only when the call is complete, because transformers parses the
+    arguments at the end. If a call cannot be parsed, the parser reports its text and all later text
+    as content. The parser reads the answer one character at a time, so the result does not depend
+    on how the answer was split.
 
     Args:
         template: The tokenizer's template.
         prefix: Text of the prompt, which may include the start of the answer.
-        tools: Definitions of the tools, including the types of their arguments. Without tools,
-            calls are reported as content.
+        tools: Definitions of the tools, including the types of their arguments. Without tools, the
+            parser reports calls as content.
     """
 
     def __init__(

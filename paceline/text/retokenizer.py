@@ -23,7 +23,7 @@ class Retokenizer:
         target_rows: Number of rows in the target's LM head.
         draft_rows: Number of rows in the draft model's embedding.
     Attributes:
-        draft_end: Token that ends a text in the draft model; None if there is none.
+        draft_end: The draft model's end-of-sequence token; None if there is none.
     """
 
     def __init__(self, target: Any, draft: Any, target_rows: int, draft_rows: int) -> None:

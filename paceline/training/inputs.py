@@ -23,9 +23,9 @@ def read_texts(
     """Tokenise text files with the target's tokenizer, and cut them into chunks.
 
     Args:
-        command: Name of the command, for error messages.
+        command: Name of the calling command, for error messages.
         target: Directory or hub id of the target.
-        inputs: Text files, as in `paceline.datastore.inputs`.
+        inputs: Text files, in a format that `paceline.datastore.inputs` reads.
         context: Maximum number of tokens per chunk.
     Raises:
         ConfigError: A file cannot be read, or the target has no tokenizer.

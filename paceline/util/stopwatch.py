@@ -20,14 +20,14 @@ class Conditions:
     """The extent to which other programs interfered with a measurement.
 
     Attributes:
-        spread: Interquartile range of a call's repeated times, divided by their lower quartile; the
-            median over all calls.
+        spread: Interquartile range of a call's repeated times, divided by their lower quartile. If
+            there were several calls, the median over all calls.
         waited: Share of the time during which the work waited for a processor, from 0 to 1. None
             if unknown, as on an accelerator.
         load: The machine's load average over the last minute; None if the system does not report
             it.
-        made: Time of the measurement, in seconds since the epoch. Files with saved measurements use
-            the name `made`.
+        made: Time of the measurement, in seconds since the epoch. Files with saved measurements
+            contain this name.
     """
 
     spread: float
@@ -70,9 +70,9 @@ class Conditions:
 def clock_of(device: torch.device) -> Callable[[], float]:
     """Return the clock that times work on a model in this thread, in seconds.
 
-    A single CPU thread is timed by processor time. That clock stops while another program uses the
-    processor, so interference barely affects the measurement. In all other cases, the wall clock
-    is used.
+    If torch uses a single CPU thread, the clock measures processor time. Processor time does not
+    advance while another program uses the processor, so interference barely affects the
+    measurement. In all other cases, the function returns the wall clock.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return (
@@ -88,8 +88,9 @@ class Stopwatch:
     Args:
         device: Device of the model.
         shared: Whether other programs also use the processor. If so, work in several threads is
-            timed by the threads' mean processor time. This time is exact if all threads are always
-            busy. Otherwise, unlike wall-clock time, it can still be compared between runs.
+            timed by the mean processor time per thread. The mean is exact if all threads are always
+            busy. If some threads are idle, the mean can still be compared between runs, unlike
+            wall-clock time.
     """
 
     def __init__(self, device: torch.device, shared: bool = False) -> None:

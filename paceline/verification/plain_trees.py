@@ -22,7 +22,7 @@ _ORIGINS = set(Origin) - {Origin.TARGET}
 def check_plain_trees(
     trees: Sequence[DraftTree], max_nodes: Sequence[int], vocab: int
 ) -> FlatTrees | None:
-    """Return trees as arrays, or None if they need a detailed check.
+    """Return draft trees as arrays, or None if a tree needs a detailed check.
 
     A tree needs a detailed check if it breaks a rule, is sampled, has nodes that are never accepted
     (`DraftTree.probes`), or lacks confidences.

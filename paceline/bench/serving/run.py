@@ -32,7 +32,7 @@ from paceline.util.config import parse_spec
 def run_serving(
     config: ServingConfig, *, prompts: Sequence[Prompt] | None = None, progress: bool = True
 ) -> ServingResult:
-    """Run a load benchmark; after Ctrl-C, return the completed loads.
+    """Run a load benchmark; after Ctrl-C, return the results of the completed loads.
 
     Args:
         config: Loads, drafters, prompts and model.

@@ -21,11 +21,13 @@ from paceline.drafters.shared.trees import tried
 
 
 class NodeSource(IntEnum):
-    """Source of a node.
+    """Source of a draft node.
 
-    CHAIN is the drafted chain, and ALTERNATIVE is another choice of the draft model. SUFFIX is the
-    first token of a phrase after the chain, and PHRASE the first token of any other phrase. WITHIN
-    is a later token in a phrase.
+    - CHAIN: the drafted chain.
+    - ALTERNATIVE: another choice of the draft model.
+    - SUFFIX: first token of a phrase after the chain.
+    - PHRASE: first token of any other phrase.
+    - WITHIN: later token of a phrase.
     """
 
     CHAIN = 0
@@ -62,10 +64,11 @@ class Evidence(NamedTuple):
 
 
 class PhraseAcceptance:
-    """Counts trials and hits by source and probability, over all requests.
+    """Counts how often nodes were accepted, by source and probability.
 
-    A node counts as a trial once the target has predicted a token after its parent, whether or not
-    the node was verified. The trial is a hit if the target accepted the node.
+    The counts cover all requests. A node counts as a trial once the target has predicted a token
+    after the node's parent, even if the node was not verified. The trial is a hit if the target
+    accepted the node.
     """
 
     def __init__(self) -> None:
@@ -76,9 +79,9 @@ class PhraseAcceptance:
         return min(1.0, self._counts.rate(evidence.prior, evidence.prob, evidence.kind))
 
     def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:
-        """Count, for the nodes of a tree, how many were tried and how many accepted.
+        """Count how many nodes of a tree were tried, and how many were accepted.
 
-        A node is tried once the target has predicted a token after its parent.
+        A node counts as tried once the target has predicted a token after the node's parent.
 
         Args:
             evidence: Source and probability of each node in the outcome's tree.

@@ -39,10 +39,10 @@ _TYPES = {
 
 
 class SuccessorTableFile(StateFile):
-    """Loads and saves a table of distributions and its calibration.
+    """Loads and saves a table of next-token distributions and its calibration.
 
-    The engine sets the vocabulary and the tokenizer with the `check_...` methods. Before that,
-    nothing is written.
+    The file is written only after the engine has set the vocabulary and the tokenizer with the
+    `check_...` methods.
 
     Args:
         path: File to load and save.
@@ -64,12 +64,12 @@ class SuccessorTableFile(StateFile):
             calibration.hits[:], calibration.trials[:] = arrays["hits"], arrays["trials"]
 
     def check_vocabulary(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a file with a different vocabulary.
+        """Raise an error if the file was written for a different vocabulary.
 
         Args:
             vocab_size: Number of rows in the model's LM head.
-            tokenizer: Tokenizer of the model. If the file has the same tokenizer, the number of
-                padding rows may differ.
+            tokenizer: Tokenizer of the model. If the file was written with the same tokenizer, the
+                number of padding rows in the LM head may differ.
         Raises:
             ConfigError: The vocabularies differ; the message gives both sizes.
         """

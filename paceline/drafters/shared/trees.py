@@ -52,8 +52,8 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
     """Yield each node whose parent was accepted, and whether the node was accepted.
 
-    The root counts as accepted. If the last emitted token is a draft token, its children are left
-    out, because the target's next token is not known.
+    The root counts as accepted. If the last emitted token is a draft token, the function omits the
+    children of its node, because the target's next token is not known.
     """
     reached = {-1, *outcome.accepted}
     # The target's token after the last one is not known.

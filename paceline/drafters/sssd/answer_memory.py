@@ -1,9 +1,9 @@
 """Cache an engine's recent answers in memory, searchable like a datastore.
 
-One shard holds finished answers. Another shard holds unfinished answers, and answers that finished
-after the first shard was sorted. Each shard is sorted again once it has grown by a quarter. Each
-token is therefore sorted about ten times, which takes about a microsecond in total. Tokens added
-since the last sort cannot be found yet; they make up at most a fifth of a shard.
+The first shard holds finished answers. The second shard holds unfinished answers, and answers that
+finished after the first shard was last sorted. A shard is sorted again once it has grown by a
+quarter. Tokens added since the last sort cannot be found yet; they make up at most a fifth of a
+shard. Each token is sorted about ten times, which takes about a microsecond per token in total.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class AnswerMemory:
     """Caches answers in memory, with the same update methods as `Datastore`.
 
     Args:
-        max_tokens: Maximum number of tokens in finished answers. The same limit applies separately
-            to unfinished answers.
+        max_tokens: Maximum number of tokens in all finished answers. The maximum also applies to
+            all unfinished answers, which are counted separately.
     Attributes:
-        shards: Searchable shards, as a tuple that is replaced whenever they change.
+        shards: Searchable shards. Each change replaces the whole tuple.
     """
 
     def __init__(self, max_tokens: int) -> None:

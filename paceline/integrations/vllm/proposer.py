@@ -22,7 +22,8 @@ _SETTINGS = ProposerSettings()
 class Proposer:
     """Drafts tokens for vLLM.
 
-    In vLLM's speculative configuration, this class is the `model` of the method "custom_class".
+    To use this class, name it as the `model` of the method "custom_class" in vLLM's speculative
+    configuration.
 
     Args:
         vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` holds `ProposerOptions`.
@@ -64,7 +65,8 @@ class Proposer:
         """Draft tokens for every row of a batch; after errors, return empty drafts.
 
         Args:
-            sampled_token_ids: New tokens of each row; empty while a prompt is being computed.
+            sampled_token_ids: New tokens of each row; empty for a row whose prompt is still being
+                computed.
             num_tokens_no_spec: Number of tokens in each row, including new tokens; [rows or more].
             token_ids_cpu: Token ids of the rows; [rows or more, max_model_len].
         Returns:

@@ -26,10 +26,10 @@ class BucketModel:
 
     Attributes:
         model: The transformers model.
-        view: The model's `ModelView`, whose modules run.
+        view: The model's `ModelView`: a copy whose modules compute the forward passes.
         architecture: Properties of the model.
         groups: Number of query heads per key head.
-        device: Device of the inputs.
+        device: Device on which the model expects its inputs.
     """
 
     model: PreTrainedModel

@@ -34,9 +34,9 @@ class Part:
 
     Attributes:
         index: Index of the part in the answer.
-        kind: Kind of the part.
-        name: Name of the called function.
-        text: Text of the part; for a call, its arguments.
+        kind: Kind of the part: reasoning, text or tool call.
+        name: Name of the called function; empty for other kinds.
+        text: Text of the part; for a tool call, the arguments.
     """
 
     index: int

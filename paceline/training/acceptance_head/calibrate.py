@@ -33,13 +33,13 @@ def calibrate(
     thresholds: Sequence[float] = THRESHOLDS,
     progress: bool = False,
 ) -> AcceptanceHead:
-    """Measure the cost of each threshold, and add the costs to the head.
+    """Measure the cost of each stopping threshold, and add the costs to the head.
 
-    The head's development prompts are decoded with each threshold. The draft budget is disabled,
-    because it would adapt drafts to the speed of this machine.
+    The function decodes the head's development prompts with each threshold. The draft budget is
+    disabled, because the budget would adapt the drafts to the speed of this machine.
 
     Args:
-        head: Head to measure.
+        head: Acceptance head to measure.
         recordings: Recordings with the head's development prompts and their sampling parameters.
         target: Target model.
         draft: Draft model of the head.

@@ -1,10 +1,11 @@
 """Train a hidden-state draft head to predict the target's next two tokens.
 
-The head predicts the next hidden state, as in EAGLE (Li et al. 2024), but without attention. The
-loss is the cross-entropy against the target's distribution. The head is initialised to a linear
-map, fitted by least squares. To predict the second token, the head reads the state that it
-predicted for the first one, as in decoding. During training, inputs are scaled to unit size; the
-returned weights expect unscaled inputs.
+The head predicts the next hidden state, as in EAGLE (Li et al. 2024), but without attention. To
+predict the second token, the head reads the state that it predicted for the first token, as in
+decoding. The loss is the cross-entropy against the target's distribution.
+
+The initial head is a linear map, fitted by least squares. During training, inputs are scaled to
+unit size; the returned weights expect unscaled inputs.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class DraftHeadReport:
     """The accuracy of a draft head on held-out answers.
 
     Attributes:
-        positions: Number of positions.
-        first: For one and two tokens ahead, the share of positions at which the first guess is
-            right.
-        among: For one and two tokens ahead, the share of positions at which one of the first eight
-            guesses is right.
+        positions: Number of text positions at which the draft head made guesses.
+        first: For predictions one and two tokens ahead: share of positions at which the first guess
+            is right.
+        among: For predictions one and two tokens ahead: share of positions at which one of the
+            first eight guesses is right.
     """
 
     positions: int

@@ -22,22 +22,24 @@ STEP_BYTES = bf16_pack.STEP
 class TileWorkspace(NamedTuple):
     """Addresses of the buffers in a thread's memory.
 
-    A block is up to 16 queries, a step is 32 keys, and a section is up to STEPS_PER_SECTION steps.
-    Words have 32 bits.
+    A thread processes a tile of queries in blocks. A block is up to 16 queries, a step is 32 keys,
+    and a section is up to STEPS_PER_SECTION steps. A word has 32 bits and holds two 16-bit
+    elements.
 
     Attributes:
-        scores: Scores of each block, float32 [16 queries, keys]; the softmax weights later replace
-            them.
+        scores: Scores of each block, float32 [16 queries, keys]. The softmax weights later replace
+            the scores.
         sums: Sums of each block, float32 [16 queries, value dims].
-        totals: Total weights of each block, float32 [16].
-        queries: Queries of a block, transposed: words [dims / 2, 16], each with two values of a
-            query.
-        copied: Queries of a block, [16, dims].
-        keys: Copies of a step's keys, [32, dims], for steps not read from the cache directly.
+        totals: For each block, the sum of each query's softmax weights, float32 [16].
+        queries: Queries of a block, transposed: words [dims / 2, 16]. A word holds two elements of
+            one query.
+        copied: Queries of a block, not transposed, [16, dims].
+        keys: Copies of a step's keys, [32, dims], for a step whose keys cannot be read from the
+            cache directly.
         zeros: A value vector of zeros.
-        values: Values of a section: words [16 * steps, value dims], each with one value from each
-            of two keys.
-        gathered: Values of a step, in the same layout.
+        values: Values of a section: words [16 * steps, value dims]. A word holds one element of
+            each of two value vectors.
+        gathered: Values of a step, in the layout of `values`.
         products: Scores of a step, float32 [32 keys, 16].
         width: Size of a row of scores in bytes.
     """
@@ -58,17 +60,18 @@ class TileWorkspace(NamedTuple):
 class QueryTile(NamedTuple):
     """Queries from one row and key head that a thread processes together.
 
-    A column is a query token, and `groups` query heads share the key head. Query i is number
-    i % groups of these heads in column i // groups.
+    A column is a query token. The key head is shared by `groups` query heads, so every column has
+    `groups` queries. Query i of a row belongs to column i // groups, and to number i % groups of
+    these heads.
 
     Attributes:
         head: Index of the key head.
-        first, length: First query, and number of queries.
+        first, length: Index of the first query, and number of queries.
         outputs: Index of the row's first column among the columns of all rows.
         query: Address of the row's queries.
         biases: Address of the biases of the row's first column.
         key, value: Addresses of the key head's keys and values.
-        base: First key that the first column sees.
+        base: First key that the first column sees, as an index in text order.
         runs, begin: Keys visible to the columns of the row; see `VisibleRanges`.
         straight: Number of leading keys, in text order, for which key i has cache position i.
         tail: Cache positions of the other keys.
@@ -141,8 +144,8 @@ def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
 def row_width(call: AttentionCall) -> int:
     """Return the size in bytes of a row of scores.
 
-    A row is padded to whole steps, plus one cache line. Without that cache line, the distance
-    between rows could be a power of two, and rows would compete for the same cache lines.
+    A row is padded to whole steps of 32 keys, plus one cache line. Without that cache line, the
+    distance between rows could be a power of two, and rows would compete for the same cache lines.
     """
     return (call.keys + STEP - 1) // STEP * STEP_BYTES + amx.ROW
 
