@@ -338,7 +338,7 @@ def test_threshold_is_the_cheapest_of_the_curve() -> None:
 def test_threshold_without_curve_or_times_is_refused() -> None:
     head = some_head(tiny_llama())
     with pytest.raises(
-        ConfigError, match=r"has no curve; expected.*paceline head calibrate.*threshold=0\.7"
+        ConfigError, match=r"no threshold costs.*paceline head calibrate.*threshold=0\.7"
     ):
         head.threshold(0.1, 0.02)
     with pytest.raises(ConfigError, match=r"got 0\.0 s .*; expected two positive times"):

@@ -183,7 +183,7 @@ def test_evaluation_is_drawn_and_written(pair: Pair, tmp_path: Path) -> None:
 def test_curve_is_measured_on_development_prompts(pair: Pair, tmp_path: Path) -> None:
     recording = synthetic_recording(tmp_path, pair, 20, 20)
     head = train([recording], TrainConfig(depth=0, epochs=2))
-    with pytest.raises(ConfigError, match="no curve; expected"):
+    with pytest.raises(ConfigError, match="no threshold costs are stored"):
         head.threshold(1.0, 0.1)
     curved = calibrate(head, [recording], pair.target, pair.draft, thresholds=(0.1, 0.5, 0.95))
     curve = curved.card.curve
