@@ -1,8 +1,8 @@
 """Compute attention over KV-cache slots and draft trees with Triton on CUDA.
 
-The kernel reads the lengths from device memory, so a captured graph works for every length that its
-fixed shapes allow. A separate program handles each split of the keys. Programs without keys return
-immediately.
+The kernel reads the lengths of the texts from device memory. A captured CUDA graph therefore works
+for all lengths that the graph's fixed shapes allow. The keys are split into ranges, and a separate
+program handles each range. Programs whose range contains no keys return immediately.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def attention_over_tree(
     query: Tensor, key: Tensor, value: Tensor, tree: TreeVisibility, scaling: float | None
 ) -> Tensor:
     """Compute attention from new tokens and draft nodes to the text and the tree.
+
+    The columns are the new tokens and draft nodes of each row.
 
     Args:
         query: Queries, [rows, heads, columns, dim], with a contiguous last dimension.
@@ -100,12 +102,12 @@ def store_columns(
 
     Args:
         states: Keys [rows, heads, columns, dim] and values [rows, heads, columns, value dim].
-        stores: Tensors with the keys and the values of all slots, [rows, heads, positions, dim]
-            each.
-        cache_positions: Cache position of each column, int64 [rows, columns]; columns with a
-            negative position are not written.
-        store_rows: Row of these tensors at which the slot of each column begins, int64 [rows,
-            columns].
+        stores: Tensors with the keys and the values of all slots, [store rows, heads, positions,
+            dim] each.
+        cache_positions: Cache position of each column, int64 [rows, columns]. Columns with a
+            negative position are padding and are not written.
+        store_rows: Row of the `stores` tensors at which each column's slot begins, int64
+            [rows, columns].
     """
     keys, values = (state if state.stride(3) == 1 else state.contiguous() for state in states)
     rows, heads, columns, dim = keys.shape

@@ -19,13 +19,14 @@ from paceline.util.compiled import compiled
 
 
 class StateOrder(NamedTuple):
-    """For each token of a request, the indices of the states it reads and writes.
+    """The states that each token reads and writes, as indices.
 
     Attributes:
         sources: Index of the state before each token, [requests, width]; -1 means the stored
-            state.
-        targets: Index of the state after each token, [requests, width].
-        num_states: Number of states that a request needs at the same time.
+            state of the request.
+        targets: Index at which the state after each token is kept, [requests, width]. An index is
+            reused once no later token reads the state.
+        num_states: Largest number of states that a request needs at the same time.
     """
 
     sources: IntArray
@@ -37,9 +38,10 @@ class FoldPath(NamedTuple):
     """Tokens that a commit adds to the stored states, in text order.
 
     Attributes:
-        columns: Columns of the tokens of all requests, [n].
-        starts: Index of each request's first entry in `columns`, [requests + 1].
-        addresses: Memory addresses of both arrays.
+        columns: For all requests, the columns of their tokens, [n]. A column is a token's index
+            among all tokens of the forward pass.
+        starts: Index in `columns` of each request's first token, and n at the end, [requests + 1].
+        addresses: Memory addresses of `columns` and `starts`.
     """
 
     columns: IntArray
@@ -58,16 +60,17 @@ class FoldPath(NamedTuple):
 class TokenTree:
     """The tokens of a forward pass, with one row per request, in text order.
 
-    A row consists of pending tokens, nodes and padding, in this order. All arrays are contiguous.
+    A row consists of the request's pending tokens, draft nodes and padding, in this order. The
+    width is the number of tokens in the longest row. All arrays are contiguous.
 
     Attributes:
         slots: Slot of each request, [requests].
         pending: Number of pending tokens of each request, [requests]; at least 1.
         nodes: Number of tree nodes of each request, [requests].
-        columns: Index of each token in the sequence of all tokens of the forward pass, [requests,
-            width].
-        parents: Index of each token's predecessor in the same row, [requests, width]. The index is
-            smaller than the token's own, or -1 if the token follows the stored state.
+        columns: Index of each token among all tokens of the forward pass, [requests, width].
+        parents: Index of each token's predecessor in the token's row, [requests, width]. A
+            predecessor comes before its successors in the row. -1 means that the token directly
+            follows the request's stored state.
         prompt: Number of pending tokens of each request that belong to its prompt, [requests].
         derived: Values computed from the other attributes, by name.
     """

@@ -53,12 +53,12 @@ class NodeLogits:
 
     Attributes:
         flat: Logits [rows, vocab].
-        starts: First row of each request, which holds the logits after the newest token.
-        counts: Number of rows per request: 1 + its number of nodes.
+        starts: Index of each request's first row, which holds the logits after the newest token.
+        counts: Number of rows per request: one for the newest token, and one per draft node.
         states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
-            then the inputs of the captured layers. None if not captured.
-        pending: For each request, the hidden states at all pending tokens except the newest, [n, 1
-            + layers, hidden]. None if not captured.
+            then the inputs of the captured layers. None if no states were captured.
+        pending: For each request, the hidden states of its n pending tokens without the newest one,
+            [n, 1 + layers, hidden]. None if no states were captured.
         top: Most likely tokens of each row; None if not computed.
     """
 
@@ -75,9 +75,9 @@ class NodeLogits:
 
         Args:
             flat: Logits [rows, vocab].
-            counts: Number of rows per request, without rows of scored prompt tokens.
+            counts: Number of rows per request, not counting the rows of scored prompt tokens.
             scored: For each request, the number of scored prompt tokens, whose rows precede the
-                others; None means 0.
+                request's other rows; None means that no prompt tokens are scored.
         """
         before = scored or [0] * len(counts)
         ends = accumulate(skipped + count for skipped, count in zip(before, counts, strict=True))
@@ -90,9 +90,11 @@ class NodeLogits:
         """Return the logits for requests padded to the same number of rows.
 
         Args:
-            flat: Logits [batch * (scored + 1 + width), vocab].
-            counts: Number of rows per request, without padding and rows of scored prompt tokens.
-            scored: Number of scored prompt tokens per request; their rows precede the others.
+            flat: Logits [batch * (scored + 1 + width), vocab]; width is the number of nodes in the
+                largest tree.
+            counts: Number of rows per request, not counting padding and scored prompt tokens.
+            scored: Number of scored prompt tokens per request, whose rows precede the request's
+                other rows.
         """
         width = flat.shape[0] // len(counts)
         return NodeLogits(flat, [row * width + scored for row in range(len(counts))], counts)

@@ -20,15 +20,15 @@ from paceline.errors import ConfigError, DatastoreError
 
 
 class Snapshot:
-    """The shards of a store at one point in time.
+    """The shards of a datastore at one point in time.
 
     A snapshot never changes, so several threads may search it.
 
     Args:
         path: Folder of the store, for error messages.
         shards: Shards of the store.
-        ids_below: Upper bound (exclusive) on token ids. A document ends before the first id that is
-            not below this bound. Default 0: no limit.
+        ids_below: Upper bound (exclusive) on token ids. Searches end a document before the first
+            token id that is not below the bound. Default 0: no bound.
     Attributes:
         table: SHARD records for the functions in `paceline.datastore.search`, [shards]; valid as
             long as the snapshot exists.
@@ -80,22 +80,24 @@ class Snapshot:
         count: int,
         depth: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Read the text that follows evenly spaced matches of each query.
+        """Return the texts that follow the matches of each query.
 
-        The matches of a query are the suffixes in its ranges. This method selects some of them, at
+        A rank is an index in a shard's suffix array. A query's matches in a shard are the suffixes
+        in a range of ranks. If a query has more than `count` matches, the method selects matches at
         regular intervals.
 
         Args:
-            low: First rank (index in the suffix array) of each range, [batch, shards]. For query b
-                with a match of m tokens, this is `Ranges.low[b, m - 1]`.
+            low: First rank of each range, [batch, shards]. For query b with matches of m tokens,
+                these ranks are `Ranges.low[b, m - 1]`.
             high: Last rank of each range, plus one, [batch, shards].
-            skip: Length of each match, which the continuations omit, [batch].
+            skip: Length of each query's matches in tokens, [batch]. A continuation starts directly
+                after the match.
             count: Maximum number of continuations per query.
-            depth: Maximum number of tokens in a continuation; at most 64. A continuation ends with
-                its document.
+            depth: Maximum number of tokens in a continuation; at most 64. A continuation ends at
+                the latest where its document ends.
         Returns:
-            The token ids [batch, count, depth], and the number of ids in each continuation [batch,
-            count]. This number is 0 after the last continuation.
+            The token ids [batch, count, depth], and the number of ids in each continuation,
+            [batch, count]; 0 for missing continuations.
         Raises:
             DatastoreError: A shard is damaged; the error names it.
         """
@@ -147,12 +149,13 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
 
 
 def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
-    """Check that the tokenizers are the same, if both are known.
+    """Check that the store and the searched ids have the same tokenizer, if known.
 
     Args:
         path: Folder of the store.
-        known: Fingerprint of the store's tokenizer, or None.
-        tokenizer: Tokenizer of the searched ids, its fingerprint, or None.
+        known: Fingerprint of the store's tokenizer; None if it is unknown.
+        tokenizer: Tokenizer of the searched ids, or the tokenizer's fingerprint; None if the
+            tokenizer is unknown.
     Raises:
         DatastoreError: The tokenizers differ; the error shows both fingerprints.
     """

@@ -1,11 +1,11 @@
 """Build the suffix arrays of token sequences.
 
-The sort compares the first SORTED_TOKENS tokens of every suffix, because no search compares more.
-Its running time is therefore linear in the length of the text, even in the worst case, such as a
-single repeated token. A counting sort puts the suffixes into buckets by their first token, and a
-three-way quicksort then sorts each bucket. The quicksort compares as many tokens as fit into a
-64-bit key. Runs with equal keys are sorted by their next tokens, and short runs by insertion.
-Several threads sort the buckets, which are independent.
+The sort compares only the first SORTED_TOKENS tokens of every suffix, because no search compares
+more tokens. The running time is therefore linear in the length of the text, even in the worst case,
+such as a single repeated token. A counting sort puts the suffixes into buckets by their first
+token, and a three-way quicksort then sorts each bucket. The quicksort compares as many tokens as
+fit into a 64-bit key. A run of suffixes with equal keys is then sorted by the next tokens, with
+insertion sort if the run is short. Several threads sort the buckets, which are independent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ _MAX_LEVELS = 2 * SORTED_TOKENS + 2  # levels of runs within runs
 
 
 class PackedText(NamedTuple):
-    """A text, and the layout of its sort keys.
+    """A text, and the layout of the keys by which its suffixes are sorted.
+
+    A sort key packs the next tokens of a suffix into 64 bits.
 
     Attributes:
         text: Tokens and separators, [n].
         bits: Number of bits per token in a key.
-        max_value: Value that represents separators, and positions after the text, in a key. It is
-            greater than all tokens.
+        max_value: Value in a key that stands for a separator or a position after the text. This
+            value is greater than all tokens.
     """
 
     text: NDArray[np.uint32]
@@ -50,8 +52,10 @@ class PackedText(NamedTuple):
 class SortBuffers(NamedTuple):
     """The scratch arrays of one thread that sorts suffixes.
 
+    A bucket contains the suffixes whose first token is in the same small range of ids.
+
     Attributes:
-        keys: Sort keys of the suffixes in a bucket, [largest bucket].
+        keys: Sort keys of the suffixes in the current bucket, [size of the largest bucket].
         ends: For each level of the sort, the end of the range that is being sorted,
             [_MAX_LEVELS]. At each deeper level, the suffixes in the range share more tokens.
         pending: Bounds of the parts that quicksort has yet to sort, [MAX_PENDING].
@@ -68,17 +72,19 @@ def suffix_array(
     workers: int = 1,
     done: Callable[[int], None] = lambda suffixes: None,
 ) -> NDArray[np.int32]:
-    """Return the positions of all tokens, sorted by the next SORTED_TOKENS tokens.
+    """Return the positions of all tokens, sorted by the suffixes that start there.
 
-    In addition to the text, the sort needs 4 bytes per token for the result. Each thread also
-    needs 8 bytes per token of the largest bucket.
+    Only the first SORTED_TOKENS tokens of each suffix are compared. In addition to the text, the
+    sort needs 4 bytes of memory per token for the result. Each thread also needs 8 bytes for each
+    suffix in the largest bucket. A bucket contains the suffixes whose first token is in the same
+    small range of ids.
 
     Args:
         text: Documents, each followed by a separator, [n]; n < 2^31. The order of suffixes that
             differ only after a separator is undefined.
         separator: Value that is not a token in any document. The result omits separators.
         workers: Number of threads; default 1.
-        done: Function called after each part has been sorted, with the number of its suffixes.
+        done: Function called after each part has been sorted, with the part's number of suffixes.
     """
     max_token = int(text.max(initial=0, where=text != separator)) if text.size else 0
     shift = (max_token // min(MAX_BUCKETS, max(MIN_BUCKETS, text.size))).bit_length()
@@ -140,11 +146,11 @@ def _fill_buckets(
     ends: NDArray[np.int64],
     array: NDArray[np.int32],
 ) -> None:
-    """Write the position of every token to its bucket, a range of the suffix array.
+    """Write the position of every token to the token's bucket in the suffix array.
 
-    A bucket contains the suffixes whose first token is in the same small range of ids. At the
-    start, `ends` [buckets] holds the first index of each bucket in the suffix array. Afterwards,
-    it holds the index after the last one.
+    A bucket is the range of the suffix array for suffixes whose first token is in the same small
+    range of ids. At the start, `ends` [buckets] holds the first index of each bucket. At the end,
+    `ends` holds the index after each bucket's last entry.
     """
     for position in range(text.size):
         if text[position] != separator:

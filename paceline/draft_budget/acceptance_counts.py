@@ -1,8 +1,8 @@
 """Count accepted draft tokens by source and probability, in plain Python.
 
-`AcceptanceCalibration` corrects a drafter's confidence by the ratio of accepted to predicted
-tokens. The counts in this module instead combine the observed acceptance rate with a prior, which
-the drafter supplies for each token.
+The counts estimate a draft token's acceptance rate. The estimate combines the observed rate with a
+prior, which the drafter supplies for each token. In contrast, `AcceptanceCalibration` corrects a
+drafter's confidence by the ratio of accepted to predicted tokens.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from math import inf
 
 
 class AcceptanceCounts:
-    """Counts tried and accepted tokens of all requests, by group and probability.
+    """Counts tried and accepted draft tokens of all requests, by source and probability.
 
     Args:
-        num_groups: Number of groups, one for each source of tokens.
-        num_buckets: Number of equally wide probability buckets.
-        prior_trials: Weight of the prior, as a number of trials.
-        memory: Number of trials in a bucket after which older trials count half as much; default:
-            never.
+        num_groups: Number of sources of draft tokens, which are counted separately.
+        num_buckets: Number of equally wide probability buckets per source.
+        prior_trials: Weight of the prior acceptance rate, as a number of trials.
+        memory: Number of trials in a bucket at which the bucket's counts are halved, so that older
+            trials count less. By default, counts are never halved.
     """
 
     def __init__(

@@ -16,19 +16,17 @@ from paceline.draft_budget.drafts import DrafterState, Drafts
 
 
 class BudgetedDrafts:
-    """Drafts whose trees the budget may cut.
-
-    `DraftBudget` creates, cuts and evaluates them.
+    """The drafts of one drafter in a step, whose trees the draft budget may cut.
 
     Args:
-        proposed: The drafts as proposed.
+        proposed: The drafts as the drafter proposed them.
     Attributes:
-        proposed: The drafts as proposed.
+        proposed: The drafts as the drafter proposed them.
         trees: Draft trees that the target verifies, one per ready request.
-        flat: The proposed trees as arrays, if the budget may cut them; otherwise None.
-        cost: Duration of the step with the trees, in multiples of a step without them; 0 if
-            `DraftingBackoff` does not need it. A drafter that requires a draft model has a cost
-            even if no node is left, because the model has already run.
+        flat: The proposed trees as arrays, if the budget may cut the trees; otherwise None.
+        cost: Duration of the step with the trees, as a multiple of the duration without the trees.
+            The cost includes the time that a draft model has taken, even if the budget has cut all
+            nodes. 0 if `DraftingBackoff` does not need the cost.
     """
 
     def __init__(self, proposed: Drafts) -> None:
@@ -106,8 +104,9 @@ def _can_be_cut(trees: Sequence[DraftTree]) -> bool:
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
     """Return the number of tokens that drafts gained, as a harmonic mean.
 
-    If drafts speed up only one request, it ends earlier, but the steps of the other requests become
-    only slightly shorter. The harmonic mean over the requests gives such drafts little weight.
+    If drafts speed up only one request, this request ends earlier. The steps of the remaining
+    requests then become only slightly shorter. The harmonic mean over the requests therefore gives
+    drafts that help only one request little weight.
     """
     drafted = [outcome for outcome in outcomes if len(outcome.tree)]
     if not drafted:

@@ -1,11 +1,12 @@
 """Predict a draft tree from the hidden state that produced the newest token.
 
-A hidden state contains information not only about the next token, but also about the token after it
-(Pal et al. 2023, "Future Lens"). Combined with the chosen next token, the state says even more
-about the token after the next one. EAGLE (Li et al. 2024, section 3) trains a layer like the
-target's to predict the next state from the state and the chosen token. Here, the layer consists of
-one matrix product and a small network (`weights`), without attention. For the most likely paths,
-the predicted state is the input for the next level.
+The target chooses the newest token from the logits of a hidden state. This state also contains
+information about the token after the newest one (Pal et al. 2023, "Future Lens"). The state and the
+newest token together contain more information about the following token than the state alone.
+EAGLE (Li et al. 2024, section 3) trains a layer like the target's to predict the next state from
+the state and the newest token. In this module, the layer consists of one matrix product and a small
+network (`weights`), without attention. The tree grows level by level: the predicted states of the
+most likely paths are the inputs for the next level.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _SETTINGS = PredictionSettings()
 
 
 class _Level(NamedTuple):
-    """The predicted tokens of one level, on the device.
+    """The predicted tokens of one tree level for all requests, on the device.
 
     Attributes:
         token_ids: Token ids, [requests, tokens].
         probs: Probability of each token given its parent, float32 [requests, tokens].
-        path_probs: Path probability, float32 [requests, tokens].
-        continued: Indices of the tokens in the previous level that these tokens follow, [requests,
-            paths]. Each of those tokens has the same number of successors. None means that all
-            tokens follow the newest token.
-        states: Predicted states, [requests * paths, hidden].
+        path_probs: Path probability of each token, float32 [requests, tokens].
+        continued: Index in the previous level of each token that has children in this level,
+            [requests, paths]. All of these parents have the same number of children. None in the
+            first level, whose tokens follow the newest token.
+        states: Predicted state after each parent, [requests * paths, hidden].
     """
 
     token_ids: Tensor
@@ -84,11 +85,12 @@ class DraftHead:
     def predict(
         self, states: Tensor, token_ids: Sequence[int], levels: int = _SETTINGS.max_levels
     ) -> list[DraftTree]:
-        """Return, for each state, a draft tree that follows the token chosen from it.
+        """Return one draft tree for each pair of a hidden state and its chosen token.
 
         Args:
-            states: Inputs to the LM head, [n, hidden].
-            token_ids: Tokens chosen from the logits at these states, [n].
+            states: Hidden states, which are the inputs of the LM head, [n, hidden].
+            token_ids: Token chosen from the logits of each state, [n]. The draft tree follows this
+                token.
             levels: Maximum number of tokens to predict ahead.
         """
         (tokens,) = upload(states.device, token_ids)

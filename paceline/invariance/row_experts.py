@@ -15,13 +15,14 @@ from paceline.invariance.row_modules import RowModule, counts_for, num_weights
 class RowExperts(RowModule):
     """A module of experts; each row contains the scores that select its experts.
 
-    A row contains the inputs, followed by the scores of all experts. In the test's random rows, a
-    few columns have large values, so some experts are selected often and others rarely.
+    The test for batch invariance calls the module on random rows. A row contains the module's
+    inputs, followed by the scores of all experts. A few columns of the random rows have large
+    values, so the module selects some experts often and others rarely.
 
     Attributes:
         num_experts: Number of experts.
-        num_choices: Number of experts per row.
-        weights_like: Tensor with the dtype of the routing weights of the chosen experts.
+        num_choices: Number of experts selected per row.
+        weights_like: Tensor with the dtype of the selected experts' routing weights.
     """
 
     num_experts: int = 0

@@ -38,7 +38,7 @@ class GgufTarget(TargetBase):
     Args:
         model: The model.
         threads: Number of CPU threads.
-        exact: Whether each token's logits must depend, bit for bit, only on its own text.
+        exact: Whether a request's logits must depend, bit for bit, only on the request's own text.
         prefill_chunk: Maximum number of pending tokens per request in one forward pass.
         reversible: Whether forward passes without a commit leave recurrent states unchanged.
     Attributes:
@@ -201,10 +201,11 @@ class GgufTarget(TargetBase):
         Args:
             requests: Open requests with at least one pending token each.
             trees: One draft tree per request.
-            prefill_chunk: Maximum number of pending tokens per request; None means the target's.
+            prefill_chunk: Maximum number of pending tokens per request; None means the maximum that
+                was set for the target.
             reduced_logits: Ignored, because the vocabulary is never reduced.
         Raises:
-            MemoryError: The cache cannot grow enough for the rows.
+            MemoryError: The cache cannot grow enough for the tokens and nodes.
         """
         self._drop_last()
         chunk = self.prefill_chunk if prefill_chunk is None else prefill_chunk

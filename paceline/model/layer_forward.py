@@ -1,9 +1,10 @@
 """Run each decoder layer of a `ModelView` in one compiled call.
 
-In a decoding step with few rows, the overhead of calling a layer's modules one by one is as large
-as the time of the matrix products. A backend may compute the same steps in one call
-(`Backend.decoder_layers`), with bit-identical results. On its first eligible pass, every layer
-runs both ways; if any result differs, the view's layers run only their modules from then on.
+A `ModelView` is a copy of a model that shares the model's weights. In a decoding step with few
+rows, the overhead of calling a layer's modules one by one takes as long as the matrix products. A
+backend may instead compute a whole layer in one call (`Backend.decoder_layers`), with bit-identical
+results. In its first eligible forward pass, every layer runs both the modules and the single call.
+If any result differs, all layers of the view run only their modules from then on.
 """
 
 from __future__ import annotations
@@ -92,15 +93,17 @@ def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
 class LayerCalls:
     """Runs the decoder layers of a `ModelView` with a backend's runner.
 
+    A runner computes a whole layer in one call, instead of calling the layer's modules.
+
     Args:
-        twins: Copies of all layers in the view.
-        runner: Runner of the layers.
+        twins: All decoder layers of the view, which are copies of the model's layers.
+        runner: The backend's runner of these layers.
         products: Matrix products and norms of the view.
         state: Forward state of the view.
     Attributes:
-        runner: Runner of the layers.
-        is_usable: False after a result has differed from the modules' result.
-        num_checked: Number of layers whose result has been compared with that of the modules.
+        runner: The backend's runner of these layers.
+        is_usable: False once a result of the runner has differed from the modules' result.
+        num_checked: Number of layers for which the two results have been compared.
     """
 
     def __init__(
@@ -206,13 +209,16 @@ class LayerCalls:
 class LayerForward:
     """The `forward` method of a decoder layer in a `ModelView`.
 
+    The method uses the backend's runner, which computes the layer in one call, where possible. In
+    other cases, it calls the layer's modules.
+
     Args:
-        twin: Copy of the layer in the view.
+        twin: Decoder layer of the view, which is a copy of the model's layer.
         index: Index of the layer.
-        calls: Runner of all layers of the view.
+        calls: `LayerCalls` with the runner for all layers of the view.
     Attributes:
-        calls: Runner of all layers of the view.
-        is_checked: Whether the result has been compared with that of the modules.
+        calls: `LayerCalls` with the runner for all layers of the view.
+        is_checked: Whether the runner's result has been compared with the modules' result.
     """
 
     def __init__(self, twin: nn.Module, index: int, calls: LayerCalls) -> None:

@@ -1,7 +1,8 @@
 """Compute prompts with images, videos or audio using the model's own `forward`.
 
-The model processes the tokens up to the last placeholder in one forward pass, with its own masks
-and positions. Then, paceline's forward passes continue from the resulting keys and values.
+A placeholder is a token that stands for an image, video or audio clip. The model processes the
+tokens up to the last placeholder in one forward pass, with the model's own masks and positions.
+Then, paceline's forward passes continue from the resulting keys and values.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ class Prefilled:
     Attributes:
         logits: Logits, [rows, columns, vocab].
         cache: Keys and values of all tokens.
-        offsets: Position offset of each row.
-        recurrent: Recurrent states after all tokens but the last of each row; None means that the
-            model keeps none.
+        offsets: Position offset of each row: the number added to the index of a later token to get
+            the token's position.
+        recurrent: Recurrent states before the last token of each row; None if the model has no
+            recurrent states.
     """
 
     logits: Tensor
@@ -88,12 +90,13 @@ class Prefilled:
 class MediaPrefill:
     """Runs a model's own `forward` over prompts with images, videos or audio.
 
-    Its `ModelView` uses torch's matrix products and the model's own attention. The model writes
-    attributes, such as position offsets, to the view only, so other calls do not see them.
+    The class calls a `ModelView`, a copy of the model that shares its weights, with torch's matrix
+    products and the model's own attention. `forward` sets attributes, such as position offsets,
+    only in the copy, so other calls of the model do not see them.
 
     Args:
         model: Loaded model.
-        states: Layers that keep recurrent states, by index.
+        states: Kind of recurrent states, by the index of each layer that keeps such states.
     """
 
     def __init__(self, model: PreTrainedModel, states: Mapping[int, StateKind]) -> None:
@@ -105,10 +108,11 @@ class MediaPrefill:
         """Return keys, values and states of the tokens up to the last placeholder.
 
         Args:
-            request: Request with media; a text token follows the last placeholder.
+            request: Request with images, videos or audio. A text token must follow the last
+                placeholder.
         Raises:
-            ConfigError: The model rejects the tensors.
-            UnsupportedModelError: The model's states cannot be separated from attention.
+            ConfigError: The model rejects the request's images, videos or audio.
+            UnsupportedModelError: The model's recurrent states are inside attention layers.
         """
         media = request.media
         assert media is not None, "called for requests with media"
@@ -131,10 +135,10 @@ class MediaPrefill:
 
         Args:
             inputs: Arguments of the forward method, without the cache.
-            first: Column of the first token of each row; padding precedes it, [rows].
+            first: Column of each row's first token, which follows the padding, [rows].
         Raises:
             ConfigError: The model rejects the inputs.
-            UnsupportedModelError: The model's states cannot be separated from attention.
+            UnsupportedModelError: The model's recurrent states are inside attention layers.
         """
         module = self._fresh_module()
         assert self._view is not None, "made for the module"
@@ -183,10 +187,10 @@ class MediaPrefill:
         Args:
             input_ids: Token ids with padding, [rows, columns].
             arguments: Arguments that `generate` has prepared for the forward method.
-            first: Column of the first token of each row, [rows].
+            first: Column of each row's first token, which follows the padding, [rows].
         Raises:
             ConfigError: The model rejects the inputs.
-            UnsupportedModelError: The model's states cannot be separated from attention.
+            UnsupportedModelError: The model's recurrent states are inside attention layers.
         """
         given = {**arguments, GENERATE_CACHE: DynamicCache(), "use_cache": True}
         module: Any = self._fresh_module()
@@ -199,12 +203,13 @@ class MediaPrefill:
         return self._run(others, first)
 
     def check_next_token(self, request: Request, states: PrefixStates, logits: Tensor) -> None:
-        """Compare paceline's logits for one token with the model's own.
+        """Compare paceline's logits after one token with the model's own logits.
 
         Args:
-            request: Request with media.
-            states: Keys and values of the request's first tokens, with logits.
-            logits: Logits from paceline's forward pass over the token that follows, [vocab].
+            request: Request with images, videos or audio.
+            states: Keys and values of the request's first tokens, and the model's own logits after
+                the next token.
+            logits: Logits after this token from paceline's forward pass, [vocab].
         Raises:
             UnsupportedModelError: The logits differ by more than rounding errors.
         """
@@ -269,14 +274,14 @@ def _copy_flags(source: nn.Module, target: nn.Module) -> None:
 def _offsets(module: Any, inputs: dict[str, Any], first: IntArray) -> list[int]:
     """Return the position offset of each row after the forward pass.
 
-    The offset is the number added to the index of a later token to get the token's position. In
-    `generate`, the positions of the answer continue after the last token of the prompt.
-    `rope_deltas` continues after the largest position of the prompt, which may belong to a video.
+    The offset is the number added to the index of a later token to get the token's position. As in
+    `generate`, the position of the prompt's last token determines the offset. The model's own
+    offset (`rope_deltas`) would continue after the largest position, which may belong to a video.
 
     Args:
         module: View that has run the forward pass.
         inputs: Arguments of the forward pass.
-        first: Column of the first token of each row, [rows].
+        first: Column of each row's first token, which follows the padding, [rows].
     """
     positions = inputs.get("position_ids")
     has_offsets = any(getattr(part, _OFFSETS, None) is not None for part in module.modules())

@@ -1,10 +1,10 @@
 """Map a target's token ids to those of a draft model with a different tokenizer.
 
 The draft model proposes only tokens that exist in both tokenizers (token-level intersection, TLI;
-Timor et al. 2025, arXiv 2502.05202). Its distribution is renormalised over these tokens, so every
-verification rule stays exact. The target's tokens are converted to the draft model's ids one by
-one. If the draft model's tokenizer lacks a token, it tokenises the token's text, and the last
-resulting token is used.
+Timor et al. 2025, arXiv 2502.05202). The draft model's distribution is renormalised over these
+tokens, so every verification rule stays exact. The target's tokens are converted to the draft
+model's ids one by one. If a token is missing from the draft model's tokenizer, the text of the
+token is tokenised again, and the draft model receives the last of the resulting tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ class TokenMap:
     """Tokens that a draft model and its target share under different ids.
 
     Attributes:
-        target_ids: Ids of the shared tokens in the target, [common], ascending.
-        draft_ids: Ids of the same tokens in the draft model, [common].
+        target_ids: The target's ids of the shared tokens, [common], ascending.
+        draft_ids: The draft model's ids of the shared tokens, in the order of `target_ids`,
+            [common].
         target_rows: Number of rows in the target's LM head.
-        read_as: For each id of the target, the id that the draft model receives, [target_rows].
+        read_as: For each id of the target, the id that the draft model receives instead,
+            [target_rows].
     """
 
     target_ids: _Ids

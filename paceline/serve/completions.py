@@ -72,15 +72,15 @@ def completion_routes(serving: Serving) -> APIRouter:
 
 
 class CompletionFormatter:
-    """Formats answers as completions, which have no reasoning.
+    """Formats answers as completions, which contain no reasoning.
 
     Args:
         serving: Served model.
         id: Request id.
         answer_requests: Prompts and parameters of the answers.
-        echoed: Prompt to repeat before the text of each answer, in the form that the client sent;
-            None repeats no prompt. The prompt's token ids are known to be valid only once the first
-            answer arrives.
+        echoed: For each answer, the prompt to repeat before the answer's text, as a string or as
+            token ids, as in the request; None repeats no prompt. Token ids are known to be valid
+            only once the first answer arrives.
         body: Body of the request.
     """
 

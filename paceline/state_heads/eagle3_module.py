@@ -35,13 +35,13 @@ class Eagle3Shape:
     """The shape of an EAGLE-3 head.
 
     Attributes:
-        layers: Configuration of its decoder layers.
-        num_states: Number of target states per token.
+        layers: Configuration of the head's decoder layers.
+        num_states: Number of target states that the head reads per token.
         target_hidden: Size of a target state.
-        draft_vocab_size: Number of tokens that its LM head predicts.
-        norm_before_residual: Whether the residual stream carries normalised states.
-        norm_before_fc: Whether the joined states are normalised.
-        fc_norm: Whether each state is normalised.
+        draft_vocab_size: Number of tokens that the head's LM head predicts.
+        norm_before_residual: Whether the first layer's residual stream carries normalised states.
+        norm_before_fc: Whether the concatenation of a token's target states is normalised.
+        fc_norm: Whether each target state is normalised separately.
         norm_output: Whether the output is normalised before it becomes an input for the next
             token.
     """
@@ -145,9 +145,9 @@ class Eagle3Module(nn.Module):
 
         Args:
             token_ids: Token ids, [rows, columns].
-            states: Hidden states, [rows, columns, hidden].
-            positions: Text positions, [rows, columns].
-            inputs: Attention mask and cache, named as in transformers.
+            states: Hidden states for the first layer, [rows, columns, hidden].
+            positions: Text position of each token, [rows, columns].
+            inputs: Attention mask and cache, under their names in transformers.
         """
         turns = self.rotary_emb(states, position_ids=positions)
         inputs |= {"position_embeddings": turns, "position_ids": positions}

@@ -1,9 +1,9 @@
 """Store compiled functions on disk, so that later processes can load them.
 
 Numba uses the first of these folders that is writable: `NUMBA_CACHE_DIR`, the module's
-`__pycache__`, and paceline's cache. If there is none, compiled code stays in memory. Code in a
-`__pycache__` is read even if that folder is read-only, so an administrator can compile once for all
-users.
+`__pycache__`, and paceline's cache. If none of them is writable, compiled code stays in memory.
+Numba reads code from a `__pycache__` even if the folder is read-only, so an administrator can
+compile once for all users.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
-    An overload is compiled again when the function's module changes, or when another module changes
-    from which that module uses functions or constants (`code_sources`).
-    If a folder cannot be read or written, functions are compiled in every process, and one warning
-    is logged.
+    An overload is the function compiled for one signature. Numba compiles the overload again when
+    the function's module has changed. The same happens if another module has changed and the
+    function's module uses functions or constants from the other module (`code_sources`). If the
+    folder cannot be read or written, every process compiles the functions, and logs one warning.
 
     Args:
         function: Python function.

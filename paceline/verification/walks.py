@@ -33,8 +33,9 @@ def walk_sampled(
 ) -> tuple[list[int], list[int]]:
     """Verify a request's sampled drafts, with random numbers from the request's seed.
 
-    Requests with logits processors always use rejection sampling, because processors run once per
-    token, in order. A node whose draft probabilities are NaN is never accepted.
+    Logits processors must run once per token, in text order. Requests with logits processors
+    therefore always use rejection sampling. A node whose draft probabilities are NaN is never
+    accepted.
 
     Args:
         request: Request to verify.
@@ -74,14 +75,17 @@ def walk_prepared(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Run `walk_sampled` with values that were precomputed for the whole tree.
+    """Verify a request's sampled drafts with values precomputed for the whole tree.
 
     Args:
         request: Request to verify.
         tree: Draft tree of the request.
-        shares: Precomputed acceptance probabilities, and the token that may follow each node.
+        shares: Acceptance probabilities, and the token that follows the root or a node if no child
+            is accepted.
         argmax: Most likely token after the root and every node.
         dtype: Data type of the logits, for errors.
+    Returns:
+        Accepted nodes and emitted tokens, as from `walk_sampled`.
     """
     is_below = _coin_of(request, tree, tree.leaf_first)
     is_last = [_is_last(request, tree, argmax, node) for node in range(-1, len(tree))]
@@ -132,9 +136,10 @@ def _last_from_root(
 def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
     """Return a function that compares a node's random number with a probability.
 
-    Rejection sampling tests each position of the answer in only one step, so the position of the
-    node selects the random number. Traversal verification may test a position in several steps, so
-    the first position of the step selects the random numbers.
+    The random number is computed from the seed, the node, and a position in the answer. Rejection
+    sampling tests each position in only one step, so it uses the position of the node. Traversal
+    verification may test the same position in several steps. It therefore uses the first position
+    of the step for all nodes.
     """
     seed, start = request.params.seed, len(request) - request.prompt_length
     depths = node_depths(tree.parents)
@@ -154,8 +159,8 @@ def walk_processed(
     Args:
         request: Request to verify.
         tree: Draft tree of the request.
-        logits: Logits [1 + nodes, vocab].
-        argmax: Most likely token of each row.
+        logits: Logits after the root and every node, [1 + nodes, vocab].
+        argmax: Most likely token after the root and every node.
     Returns:
         Accepted nodes and emitted tokens.
     """

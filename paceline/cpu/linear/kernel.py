@@ -1,9 +1,9 @@
 """Multiply a few rows by a weight with fused multiply-adds of eight lanes.
 
-Verification multiplies a handful of rows by each weight. Libraries tune their kernels for one row
-or for hundreds. For numbers of rows in between, they read the weight far below memory speed, or
-convert half-precision weights again for every row. This kernel reads a weight once, four outputs at
-a time, and prefetches the next four.
+Verification multiplies a handful of rows by each weight matrix. Matrix libraries are tuned for one
+row or for hundreds of rows. For a handful of rows, libraries read the weight far below memory
+speed, or convert half-precision weights again for every row. This kernel reads a weight once. It
+computes four outputs at a time, and meanwhile prefetches the weights of the next four outputs.
 
 All sums are in float32, in the order documented in `fma_dot`. A row's result depends only on that
 row and the weight, bit for bit.
@@ -87,8 +87,9 @@ def _multiply_few(
 ) -> None:
     """Multiply all rows by the weights of four outputs at a time, with prefetching.
 
-    `base` is the address of the weights of output 0. If only the weights of one task are unpacked,
-    `base` is the address at which output 0 would start if its weights were unpacked as well.
+    A task computes the outputs `first` to `first` + `width` - 1. `base` is the address of the
+    weights of output 0. If only the task's weights are unpacked, `base` is the address at which the
+    weights of output 0 would start if they were unpacked as well.
     """
     kind, count, inner = call.kind, call.count, call.inner
     stride = inner * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)

@@ -1,10 +1,12 @@
 """Emit code that unpacks one block from each of four rows to interleaved chunks.
 
 The four rows form a quad. A line of 64 bytes holds one chunk (16 bytes, eight numbers) of each row.
+For example, the first line of the rows a, b, c and d is a0 ... a7, b0 ... b7, c0 ... c7, d0 ... d7.
+
 A part is 32 consecutive numbers of a row. In formats with four-bit integers, a part has only 16
-different numbers, which are computed and rounded once. Two registers hold these numbers for four
-rows, and one instruction looks up the 32 numbers of a line. In other formats, each integer is
-converted separately.
+different numbers, and the code computes and rounds each of them once. Two registers hold these
+numbers for four rows, and one instruction looks up the 32 numbers of a line. In other formats, the
+code converts each integer separately.
 
 Rounding treats subnormal numbers as zeros, as the dot products do.
 """
@@ -52,11 +54,12 @@ def emit_lines(
 ) -> Lines:
     """Emit instructions that unpack four blocks, one per row, to lines of 64 bytes.
 
-    The instructions for a line are emitted when the caller takes the line from the iterator.
+    Each line holds eight numbers of each row. The instructions for a line are emitted when the
+    caller takes the line from the iterator.
 
     Args:
         builder: LLVM builder.
-        reader: Reader of the format.
+        reader: Reader of the block format.
         blocks: Addresses of the four blocks.
         parts: Number of parts in a block; a part is 32 numbers.
     """
@@ -99,8 +102,9 @@ def _look_up(builder: Any, reader: Reader, blocks: Sequence[Any], factors: Facto
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
     """Emit instructions that compute indices into `_table` for two half parts.
 
-    A half part is 16 consecutive numbers of a row, so it has 16 indices per row. Index 4 c + r
-    stands for the number with code c in row r. Only the low six bits of an index are defined.
+    A half part is 16 consecutive numbers of each of four rows, so it has 16 indices per row. Each
+    packed number is one of 16 codes. Index 4 c + r stands for the number with code c in row r. Only
+    the low six bits of an index are defined.
     """
     rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
     stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))
@@ -124,8 +128,8 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
     """Emit instructions that compute the 16 different numbers of each of four rows.
 
-    A packed weight is one of 16 codes, which stand for different numbers in each row. The numbers
-    are rounded to bfloat16, and ordered by code, then by row.
+    Each packed number is one of 16 codes, and a code stands for a different number in each row. The
+    instructions round the numbers to bfloat16, and order them by code, then by row.
     """
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)

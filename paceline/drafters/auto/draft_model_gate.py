@@ -1,19 +1,19 @@
 """Decide per batch size whether running the draft model saves time.
 
-When the draft model runs, two trees are grown for each request: one with the draft model's nodes,
-which is verified, and one without them. The second tree is cut to the size of the first. The text
-generated in this and later steps shows how many tokens of the second tree would have been accepted.
-The gain is the number of accepted tokens of the first tree minus that of the second. The gain
-varies much less between texts than these two numbers do.
+When the draft model runs, the drafter has two trees for each request. The target verifies the
+first tree, which contains the draft model's nodes. The second tree has no nodes of the draft model,
+and is cut to the size of the first tree. The text generated in this and later steps shows how many
+tokens of the second tree the target would have accepted. The gain is the number of accepted tokens
+of the first tree minus this number. The gain varies less between texts than either number.
 
-The cost is the time that the draft model takes. The gate runs the draft model if the gain times
-the current seconds per token is at least the cost. It uses an upper confidence bound (UCB) of the
-gain, so that a few bad trials do not switch the draft model off. The faster the draft model is,
-the more evidence the gate requires before closing. While the gate is closed, it tries the draft
-model again with exponential back-off. Trials take at most a fixed share of the time, so a draft
-model that is slower than the target is tried rarely. There is a separate gate for each number of
-requests. A new gate starts with the measurements of the gate for the nearest number. The gain
-depends little on the confidence of the other sources, so the gate ignores that confidence
+The cost is the time that the draft model takes. There is one gate for each number of requests in a
+step. A gate is open, and runs the draft model, if the gain times the current seconds per token is
+at least the cost. The gate uses an upper confidence bound (UCB) of the gain, so that a few bad
+trials do not close the gate. The faster the draft model is, the more evidence the gate requires
+before closing. A closed gate tries the draft model again with exponential back-off. Trials take at
+most a fixed share of the time, so the gate rarely tries a draft model that is slower than the
+target. A new gate starts with the measurements of the gate for the nearest number of requests. The
+gain depends little on the confidence of the other draft sources, so gates ignore this confidence
 (docs/development/design-notes.md).
 """
 
@@ -113,14 +113,16 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """Compares a tree without the draft model's nodes with the text generated later.
+    """Compares a step's tree without the draft model's nodes with the generated text.
+
+    The comparison may need the text of later steps.
 
     Attributes:
         gate: Gate that records the gain.
-        edges: Child by (parent, token), in the tree without the draft model's nodes.
-        end: Text position after the tokens generated in the step.
-        position: Text position after the last matching node.
-        node: Last node in this tree that matches the text; -1 is the root.
+        edges: Child node by (parent node, token), in the tree without the draft model's nodes.
+        end: Text position after the tokens that the step generated.
+        position: Text position after the last node that matches the text.
+        node: Last node that matches the text; -1 is the root.
     """
 
     gate: DraftModelGate
@@ -167,13 +169,16 @@ class DraftModelGates:
         return self._seconds > 0
 
     def begin(self, other_trees: dict[int, DraftTree], is_timed: bool) -> bool:
-        """Start a step, and return whether it runs the draft model.
+        """Start a step, and return whether the step runs the draft model.
+
+        The gate for the number of requests is open if the draft model saves time. A closed gate
+        sometimes tries the draft model again.
 
         Args:
-            other_trees: Trees without the draft model, by request id, with the most likely nodes
-                first.
+            other_trees: Trees without the draft model's nodes, by request id. The most likely nodes
+                come first.
             is_timed: Whether the step's duration is measured; false if the step contains prompts.
-                Such a step runs the draft model only if the gate is open.
+                If false, a closed gate does not try the draft model.
         """
         self._begun, self._other_trees, self._seconds = perf_counter(), other_trees, 0.0
         gate = self._gate_for(len(other_trees))

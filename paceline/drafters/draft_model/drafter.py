@@ -1,9 +1,9 @@
 """Draft chains or trees with a small model (Leviathan et al., Chen et al. 2023).
 
 Sampled drafts are chains, as in the papers (`shared/chains.py`). Deterministic drafts, mainly for
-greedy requests, are trees (`draft_tree_builder.py`), unless the options set a length or another
-rule. The draft model's confidence determines the size of a tree. The engine then verifies the
-nodes that are expected to save time.
+greedy requests, are trees (`draft_tree_builder.py`). If the options set a draft length or another
+length rule, all drafts are chains. The draft model's confidence determines the size of a tree. The
+engine then verifies the nodes that are expected to save time.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class _DraftedRequest:
     """The calibration and the newest tree of one request.
 
     Attributes:
-        calibration: Acceptance rates of the tokens that the draft model itself would generate.
+        calibration: Acceptance rates of the draft model's first choices. The first choice after a
+            node is the token that the draft model itself would generate there.
         tree: Newest tree, most likely paths first; empty for a chain.
-        first_choice_probs: The draft model's probability for each node that it would itself
-            generate after the node's parent; None for other nodes.
+        first_choice_probs: For each node of the tree that is a first choice, the draft model's
+            probability of the node's token; None for other nodes.
         likely: Tree that sources other than the draft model proposed in this step.
     """
 
@@ -223,9 +224,10 @@ def greedy_answers(
     """Return the draft model's predictions, taken from its raw logits.
 
     Args:
-        logits: Logits after the root and each processed node, [batch, 1 + width, kept].
-        questions: For each request, the nodes whose next tokens are needed; None if the
-            request is idle.
+        logits: Logits after the root and each processed node, [batch, 1 + width, kept]; width is
+            the number of nodes in the largest tree.
+        questions: For each request, the nodes whose next tokens are needed; None if the request
+            needs no prediction.
         kept_ids: Ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
     """
     rows = predicted_rows(logits, questions)
@@ -243,11 +245,12 @@ def adjusted_answers(
     """Return the draft model's predictions, with the sampling settings applied.
 
     Args:
-        logits: Logits after the root and each processed node, [batch, 1 + width, vocab].
+        logits: Logits after the root and each processed node, [batch, 1 + width, vocab]; width is
+            the number of nodes in the largest tree.
         copies: The draft model's copy of each request.
         inputs: For each request, the tree that the draft model has processed.
-        questions: For each request, the nodes whose next tokens are needed; None if the
-            request is idle.
+        questions: For each request, the nodes whose next tokens are needed; None if the request
+            needs no prediction.
     """
     _, drawn, (columns, probs) = sampler.draw_tokens(
         logits,

@@ -1,8 +1,9 @@
 """Define the n-gram pool of Lookahead Decoding (Fu et al. 2024, section 3.2).
 
-A key is a tuple of the one or more tokens before a continuation. Each key has at most `size`
-continuations. If a continuation is inserted again, it becomes the newest one. If a key has too
-many continuations, the oldest one is evicted.
+The pool maps a key, which is a tuple of one or two tokens, to the continuations seen after the key.
+For example, the text 5 1 2 gives the key (5,) the continuation (1, 2). Each key has at most `size`
+continuations. A new continuation above this number evicts the key's oldest one. A continuation that
+is inserted again becomes the newest one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Ngram = tuple[int, ...]
 
 
 class NgramPool:
-    """Stores continuations by key.
+    """Stores continuations by key; a key is the tokens directly before a continuation.
 
     Args:
         size: Maximum number of continuations per key.

@@ -65,8 +65,9 @@ class LastTopTokens:
 def offer_top_tokens(frontier: Records[Child], waiting: int, top_tokens: NDArray[np.int64]) -> int:
     """Offer top tokens as children of the root; return the number of candidates.
 
-    The frontier holds the candidates for the next tree node. Those that retrieval has found keep
-    their probabilities. Each other top token gets a share of the probability that remains.
+    The frontier holds the candidates for the next tree node. The candidates that retrieval has
+    found keep their probabilities. Each top token that retrieval has not found becomes a candidate,
+    and gets a share of the remaining probability.
     """
     found = 0.0
     for index in range(waiting):

@@ -26,14 +26,18 @@ def point_into_request(
 ) -> tuple[int, int]:
     """Add pointers to matches in the request, with the longest matches first.
 
+    A match is an earlier occurrence of the query's last tokens. Its pointer is the position that
+    follows the match.
+
     Args:
         text: Text of the request.
         pool: Pointers of the tree.
-        count: Number of pointers so far.
-        query: Text to match.
-        below: Only matches shorter than this length are used.
+        count: Number of pointers in the pool so far.
+        query: Text whose last tokens are matched.
+        below: Only matches shorter than this number of tokens are added.
     Returns:
-        The number of pointers, and the match length down to which the text was searched.
+        The new number of pointers in the pool, and the match length down to which the request was
+        searched.
     """
     first, lowest = count, below
     max_links = ROOT_LINKS if query.end == LONGEST else NODE_LINKS
@@ -60,19 +64,22 @@ def advance(
     limit: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Advance the parent's pointers to `token` by one token; add them to the pool.
+    """Add a child's pointers: those of its parent, advanced by one token.
+
+    A pointer is the position after an earlier occurrence of the newest tokens. The child inherits
+    only the parent's pointers whose next token is the child's token.
 
     Args:
         sources: Texts into which the pointers lead.
         pool: Pointers of the tree.
-        parent: Pointers of the parent.
+        parent: Range of the parent's pointers in the pool.
         token: Token of the child.
-        count: Number of pointers so far.
+        count: Number of pointers in the pool so far.
         limit: Maximum number of pointers to add.
         depth: Depth of the child.
     Returns:
-        The number of pointers, and how many of the added pointers lead into the request; or
-        (DAMAGED, damaged shard).
+        The new number of pointers in the pool, and how many of the added pointers lead into the
+        request. If a shard is damaged: (DAMAGED, index of the shard).
     """
     text = sources.text
     room, num_request = min(len(pool.pointers), count + limit), 0
