@@ -24,18 +24,19 @@ GroupedMasks = dict[tuple[int, int, int], tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class AttentionState:
-    """Attention inputs of one forward pass.
+    """Attention inputs of one forward pass, whose columns are tokens.
 
     Attributes:
         num_causal: Number of leading columns with causal attention. If the cache is empty, these
             are the prompt's columns. Default 0.
-        metadata: Keys of each row, ordered by position; None if the keys are in the order of their
-            cache positions.
-        trees: Which keys each column attends to, by address of the placeholder mask that the model
-            receives; empty if the model receives real masks.
-        grouped: Masks of the pass, and the additive masks that `sdpa` derives from them. A key
-            consists of a mask's address, number of columns, and number of query heads per key
-            head. With None (default), no masks are stored.
+        metadata: Keys of each row, ordered by text position; None if the keys are in the order of
+            their cache positions.
+        trees: Which keys each column attends to. The model receives a placeholder instead of a real
+            mask, and the dictionary is indexed by the placeholder's address. Empty if the model
+            receives real masks.
+        grouped: For each mask of the pass, the mask and the additive mask that `sdpa` derives from
+            the mask. The dictionary is indexed by (the mask's address, the number of columns, the
+            number of query heads per key head). With None (default), no masks are stored.
     """
 
     num_causal: int = 0

@@ -88,19 +88,19 @@ class Backend(Protocol):
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Compute attention in text order; queries that see no keys get zeros.
+        """Compute attention, with keys in text order; queries without keys get zeros.
 
         Args:
-            query: Queries, [rows, heads, columns, dim]; for a packed batch, [1, heads, columns of
+            query: Queries, [rows, heads, columns, dim]; in a packed batch, [1, heads, columns of
                 all rows, dim].
             key: Keys, [rows, key heads, positions, dim].
             value: Values, [rows, key heads, positions, value dim].
-            mask: Boolean mask, [rows or 1, 1, columns, positions]. With None, a single query sees
-                all keys of its row, and several queries are causal.
+            mask: Boolean mask, [rows or 1, 1, columns, positions]. With None, attention is causal
+                if there are several columns; a single column sees all keys of its row.
             metadata: Keys of each row, in the order of their text positions.
             options: Options for the attention scores.
         Returns:
-            [rows, columns, heads, value dim], in the dtype of the query.
+            Output, [rows, columns, heads, value dim], in the dtype of the query.
         """
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers | None:
@@ -142,9 +142,9 @@ class Backend(Protocol):
         """Return a function that moves cache positions within slots, in all layers.
 
         Args:
-            blocks: Keys and values of all layers, in blocks of several tensors, [tensors, slots,
-                heads, capacity, dim] each. They must stay allocated as long as the function is in
-                use.
+            blocks: Keys and values of all layers. Each block holds several key or value tensors,
+                [tensors, slots, heads, capacity, dim]. The blocks must stay allocated as long as
+                the returned function is in use.
         """
 
     def thread_team(self, num_helpers: int | None) -> AbstractContextManager[None]:

@@ -102,10 +102,11 @@ def _find(
     probs: NDArray[np.float32],
     with_probs: bool,
 ) -> None:
-    """Write the top-k tokens and their probabilities or logits.
+    """Write the top-k tokens of each row, and their probabilities or logits.
 
-    A row that contains NaN, or whose largest logit is infinite, gets NO_TOKEN. With `with_probs`,
-    such a row gets the first tokens of the vocabulary, each with probability 0.
+    A row is invalid if it contains NaN or if its largest logit is infinite. With `with_probs`, an
+    invalid row gets the first tokens of the vocabulary, each with probability 0. Otherwise, all
+    tokens of an invalid row are NO_TOKEN.
 
     Args:
         logits: Address of the logits, [len(token_ids), vocab].

@@ -11,7 +11,7 @@ from math import inf
 
 
 class AcceptanceCounts:
-    """Counts tried and accepted draft tokens of all requests, by source and probability.
+    """Counts tried and accepted tokens of all requests, by source and probability.
 
     Args:
         num_groups: Number of sources of draft tokens, which are counted separately.

@@ -32,10 +32,10 @@ class NodeDecision(NamedTuple):
         token_id: Token of the node; -1 if there is no tree.
         probability: Calibrated acceptance probability given the parent; None if the tree cannot be
             cut.
-        path_probability: Calibrated probability that the whole path to the node is accepted. It
-            equals the expected number of tokens that the node adds.
+        path_probability: Calibrated probability that the whole path to the node is accepted. This
+            probability equals the expected number of tokens that the node adds.
         price_s: Seconds that the node's unit adds to the step. In a ragged batch, a unit is one
-            node; in a padded batch, it is one node of every tree.
+            node; in a padded batch, a unit is one node of every tree.
         verified: Whether the target verifies the node.
         reason: Reason for the decision, as text.
     """
@@ -58,7 +58,7 @@ class StepDecision:
     Attributes:
         num_requests: Number of requests in the forward pass.
         plain_s: Expected duration of the step without drafts, in seconds.
-        step_s: Expected duration of the step as decided, in seconds.
+        step_s: Expected duration of the step with the verified nodes, in seconds.
         nodes: One decision for each proposed node, and one for each request without a draft.
     """
 
@@ -92,14 +92,16 @@ def decide_step(
     seconds: Floats,
     num_units: int,
 ) -> StepDecision:
-    """Return the decisions made in a step, after its trees have been cut.
+    """Return the draft budget's decisions in a step whose trees have been cut.
+
+    The unit of the budget is one node in a ragged batch, and one node of every tree in a padded
+    batch.
 
     Args:
-        selector: Selector that cut the trees.
+        selector: Node selector that cut the trees.
         all_drafts: Drafts of the step, after the cut.
-        seconds: Expected duration of the step with 0, 1, ... units of nodes, in seconds. A unit is
-            one node in a ragged batch, and one node of every tree in a padded batch.
-        num_units: Number of units of nodes in the step after the cut.
+        seconds: Expected duration of the step with 0, 1, ... units, in seconds.
+        num_units: Number of units that are left after the cut.
     """
     nodes: list[NodeDecision] = []
     for drafts in all_drafts:

@@ -19,12 +19,13 @@ _Collected = deque[tuple[list[Outcome], bool]]
 
 
 class _LoopState:
-    """State shared by the callers in one event loop.
+    """State shared by the callers of an `AsyncEngine` in one event loop.
 
     Attributes:
-        steps: Task that runs steps while at least one caller waits.
-        waiting: One future per request, set when the request has new outcomes or has ended. A
-            future wakes only the callers of its request, because thousands may be waiting.
+        steps: Task that runs the engine's steps while at least one caller waits.
+        waiting: One future per request, set when the request has new outcomes or has ended. Because
+            thousands of callers may wait, a future wakes only the callers that wait for the
+            future's request.
         streams: For each streamed request, the outcomes that its caller has not collected yet.
     """
 

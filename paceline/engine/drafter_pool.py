@@ -52,7 +52,7 @@ class DrafterPool:
     Args:
         make: Function that creates a drafter from its spec.
         check: Function that raises an error if a drafter does not fit the engine.
-        new_stats: Function that returns empty statistics for a drafter, or None if there is no
+        new_stats: Function that returns empty statistics for a drafter. None if the engine has no
             draft budget.
     """
 
@@ -102,8 +102,8 @@ class DrafterPool:
 
         Args:
             spec: Drafter spec; None means the engine's default.
-            in_use: Function that returns the drafters of open requests. Only other drafters may be
-                evicted.
+            in_use: Function that returns the drafters of open requests. To make room for a new
+                drafter, the pool evicts only drafters that are not in use.
         Raises:
             ConfigError: The drafter cannot be created or does not fit.
             BusyError: Too many drafters are in use.

@@ -1,16 +1,17 @@
 """Manage requests' sequences in a llama.cpp cache, in text order.
 
-A cell of the cache may belong to several sequences. A query attends to the cells of its sequence
-at its own and earlier positions. Each leaf of a draft tree is therefore assigned a sequence, and
-each node belongs to the sequences of all leaves below it.
+A cell of the cache holds one token, and may belong to several sequences. A query attends to the
+cells of its sequence at its own and earlier positions. Each leaf of a draft tree therefore has a
+sequence, and each node belongs to the sequences of all leaves below the node.
 
 With flash attention on a CPU, llama.cpp sums the values of a query's cells in cell order, and
-skips all other cells. If the cells of a text are in text order, other cells therefore change no bit
-of its logits.
+skips all other cells. If the cells of a text are in text order, the other cells therefore do not
+change any bit of the text's logits.
 
-llama.cpp writes new tokens to the first free cell, so a cell must not become free while a later
-one is in use. Rejected tokens and finished requests move to the sequence `DISCARDED`. Once the
-cache is full, the sequences in use are copied to its front.
+llama.cpp writes new tokens to the first free cells. To keep cells in text order, a cell must not
+become free while a later cell is in use. Rejected tokens and finished requests therefore keep their
+cells, and move to the sequence `DISCARDED`. Once the cache is full, the module copies the sequences
+in use to the front of the cache.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class Branch:
 
 
 class SequenceCells:
-    """Sequences in a model's cache.
+    """Manages the sequences in a model's llama.cpp cache.
 
     Args:
         model: The model.
         threads: Number of CPU threads.
         rows_per_pass: Maximum number of rows that llama.cpp computes at once.
-        flash_attention: As in `ContextOptions`.
+        flash_attention: Whether attention uses one fused operation; None lets llama.cpp choose.
     Attributes:
         lengths: Number of cached tokens of each sequence in use, by sequence id.
     """
@@ -153,14 +154,14 @@ class SequenceCells:
             self._context.copy(branch.sequence, leaf)
 
     def keep(self, branch: Branch, leaf: int, end: int) -> int:
-        """Continue a sequence along one path of its tree, and discard the other nodes.
+        """Keep one path of a request's draft tree, and discard the other nodes.
 
         Args:
-            branch: The request's sequences in the last forward pass.
+            branch: The request's sequence, and the sequence of each leaf of the tree.
             leaf: Sequence of a leaf below the last kept node.
             end: Position after the last kept node.
         Returns:
-            The new length of the sequence.
+            The new length of the request's sequence.
         """
         assert self._context is not None, "a forward pass came before"
         context, sequence, start = self._context, branch.sequence, branch.start

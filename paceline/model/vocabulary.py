@@ -2,8 +2,8 @@
 
 Checkpoints from one model family pad their embeddings to different sizes. Rows beyond the
 tokenizer's size have no meaning. A draft model and a target with the same tokenizer therefore
-share the ids below the tokenizer's size. The draft model proposes only these ids; its
-distributions are renormalised over them and indexed by the target's ids.
+share the ids below the tokenizer's size. The draft model proposes only these shared ids. The draft
+model's distributions are renormalised over the shared ids, and indexed by the target's ids.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class SharedVocabulary:
         """Return the draft model's logits by target id; unshared ids get probability 0.
 
         Args:
-            logits: Logits [..., rows of the draft model's LM head], which may be overwritten; or
-                [..., reduced vocabulary].
-            num_reduced: Number of shared tokens in the reduced vocabulary, if the logits cover
-                only that vocabulary; None means the logits cover all rows.
+            logits: Logits for the whole vocabulary, [..., rows of the draft model's LM head], which
+                may be overwritten; or for a reduced vocabulary, [..., reduced vocabulary].
+            num_reduced: Number of shared tokens in the reduced vocabulary; None if the logits cover
+                the whole vocabulary.
         """
         if num_reduced is not None:
             return (

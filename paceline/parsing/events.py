@@ -90,11 +90,11 @@ class AssistantMessage:
 class EventWriter:
     """Collects events, and drops white space between the parts of an answer.
 
-    White space around reasoning and around tool calls is dropped. White space at the end of an
-    answer without tool calls is preserved.
+    The writer drops white space around reasoning and around tool calls. At the end of an answer
+    without tool calls, the writer preserves white space.
 
     Attributes:
-        events: Events that `take` has not returned.
+        events: Events that `take` has not returned yet.
         num_calls: Number of calls so far.
         in_reasoning: Whether the reasoning has begun but not ended.
     """

@@ -31,15 +31,15 @@ class ToolFormat:
     Attributes:
         name: Name for `--tool-call-parser`.
         read: Generator function that reads answers.
-        marks: Texts that identify the family: its chat templates contain all of them.
+        marks: Texts that identify the family: the family's chat templates contain all of them.
         write_call: Function that returns the grammar expression for one call, given the tool's
-            name, the schema of its arguments and the grammar's rules.
+            name, the schema of the tool's arguments and the writer of the grammar's rules.
         first: Text before the first call.
         between: Text between two calls.
         last: Text after the last call.
         max_calls: Maximum number of calls in an answer; None means no limit.
-        markers: Texts that `read` needs to see even if they are special tokens, which are otherwise
-            hidden.
+        markers: Texts that `read` needs to see even if they are special tokens. Other special
+            tokens are hidden from `read`.
         prefix: Text that precedes an answer without calls.
         opening: Text that marks the start of the first call after other text; "" if an answer
             contains either text or calls, but not both.

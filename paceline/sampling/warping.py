@@ -23,11 +23,14 @@ from paceline.util.device_copies import upload
 class Warped(NamedTuple):
     """Scores after temperature, top_k, top_p and min_p; wrong if `is_short` is true.
 
+    The nucleus is the set of tokens that pass top_k, top_p and min_p. To find the nucleus, only the
+    most likely tokens are sorted.
+
     Attributes:
-        scores: Scores, with excluded tokens at -inf.
+        scores: Scores; -inf for tokens outside the nucleus.
         num_sorted: Number of most likely tokens that were sorted.
-        is_short: Whether a nucleus may contain more tokens than were sorted, so that the scores
-            are wrong; bool [] on the device. None if the scores are certainly right.
+        is_short: Whether a row's nucleus may contain more tokens than were sorted; bool [] on the
+            device. None if enough tokens were certainly sorted.
     """
 
     scores: Tensor
@@ -39,7 +42,7 @@ class _SamplingLimits(NamedTuple):
     """Sampling limits of all requests in a batch; each is a tensor [batch, 1, 1].
 
     Attributes:
-        top_k: Number of tokens; the vocabulary size if there is no limit.
+        top_k: Maximum number of tokens; the vocabulary size if there is no limit.
         top_p: Total probability of the nucleus.
         min_p: Minimum probability, relative to the most likely token.
         is_unlimited: Whether a request has none of these limits.
@@ -70,8 +73,10 @@ def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0)
     Args:
         scores: Scores [batch, rows, vocab].
         params: Sampling parameters of each request.
-        too_few: Number of tokens that were sorted in the previous attempt, if that was too few; 0
-            in the first attempt.
+        too_few: Number of tokens that the previous attempt sorted, which was too low; 0 in the
+            first attempt.
+    Returns:
+        The scores, which may need another attempt (`Warped.is_short`).
     """
     if all(p.greedy for p in params):
         return Warped(scores)
@@ -134,9 +139,10 @@ class _Nucleus(NamedTuple):
     """The most likely tokens that pass the limits top_k, top_p and min_p.
 
     Attributes:
-        best: Highest scores, in order, [batch, rows, sorted tokens].
-        num_kept: Number of these tokens to keep, [batch, rows, 1].
-        is_short: Whether a nucleus may contain more tokens than were sorted, as in `Warped`.
+        best: Highest scores, in descending order, [batch, rows, sorted tokens].
+        num_kept: Number of the highest scores that pass the limits, [batch, rows, 1].
+        is_short: Whether a row's nucleus may contain more tokens than were sorted; bool [], or None
+            if it certainly does not.
     """
 
     best: Tensor
@@ -147,8 +153,9 @@ class _Nucleus(NamedTuple):
 def _find_nucleus(scores: Tensor, limits: _SamplingLimits, num_sorted: int) -> _Nucleus:
     """Return the tokens that pass top_k, top_p and min_p, applied in this order.
 
-    Tokens with the same score as the last token that passes also pass. The nucleus nearly always
-    consists of a few very likely tokens, so only the most likely tokens are sorted.
+    These tokens are the nucleus. Tokens with the same score as the last token that passes also
+    pass. The nucleus nearly always consists of a few very likely tokens, so the function sorts only
+    the most likely tokens.
 
     Args:
         scores: Scores [batch, rows, vocab].

@@ -35,13 +35,15 @@ class Speculations:
     def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
         """Return the drafter spec and the maximum number of nodes per step.
 
-        If the spec is None, the engine's default drafter is used; if the number is None, there is
-        no limit. A name without options selects the default drafter or the allowed spec with that
-        name.
+        A returned spec of None means the engine's default drafter, and a returned number of None
+        means no limit. If the field is a drafter's name without options, it selects the default
+        drafter or the allowed spec with this name.
 
+        Args:
+            speculation: The field `speculation` of a request.
         Raises:
             ConfigError: The drafter or an option is unknown, the drafter is not part of this
-                package, or an option may name a file.
+                package, or an option could name a file.
         """
         if isinstance(speculation, bool) or speculation is None:
             return (PLAIN, None) if speculation is False else (None, None)

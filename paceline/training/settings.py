@@ -47,8 +47,8 @@ class TrainingSettings:
 
         Args:
             command: Name of the command, for error messages.
-            minimums: Lowest allowed value of each setting.
-            positive: Settings that must be positive and finite.
+            minimums: Lowest allowed value of each further setting, by name.
+            positive: Names of further settings that must be positive and finite.
         Raises:
             ConfigError: A value is out of range.
         """

@@ -73,9 +73,9 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
     An overload is the function compiled for one signature. Numba compiles the overload again when
-    the function's module has changed. The same happens if another module has changed and the
-    function's module uses functions or constants from the other module (`code_sources`). If the
-    folder cannot be read or written, every process compiles the functions, and logs one warning.
+    the function's module has changed. Numba also compiles the overload again when that module uses
+    functions or constants of another module, and the other module has changed (`code_sources`). If
+    a folder cannot be read or written, every process compiles the functions, and logs one warning.
 
     Args:
         function: Python function.

@@ -30,13 +30,13 @@ def broken_list(trees: object, num_requests: int) -> str | None:
 
 
 def broken_tree(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
-    """Return a message about the rule that a tree breaks, or None if it breaks none.
+    """Return a message that says which rule a tree breaks, or None if it breaks none.
 
-    The message contains the field `{request}`, which the caller fills in.
+    The message contains the field `{request}`, which the caller replaces with the request's name.
 
     Args:
         tree: Proposed tree.
-        max_nodes: Maximum number of nodes.
+        max_nodes: Maximum number of nodes in the tree.
         vocab: Vocabulary size of the target.
     """
     if tree is EMPTY_TREE:

@@ -8,11 +8,11 @@ effect. All sums are float32, and the kernel computes them in this order:
   that the module `fma_dot` describes. For bfloat16 queries and keys on processors with AVX512_BF16,
   the module `attention.dotted` describes the order. A bias is added last.
 - Softmax: exp(score - largest score of all visible keys).
-- Total weight: lane l sums the weights of the keys with rank l, l + 8, ... Rank 0 is the first
-  visible key in text order. The lanes are added as in `fma_dot`. The weight of an attention sink
-  is added last.
+- Total weight: eight lanes sum the weights of the visible keys. A key's rank is its index among
+  the visible keys in text order. Lane l sums the weights of the keys with rank l, l + 8, ... The
+  lanes are added as in `fma_dot`. The weight of an attention sink is added last.
 - Output in each dimension: fused multiply-adds of weight and value, key by key in text order,
-  followed by the division by the total.
+  followed by the division by the total weight.
 
 How keys are split into blocks, and queries into tiles, does not affect the order of a sum.
 """

@@ -1,8 +1,9 @@
 """Multiply rows by a bfloat16 weight with AVX512_BF16 dot products.
 
-This kernel is for processors without matrix instructions (AMX). All sums are in float32. Lane l of
-four sums the products of the elements 2 l + 1 and 2 l, then 2 l + 9 and 2 l + 8, ...
-(`avx512_dot`). Then lanes l and l + 2 are added, and finally lanes 0 and 1. This order does not
+This kernel is for processors without matrix instructions (AMX). A dot product is computed in four
+float32 sums, called lanes 0 to 3. Lane l adds the products of the elements 2 l + 1 and 2 l, then
+2 l + 9 and 2 l + 8, ... (`avx512_dot`). For example, lane 0 adds the products of the elements 1, 0,
+9, 8, 17, 16, ... Then lanes l and l + 2 are added, and finally lanes 0 and 1. This order does not
 depend on how many rows and outputs are computed together.
 """
 
@@ -81,9 +82,9 @@ def _multiply_outputs(
 ) -> None:
     """Multiply all blocks of four rows by the weights of eight outputs.
 
-    The blocks are multiplied in groups of similar size. Each group prefetches its share of the
-    next weights. If one group prefetched all of them, it would wait for memory, and memory would
-    be idle during the other groups.
+    The blocks are multiplied in groups of similar size. Each group prefetches a share of the next
+    weights. If one group prefetched all of these weights, this group would wait for memory, and the
+    memory would be idle during the other groups.
     """
     if count == MAX_BLOCKS + 1:  # one group with half the outputs at a time needs no more registers
         parts = ALL_PARTS if ahead else 0

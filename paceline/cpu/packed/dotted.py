@@ -1,9 +1,10 @@
 """Multiply rows by a packed weight with AVX512_BF16 dot products.
 
 The sums are bit-identical to those of `linear.dotted` with the unpacked weight. With few rows, the
-kernel multiplies each 64-byte line of weights while it is in a register (`few_rows`). With more
-rows, it unpacks a section of a few outputs' weights into the L1 cache, and multiplies all rows by
-this section before it unpacks the next one.
+kernel unpacks a 64-byte line of weights to a register, and multiplies all rows by the line while
+the line is in the register (`few_rows`). With more rows, the kernel unpacks a section of a few
+outputs' weights to the L1 cache, and multiplies all rows by the section. The kernel then unpacks
+the next section.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ from paceline.util.compiled import inlined
 def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
     """Emit instructions that round 32 float32 numbers to bfloat16.
 
-    Rounding is to nearest, ties to even.
+    Numbers are rounded to nearest, ties to even.
 
     Args:
         low, high: The first and the last 16 numbers.
-        exact: Whether to preserve subnormal numbers. Products do not need them, because this
-            processor's bfloat16 instructions treat subnormal numbers as zeros.
+        exact: Whether to preserve subnormal numbers. Matrix products do not need subnormal numbers,
+            because the processor's bfloat16 instructions treat them as zeros.
     """
     if available() and not exact:
         return round_pair(builder, low, high)
@@ -161,8 +161,9 @@ def row_job(type_id: int) -> TeamJob:
 def quad_job(type_id: int) -> TeamJob:
     """Return the job that unpacks the rows of an `UnpackCall`, four at a time.
 
-    Each block format has its own job. Four rows form a quad: their numbers are interleaved in lines
-    of 64 bytes. In memory, the lines of different quads alternate.
+    Each block format has a separate job. Four rows form a quad, whose numbers are interleaved in
+    lines of 64 bytes. In memory, the first lines of all quads are followed by the second lines of
+    all quads, and so on.
     """
 
     def work(address: int) -> int:

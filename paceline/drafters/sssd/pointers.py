@@ -1,4 +1,4 @@
-"""Define match pointers: earlier occurrences of the newest tokens.
+"""Define match pointers, which lead to earlier occurrences of the newest tokens.
 
 For example, let the request be 5 1 2 7 4 1 2, so that its newest tokens are "1 2". Shard 0 of the
 datastore contains the text ... 9 1 2 8 ..., starting at position 37.
@@ -29,15 +29,16 @@ UNREADABLE = -2  # as token: the page is damaged
 
 
 class Pointer:
-    """An earlier occurrence of the newest tokens, and the token that follows it.
+    """An earlier occurrence of a node's newest tokens, and the token that follows it.
+
+    The newest tokens of a tree node are the last tokens of the request and of the path to the node.
 
     Attributes:
-        position: Position of the token that follows, in the request or in the text of the shard.
+        position: Position directly after the occurrence, in the request or in the shard's text.
         shard: Index of the shard in the datastore, or REQUEST.
-        match: Length of the match in tokens. The tokens directly before the position equal the
-            last tokens of the request and the path to the node. Negative for a weak match
-            (`weak_matches`).
-        token: The token that follows; ENDS at the end of a text.
+        match: Number of tokens before the position that equal the newest tokens. Negative for a
+            weak match (`weak_matches`).
+        token: Token at the position; ENDS at the end of a text.
     """
 
     position: int

@@ -1,19 +1,19 @@
 """Store the match pointers of all nodes of a tree, and the text to match.
 
-A match pointer is an earlier position in a text where the same tokens occur (`pointers`). The pool
-stores the pointers node by node. Its tail holds the text to match: the newest tokens of
-the request, followed by the path to the node. For example, with LONGEST = 32, the request 5 1 2 7
-4 1 2, and a node 7 4:
+A match pointer leads to an earlier occurrence of the newest tokens (`pointers`). The pool stores
+the pointers node by node. The pool's tail holds the text to match: the newest tokens of the
+request, followed by the path to the current node. For example, with LONGEST = 32, the request 5 1 2
+7 4 1 2, and a node 7 4:
 
     index == 0 ... 24   25  26  27  28  29  30  31   32  33
     tail  == unused      5   1   2   7   4   1   2    7   4
                        <------- context: 7 -------> < depth: 2 >
 
-The query of this node is tail[25:34], so its begin is 25 and its end is 34. For the root, the
+The query of this node is tail[25:34], so the query begins at 25 and ends at 34. For the root, the
 search looks up suffixes of the query, from long to short, in the request (`request_matches`) and
-in the datastore (`store_matches`). Any other node inherits those of its parent's pointers that are
-followed by the node's token. If there are none, the search looks up shorter suffixes of the node's
-query.
+in the datastore (`store_matches`). Any other node inherits pointers from its parent: those whose
+next token is the node's token. If there are none, the search looks up shorter suffixes of the
+node's query.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Pool(NamedTuple):
     Attributes:
         pointers: Pointers of all nodes, node by node, [room].
         scratch: Pointers of one look-up, [max_matches].
-        ranges: For each suffix of a node's query, ranks of its matches in the suffix array of each
-            shard, [len(STORE_SIZES), shards].
-        totals: Number of matches per suffix over all shards, [len(STORE_SIZES)].
-        tail: Last LONGEST tokens of the request, followed by the path to a node, [LONGEST +
-            depth].
-        votes: For each distance, number of votes that the next token repeats the token at this
-            distance before it (`weak_matches`), [LONGEST].
+        ranges: For each suffix of the text to match, the range of the suffix's matches in each
+            shard's suffix array, [len(STORE_SIZES), shards].
+        totals: Number of matches of each suffix in all shards, [len(STORE_SIZES)].
+        tail: Text to match: the last LONGEST tokens of the request, followed by the path to a
+            node, [LONGEST + depth].
+        votes: For each distance d, number of votes that the next token repeats the token d
+            positions before the next token (`weak_matches`), [LONGEST].
     """
 
     pointers: Records[Pointer]

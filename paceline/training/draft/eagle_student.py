@@ -1,11 +1,13 @@
 """Train a draft model that reads the target's hidden states (EAGLE).
 
-The method follows Li et al. (2024), section 3.2, with the following changes.
+The method follows Li et al. (2024), section 3.2, with three changes:
 
-Every position in a text is trained in two situations: directly after the target's newest token, and
-after draft tokens, which have no target states. The loss compares the draft distribution with the
-target's full distribution, which is computed from the target's hidden state. The initial weights of
-the input layer come from a linear least-squares fit that predicts the next state.
+- The draft model is trained at every position of a text in two situations: directly after the
+  target's newest token, and after draft tokens, which have no target states.
+- The loss compares the draft distribution with the target's full distribution, which is computed
+  from the target's hidden state.
+- The initial weights of the input layer come from a linear least-squares fit that predicts the
+  target's next hidden state.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ from paceline.training.text_chunks import TextChunk, token_counts
 
 
 class EagleStudent:
-    """A draft model that reads target states, during training.
+    """A draft model in training, which reads the target's hidden states.
 
     Args:
-        target: Target model, whose states the draft model reads.
+        target: Target model, whose hidden states the draft model reads.
         name: Human-readable name of the target.
         config: Settings of the training.
         token_ids: Token ids of the reduced draft vocabulary, ascending.
-        chunks: Training chunks with their states.
+        chunks: Chunks of training text, with the target's hidden states.
     Attributes:
         model: The draft model, in float32.
     """

@@ -1,7 +1,8 @@
 """Compute the weighted sums of values that attention returns.
 
-The values of keys that all queries of a block see are added first, for all these queries at once.
-The values of other keys follow, for the queries of one token at a time.
+Queries are processed in blocks of up to 16. The module first adds the weighted values of keys that
+all queries of a block see, for all queries of the block at once. The values of the other keys
+follow, for the queries of one token at a time.
 """
 
 from __future__ import annotations
@@ -104,14 +105,17 @@ def add_column_steps(
 ) -> None:
     """Add the weighted values that `add_steps` left out, for one token at a time.
 
+    A block is up to 16 queries, and a step is 32 consecutive keys. `add_steps` adds only the steps
+    that all queries of a block see.
+
     Args:
         call: Arguments of the attention call.
         tile: Current tile of queries.
         space: Memory of the thread.
         block: Index of the block in the tile.
-        i: First query of the block.
+        i: Index of the block's first query in the tile.
         count: Number of queries in the block.
-        first: Number of steps of 32 keys that `add_steps` has already added.
+        first: Number of steps that `add_steps` has already added.
     """
     size = call.value_dim * FLOAT_BYTES
     lane = 0
@@ -144,8 +148,8 @@ def _gather(
 ) -> int:
     """Copy the values of keys `rank` to `stop` - 1, interleaving them in pairs.
 
-    The rank of a key is its index among the keys that the query sees. A run is a range of
-    consecutive visible keys.
+    The rank of a key is the key's index among the keys that the query sees. A run is a range of
+    consecutive visible keys. In a pair, numbers of the first and the second key alternate.
 
     Args:
         call: Arguments of the attention call.
