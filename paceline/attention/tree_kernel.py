@@ -105,7 +105,7 @@ def store_columns(
         stores: Tensors with the keys and the values of all slots, [store rows, heads, positions,
             dim] each.
         cache_positions: Cache position of each column, int64 [rows, columns]. Columns with a
-            negative position are padding and are not written.
+            negative position are not written.
         store_rows: Row of the `stores` tensors at which each column's slot begins, int64
             [rows, columns].
     """

@@ -22,8 +22,8 @@ _SHOWN_INSTEAD = {"--help", "-h", "--version"}  # these run no command
 def with_model_first(app: App, words: Sequence[str]) -> list[str]:
     """Return the command line with the model as the first positional argument.
 
-    The model is the value of the option `--model` or `-m`, which is removed. The command line stays
-    the same if the option is missing or the command has no target model.
+    The model is taken from the option `--model` or `-m`. The command line stays the same if this
+    option is missing or the command has no target model.
 
     Args:
         app: Application of the command line.

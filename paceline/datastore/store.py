@@ -149,7 +149,9 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
 
 
 def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:
-    """Check that the store and the searched ids have the same tokenizer, if known.
+    """Check that a store and the searched ids have the same tokenizer.
+
+    The check succeeds if one of the tokenizers is unknown.
 
     Args:
         path: Folder of the store.

@@ -4,7 +4,7 @@ A `ModelView` is a copy of a model that shares the model's weights. In a decodin
 rows, the overhead of calling a layer's modules one by one takes as long as the matrix products. A
 backend may instead compute a whole layer in one call (`Backend.decoder_layers`), with bit-identical
 results. In its first eligible forward pass, every layer runs both the modules and the single call.
-If any result differs, all layers of the view run only their modules from then on.
+If the results of any layer differ, all layers of the view run only their modules from then on.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ class LayerCalls:
 class LayerForward:
     """The `forward` method of a decoder layer in a `ModelView`.
 
-    The method uses the backend's runner, which computes the layer in one call, where possible. In
-    other cases, it calls the layer's modules.
+    Where possible, the method uses the backend's runner, which computes the layer in one call.
+    Otherwise, the method calls the layer's modules.
 
     Args:
         twin: Decoder layer of the view, which is a copy of the model's layer.

@@ -90,9 +90,9 @@ class Prefilled:
 class MediaPrefill:
     """Runs a model's own `forward` over prompts with images, videos or audio.
 
-    The class calls a `ModelView`, a copy of the model that shares its weights, with torch's matrix
+    The class calls a `ModelView`, which is a copy of the model with shared weights, torch's matrix
     products and the model's own attention. `forward` sets attributes, such as position offsets,
-    only in the copy, so other calls of the model do not see them.
+    only in the copy, so other calls of the model do not see these attributes.
 
     Args:
         model: Loaded model.
@@ -276,7 +276,7 @@ def _offsets(module: Any, inputs: dict[str, Any], first: IntArray) -> list[int]:
 
     The offset is the number added to the index of a later token to get the token's position. As in
     `generate`, the position of the prompt's last token determines the offset. The model's own
-    offset (`rope_deltas`) would continue after the largest position, which may belong to a video.
+    offset (`rope_deltas`) continues after the largest position, which may belong to a video.
 
     Args:
         module: View that has run the forward pass.

@@ -18,8 +18,8 @@ def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[No
         source: Unread text, which starts with the value.
         write: Function that receives the text in parts.
     Returns:
-        Whether the text contains the whole value. A number or word is whole if a separator
-        follows.
+        Whether the value is complete. A number or word is complete if a separator follows the
+        number or word.
     """
     first = yield from source.peek()
     if first == '"':

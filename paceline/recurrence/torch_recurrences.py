@@ -250,9 +250,9 @@ def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, 
 def _taps(tree: TokenTree, size: int) -> IntArray:
     """Return the indices of the `size` inputs that a convolution reads for each token.
 
-    The inputs are the token and the inputs before it on its path. Stored inputs have the indices 0
-    to size - 2; token i of the request has the index size - 1 + i. The result is [requests, width,
-    size], with the oldest input first.
+    The inputs are the token and the size - 1 inputs before the token on its path. Stored inputs
+    have the indices 0 to size - 2; token i of a request has the index size - 1 + i. The result is
+    [requests, width, size], with the oldest input first.
     """
     # The parent of token i is number parents[i] + size - 1; that of a held input is the one before.
     held = np.broadcast_to(np.arange(size - 1) - 1, (len(tree.slots), size - 1))

@@ -36,8 +36,8 @@ class Speculations:
         """Return the drafter spec and the maximum number of nodes per step.
 
         A returned spec of None means the engine's default drafter, and a returned number of None
-        means no limit. If the field is a drafter's name without options, it selects the default
-        drafter or the allowed spec with this name.
+        means no limit. A drafter's name without options selects the default drafter or the allowed
+        spec with this name.
 
         Args:
             speculation: The field `speculation` of a request.

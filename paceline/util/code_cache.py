@@ -73,9 +73,9 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
     An overload is the function compiled for one signature. Numba compiles the overload again when
-    the function's module has changed. Numba also compiles the overload again when that module uses
-    functions or constants of another module, and the other module has changed (`code_sources`). If
-    a folder cannot be read or written, every process compiles the functions, and logs one warning.
+    the function's module has changed. If this module uses functions or constants of another module,
+    a change in the other module has the same effect (`code_sources`). If a folder cannot be read or
+    written, every process compiles the functions, and logs one warning.
 
     Args:
         function: Python function.

@@ -170,7 +170,7 @@ def require_range(
     """Check that a value is within [low, high].
 
     Args:
-        owner: Name of the options in errors.
+        owner: Name of the options' owner in errors, such as the drafter's name.
         name: Name of the option.
         value: Value to check; NaN is rejected.
         low: Minimum.
@@ -187,7 +187,7 @@ def require_count(owner: str, name: str, value: object, low: int) -> None:
     """Check that a value is an integer of at least `low`.
 
     Args:
-        owner: Name of the options in errors.
+        owner: Name of the options' owner in errors, such as the drafter's name.
         name: Name of the option.
         value: Value to check.
         low: Minimum.

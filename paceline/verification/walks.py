@@ -80,8 +80,8 @@ def walk_prepared(
     Args:
         request: Request to verify.
         tree: Draft tree of the request.
-        shares: Acceptance probabilities, and the token that follows the root or a node if no child
-            is accepted.
+        shares: Acceptance probability of each node; and for the root and each node, the token that
+            follows if all descendants are rejected.
         argmax: Most likely token after the root and every node.
         dtype: Data type of the logits, for errors.
     Returns:
@@ -243,7 +243,7 @@ def _unusable(
 
     Args:
         scores: Scores [vocab] that the logits processors received.
-        largest: Largest score that the processors returned; not finite.
+        largest: Largest score that the logits processors returned, which is not finite.
         params: Sampling parameters of the request.
         dtype: Data type of the logits.
     """

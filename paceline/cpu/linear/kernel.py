@@ -2,8 +2,8 @@
 
 Verification multiplies a handful of rows by each weight matrix. Matrix libraries are tuned for one
 row or for hundreds of rows. For a handful of rows, libraries read the weight far below memory
-speed, or convert half-precision weights again for every row. This kernel reads a weight once. It
-computes four outputs at a time, and meanwhile prefetches the weights of the next four outputs.
+speed, or convert half-precision weights again for every row. This kernel reads a weight once. The
+kernel computes four outputs at a time, and prefetches the weights of the next four outputs.
 
 All sums are in float32, in the order documented in `fma_dot`. A row's result depends only on that
 row and the weight, bit for bit.

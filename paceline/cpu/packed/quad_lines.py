@@ -102,9 +102,9 @@ def _look_up(builder: Any, reader: Reader, blocks: Sequence[Any], factors: Facto
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
     """Emit instructions that compute indices into `_table` for two half parts.
 
-    A half part is 16 consecutive numbers of each of four rows, so it has 16 indices per row. Each
-    packed number is one of 16 codes. Index 4 c + r stands for the number with code c in row r. Only
-    the low six bits of an index are defined.
+    A half part is 16 consecutive numbers of a row, and each number gets one index. A packed number
+    is one of 16 codes. Index 4 c + r stands for the number with code c in row r of the four rows.
+    Only the low six bits of an index are defined.
     """
     rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
     stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))

@@ -4,7 +4,7 @@ When the draft model runs, the drafter has two trees for each request. The targe
 first tree, which contains the draft model's nodes. The second tree has no nodes of the draft model,
 and is cut to the size of the first tree. The text generated in this and later steps shows how many
 tokens of the second tree the target would have accepted. The gain is the number of accepted tokens
-of the first tree minus this number. The gain varies less between texts than either number.
+of the first tree minus this number. The gain varies much less between texts than either number.
 
 The cost is the time that the draft model takes. There is one gate for each number of requests in a
 step. A gate is open, and runs the draft model, if the gain times the current seconds per token is
@@ -113,13 +113,13 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """Compares a step's tree without the draft model's nodes with the generated text.
+    """Compares the generated text with a tree that has no nodes of the draft model.
 
     The comparison may need the text of later steps.
 
     Attributes:
         gate: Gate that records the gain.
-        edges: Child node by (parent node, token), in the tree without the draft model's nodes.
+        edges: Child node in this tree, by (parent node, token).
         end: Text position after the tokens that the step generated.
         position: Text position after the last node that matches the text.
         node: Last node that matches the text; -1 is the root.

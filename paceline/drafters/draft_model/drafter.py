@@ -1,9 +1,9 @@
 """Draft chains or trees with a small model (Leviathan et al., Chen et al. 2023).
 
 Sampled drafts are chains, as in the papers (`shared/chains.py`). Deterministic drafts, mainly for
-greedy requests, are trees (`draft_tree_builder.py`). If the options set a draft length or another
-length rule, all drafts are chains. The draft model's confidence determines the size of a tree. The
-engine then verifies the nodes that are expected to save time.
+greedy requests, are trees (`draft_tree_builder.py`), unless the options set a draft length or
+another rule for the length. The draft model's confidence determines the size of a tree. The engine
+then verifies the nodes that are expected to save time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The pool maps a key, which is a tuple of one or two tokens, to the continuations seen after the key.
 For example, the text 5 1 2 gives the key (5,) the continuation (1, 2). Each key has at most `size`
-continuations. A new continuation above this number evicts the key's oldest one. A continuation that
-is inserted again becomes the newest one.
+continuations. If a new continuation would exceed this number, the key's oldest continuation is
+evicted. A continuation that is inserted again becomes the key's newest continuation.
 """
 
 from __future__ import annotations

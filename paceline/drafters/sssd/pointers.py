@@ -31,7 +31,7 @@ UNREADABLE = -2  # as token: the page is damaged
 class Pointer:
     """An earlier occurrence of a node's newest tokens, and the token that follows it.
 
-    The newest tokens of a tree node are the last tokens of the request and of the path to the node.
+    A node's newest tokens are the last tokens of the request, followed by the path to the node.
 
     Attributes:
         position: Position directly after the occurrence, in the request or in the shard's text.

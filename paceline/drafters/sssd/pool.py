@@ -12,8 +12,8 @@ request, followed by the path to the current node. For example, with LONGEST = 3
 The query of this node is tail[25:34], so the query begins at 25 and ends at 34. For the root, the
 search looks up suffixes of the query, from long to short, in the request (`request_matches`) and
 in the datastore (`store_matches`). Any other node inherits pointers from its parent: those whose
-next token is the node's token. If there are none, the search looks up shorter suffixes of the
-node's query.
+next token is the node's token. If there are no such pointers, the search looks up shorter suffixes
+of the node's query.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def point_into_request(
 ) -> tuple[int, int]:
     """Add pointers to matches in the request, with the longest matches first.
 
-    A match is an earlier occurrence of the query's last tokens. Its pointer is the position that
-    follows the match.
+    A match is an earlier occurrence of the query's last tokens. The pointer to a match is the
+    position directly after the match.
 
     Args:
         text: Text of the request.
@@ -64,10 +64,10 @@ def advance(
     limit: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Add a child's pointers: those of its parent, advanced by one token.
+    """Add a child's pointers: the parent's pointers, advanced by one token.
 
     A pointer is the position after an earlier occurrence of the newest tokens. The child inherits
-    only the parent's pointers whose next token is the child's token.
+    only the parent's pointers to positions that contain the child's token.
 
     Args:
         sources: Texts into which the pointers lead.
