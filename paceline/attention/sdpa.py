@@ -1,9 +1,10 @@
 """Register SDPA-based attention over draft trees with transformers.
 
-With a mask and several queries, as in every verification, transformers' SDPA function copies each
-key and value for every query head in a group. Here, the query heads of a group are rows of one
-matrix product, so the cache is read once. The prompt's tokens before a tree are computed causally,
-without a mask. Both changes affect only the order of summation.
+When the model verifies a draft tree, attention has a mask and several queries. In this case,
+transformers' SDPA function copies each key and value for every query head in a group. The function
+of this module instead treats the query heads of a group as rows of one matrix product, and so reads
+the cache once. For the prompt tokens before a tree, it uses causal attention without a mask. Both
+changes affect only the order of summation.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ def _attend(
 def _grouped_mask(masks: GroupedMasks, mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """Return the additive mask for all query heads of a key head.
 
-    Each forward pass computes this mask once. SDPA converts Boolean masks in the same way, but in
-    every layer.
+    The function computes this mask once per forward pass. From a Boolean mask, SDPA would compute
+    an additive mask in every layer.
 
     Args:
-        masks: Masks computed so far in this forward pass; the function adds its result.
+        masks: Masks computed so far in this forward pass; the function adds each new mask.
         mask: Boolean mask, [batch, 1, columns, positions].
         groups: Number of query heads per key head.
         dtype: Data type of the queries.

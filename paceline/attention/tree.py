@@ -11,19 +11,20 @@ from paceline.attention.reach import Reach
 
 @dataclass(frozen=True, slots=True)
 class TreeVisibility:
-    """Inputs of attention over pending tokens and nodes.
+    """Inputs of attention over the pending tokens and draft-tree nodes of a batch.
 
-    Each column of a row is one of these tokens or nodes.
+    Each column of a row is a pending token or a node.
 
     Attributes:
         cached: Number of tokens in the cache before the forward pass, int64 [rows]; all columns
-            see them.
+            see these tokens.
         block: bool [rows, columns, columns]. Entry [row, c, j] is True if column c sees cache
             position cached[row] + j.
         positions: Text position of each column, int64 [rows, columns].
         key_positions: Text position of each cache position after the cached tokens, int64 [rows,
             columns]; read only if the reach is limited.
-        key_rows: Row of the key tensor that holds the first key of each row, int64 [rows].
+        key_rows: For each row of the batch, index of the row of the key tensor that holds the
+            first key, int64 [rows].
         reach: How far back the layer attends.
     """
 

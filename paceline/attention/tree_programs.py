@@ -47,12 +47,16 @@ def attend_tree(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Compute attention of one tile of queries over one split of a row's keys.
+    """Compute attention between one tile of queries and one split of a row's keys.
 
-    A split is a range of the keys, and a column is a token of the row. For each of its columns, a
-    tile holds the queries of all query heads that share one key head. Keys before
-    `cached` belong to the text. The key at `cached` + j belongs to the tree, and column c sees it
-    if block[row, c, j] is set. With one split, the program stores the output. Otherwise, it stores
+    A split is a range of the row's keys. A column is a token of the row, and has one query per
+    query head. A tile holds the queries of several columns, for the query heads that share one key
+    head.
+
+    The first cached[row] keys belong to the text. The key with the index cached[row] + j belongs to
+    the tree; column c sees this key if block[row, c, j] is set.
+
+    If the row has only one split, the program stores the output. Otherwise, the program stores
     three values per query: the largest score, the sum of the exponentials, and the weighted sum of
     the values.
     """

@@ -20,8 +20,9 @@ class Comparison:
     Attributes:
         reference: Method whose tokens all other methods must match; None if there is no such
             method.
-        calls: Timed calls, each with the results of its answers (`AnswerRow`).
-        divergences: The first difference of each answer that differs from the reference.
+        calls: Timed calls, each with one `AnswerRow` per answer.
+        divergences: For each answer that differs from the reference answer, the first difference
+            between the two answers.
     """
 
     reference: str | None
@@ -40,10 +41,11 @@ def compare(
 
     Args:
         config: Configuration for the run.
-        models: Models; the target computes the logits where an answer first differs.
+        models: Models. The target computes the logits at the position where an answer first
+            differs from the reference answer.
         methods: Methods to compare.
         units: Prompts or batches that the methods answered.
-        timed: Every timed call, with empty `rows`, and the answers that it returned.
+        timed: Every timed call, with empty `rows`, and the answers that the call returned.
     """
     reference = _reference(config, models, tuple(method.name for method in methods))
     comparable = {

@@ -52,8 +52,8 @@ class RunOptions:
 
     Attributes:
         makers: Functions that build additional drafters from the draft model, by drafter name.
-        ranks: The group of processes of a parallel run, if they have already joined it.
-        budget: Whether a draft budget may shrink the trees. Papers are reproduced without a budget.
+        ranks: The connected processes of a parallel run; None if they are not connected yet.
+        budget: Whether a draft budget may shrink the trees. Reproductions of papers use no budget.
     """
 
     makers: Mapping[str, Maker] = dataclasses.field(default_factory=dict)

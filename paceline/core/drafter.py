@@ -1,13 +1,15 @@
 """Define the contract between drafters and the engine.
 
-A new drafting method is a subclass of `Drafter` that implements `propose`. It must follow these
-rules, which `verification.tree_rules` or a test enforces:
+A new drafting method is a subclass of `Drafter` that implements `propose`. The method must follow
+these rules, which `verification.tree_rules` or a test enforces:
 
-1. Return one tree per request, in order, with at most `max_nodes[i]` nodes; 0 means an empty tree.
-2. `parents[i] < i`, and siblings have different tokens. Probes (`DraftTree.probes`) come last
-   in a tree, and may have a sibling's token.
-3. `probs[i]` is the distribution that node i was sampled from, given its ancestors and earlier
-   siblings (renormalised, as for sampling without replacement). Sampled siblings come first.
+1. Return one tree per request, in order. Tree i has at most `max_nodes[i]` nodes; with the limit 0,
+   the tree is empty.
+2. In every tree, `parents[i] < i`, and siblings have different tokens. Probes (`DraftTree.probes`)
+   come last in a tree, and may have the same token as a sibling.
+3. `probs[i]` is the distribution from which node i was sampled, given the node's ancestors and
+   earlier siblings (renormalised, as for sampling without replacement). Among siblings, sampled
+   nodes come first.
 4. A drafter may choose how many tokens to sample, but must not discard a token it has sampled.
 5. If `DraftTree.leaf_first` is true, sample the tree with new random numbers in every step.
 
@@ -38,10 +40,11 @@ class TopTokens:
     """The target's k most likely tokens after the root and every node in a tree.
 
     Attributes:
-        token_ids: [1 + n, k], most likely first. Row 0 holds the tokens after the root, row 1 + i
-            those after node i.
-        probs: float32 [1 + n, k], the softmax of the model's own logits (temperature 1, no
-            penalties). A row of zeros means unknown probabilities, as in a replay.
+        token_ids: [1 + n, k] for a tree of n nodes, most likely tokens first. Row 0 holds the
+            tokens after the root; row 1 + i holds the tokens after node i.
+        probs: Probabilities of these tokens, float32 [1 + n, k]: the softmax of the model's own
+            logits (temperature 1, no penalties). In a replay, the probabilities are unknown, and
+            the rows contain zeros.
     """
 
     token_ids: IntArray
@@ -69,7 +72,8 @@ class Outcome:
         target_argmax: The target's most likely token after the root and after each of the n nodes.
         target_top: The target's most likely tokens after the root and each node, if the drafter
             sets `top_k`.
-        logprobs: For each new token, if requested: token id -> log-probability, most likely first.
+        logprobs: For each new token, a dictionary from token ids to log-probabilities, most likely
+            first; None if the request does not ask for log-probabilities.
         head_draft: Draft tree from the hidden-state draft head for the tokens after the newest
             token, if the drafter requested it (`num_head_tokens`).
         unclean: Whether the target's logits were NaN or infinite after at least one node;
@@ -119,8 +123,9 @@ class Drafter:
         needs_trained: Class attribute: whether the drafter needs a file that was trained or built
             for the models in use.
         needs_store: Class attribute: whether the option `datastore` must name a token store.
-        keeps_tokens: Class attribute: whether the drafter never changes `Request.token_ids`. The
-            engine then need not compare them after each call. Not inherited by subclasses.
+        keeps_tokens: Class attribute: whether the drafter never changes `Request.token_ids`. If so,
+            the engine does not check the tokens after each call. Subclasses do not inherit the
+            value.
     """
 
     name: str = "drafter"

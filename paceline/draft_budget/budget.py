@@ -1,24 +1,26 @@
 """Decide how many of a step's draft nodes the target verifies.
 
-The duration of a step depends on its number of rows. The expected number of tokens in a step is one
-per request, plus the path probability of each draft node. Trees list their most likely paths first,
-so the first nodes of a tree are the best ones, and a parent precedes its children. In a ragged
-batch, the budget ranks all nodes of all drafters by path probability, and takes the number of nodes
-that maximises tokens per second. In a padded batch, it chooses one width for all trees. With 0
-nodes, the step decodes plainly. The cost curve is measured at two text lengths. The durations of
-later steps correct the curve, separately for each number of requests.
+The draft budget maximises the expected number of tokens per second. The expected number of tokens
+in a step is one per request, plus the path probability of each draft node. The duration of a step
+depends on the number of rows. A cost curve, measured at two text lengths, predicts the duration.
+The measured durations of later steps correct the curve, separately for each number of requests.
 
-Trees without confidences are verified whole or not at all. If their drafter produces fewer tokens
-than plain decoding in the same time, the budget pauses it and retries it at growing intervals. The
-budget also pauses a drafter that requires a draft model, if this drafter is too slow. The draft
-model has already run when the budget receives the tree, so cutting the tree does not save the
-model's time.
+In every tree, the most likely paths come first, and a parent precedes its children. The budget can
+therefore cut a tree to its first nodes. In a ragged batch, the budget ranks the nodes of all trees
+by path probability, and chooses how many of the best nodes to verify. In a padded batch, the budget
+chooses one width for all trees. If the budget chooses 0 nodes, the step is plain decoding.
+
+Trees without confidences are verified whole or not at all. If a drafter of such trees produces
+fewer tokens than plain decoding in the same time, the budget pauses the drafter, and retries it at
+growing intervals. The budget also pauses a drafter that requires a draft model, if the drafter is
+too slow. In this case, cutting trees would not help, because the draft model has already run when
+the budget receives a tree.
 
 A batch with several drafters may contain both whole trees and trees that can be cut. In a padded
-batch, every tree gets the width of the widest whole tree anyway, so nodes up to this width cost
-nothing. The budget computes the cost of whole trees drafter by drafter, from the narrowest trees to
-the widest. The cost of a drafter includes only the rows that its trees add to those of the drafters
-before it.
+batch, all trees are padded to the width of the widest whole tree, so keeping nodes up to this width
+adds no rows. To compute the costs of drafters of whole trees, the budget sorts the drafters from
+the narrowest trees to the widest. The cost of a drafter includes only the rows that the drafter's
+trees add to the rows of the preceding drafters.
 """
 
 from __future__ import annotations
@@ -46,15 +48,16 @@ class DraftBudget:
     """Selects the draft nodes to verify in each step of an engine.
 
     Args:
-        curve: Function that returns the cost of forward passes; called when the cost is first
-            needed.
+        curve: Function that returns the cost curve: the duration of a forward pass by number of
+            rows and text length. The budget calls the function when it first needs the curve.
         renew: Function that checks the curve between steps, and returns whether the curve has
-            changed. Its argument is the expected duration of the steps since the previous call, in
-            seconds. None if the user supplied the curve; measured steps then do not correct it.
-        settings: Settings for the selection and the correction.
+            changed. The function's argument is the expected duration, in seconds, of the steps
+            since the previous call. None means that the user supplied the curve, and that measured
+            steps do not correct the curve.
+        settings: Settings for the selection of nodes and the correction of the curve.
     Attributes:
-        decisions: Decisions in the most recent steps, if `DraftBudgetSettings.recorded_steps` or
-            `record` enables recording; otherwise empty.
+        decisions: Decisions in the most recent steps; empty unless `record` or
+            `DraftBudgetSettings.recorded_steps` enables recording.
     """
 
     def __init__(
@@ -117,11 +120,11 @@ class DraftBudget:
         Args:
             drafts: Drafts of the step.
             num_requests: Number of requests in the forward pass.
-            rows: Number of rows in the forward pass without trees, including padding.
-            ragged: Whether the batch is ragged. If not, each request is padded to the width of the
-                widest tree.
+            rows: Number of rows that the forward pass has without the trees, including padding.
+            ragged: Whether the batch is ragged. In a padded batch, each request is padded to the
+                width of the widest tree.
         Returns:
-            The drafts with the trees to verify, to be passed to `observe` after the step.
+            The drafts with the trees to verify. Pass these drafts to `observe` after the step.
         """
         cut = [BudgetedDrafts(each) for each in drafts]
         if not self.decisions.maxlen and not any(
@@ -167,7 +170,8 @@ class DraftBudget:
 
         Args:
             cut: Result of `cut`.
-            outcomes: For each entry of `cut`, the outcomes of its ready requests (`Drafts.ready`).
+            outcomes: For each entry of `cut`, the outcomes of the entry's requests that are ready
+                to decode (`Drafts.ready`).
             draft_seconds: Seconds spent in draft models and draft heads during the step.
             seconds: Duration of the whole step, including drafting.
         """
@@ -248,12 +252,13 @@ def _charge_drafting(
 ) -> None:
     """Add the draft models' running time to the cost of their drafts.
 
-    A paused drafter has not run its model, so the step does not affect its statistics.
+    A paused drafter has not run its draft model. The function skips such a drafter, so the step
+    does not affect the drafter's statistics.
 
     Args:
         cut: Drafts of the step, after the cut.
         selector: Selector that cut the trees.
-        seconds: Duration of the step, in seconds, with 0, 1, ... units of nodes. A unit is one
+        seconds: Durations of the step with 0, 1, ... units of nodes, in seconds. A unit is one
             node, or in a padded batch one node of every tree (`NodeSelector`).
         correction: Correction factor for steps without trees (`CostCorrection.plain`).
     """

@@ -32,11 +32,12 @@ _NAMES = ("first", "bias", "outer", "kept")
 class Weights:
     """The matrices of a draft head.
 
-    Without the biases, the head computes direct @ inputs + outer @ silu(inner @ inputs).
+    Apart from biases, the head computes direct @ inputs + outer @ silu(inner @ inputs). The inputs
+    are a hidden state and a token embedding, concatenated.
 
     Attributes:
-        first: The matrices `direct` and `inner`, joined, [hidden + neurons, hidden + embedding].
-        bias: Biases of `direct` and `inner`, joined, [hidden + neurons].
+        first: The rows of `direct`, then those of `inner`, [hidden + neurons, hidden + embedding].
+        bias: The bias of `direct`, then that of `inner`, [hidden + neurons].
         outer: The matrix `outer`, [hidden, neurons].
         token_ids: Token ids of the reduced draft vocabulary, int64 [tokens].
         levels: Maximum number of tokens that are worth predicting ahead.

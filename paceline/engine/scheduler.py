@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Holds one engine's waiting and active requests.
+    """Holds an engine's waiting and active requests, and selects those for each step.
 
-    Prompts are processed first, in separate forward passes. While a stream is open, decode steps
-    alternate with prompt chunks short enough not to stall the stream.
+    The scheduler selects prompts first, in separate forward passes. While a stream is open, it
+    alternates decode steps with prompt chunks that are short enough not to stall the stream.
 
     Args:
         model: Target model.

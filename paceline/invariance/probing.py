@@ -1,10 +1,11 @@
-"""Find a range of row counts within which no token's results change by a bit.
+"""Find a range of row counts within which a model is batch-invariant, bit for bit.
 
-The number of rows (tokens) in a forward pass can change how the results are rounded. Every module
-that maps rows to rows (products, norms, activations) is therefore called separately, in the same
-way as in the model, with row counts from 1 to 1,024. `row_classes` finds the counts whose results
-agree bit for bit. The result is the widest range of counts that all modules share. Attention uses
-separate kernels, which are batch-invariant by construction (`paceline.attention`).
+The number of rows (tokens) in a forward pass can change how the results are rounded. `probe_model`
+therefore tests every submodule that maps rows to rows: products, norms and activations. It calls
+each of these submodules as the model does, with row counts from 1 to 1,024. `row_classes` finds the
+row counts whose results agree bit for bit. The final result is the widest range of row counts that
+all submodules share. Attention uses separate kernels, which are batch-invariant by construction
+(`paceline.attention`).
 """
 
 from __future__ import annotations
@@ -123,8 +124,9 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
 def _probe_module(module: RowModule) -> ProbeResult:
     """Find the row counts at which the results of one kind of module change.
 
-    A product is tested with folded weights (`fold`), which yield only rounding errors, and then
-    with its bias. Other modules are tested on many random rows.
+    The function first tests a matrix product with folded weights (`fold`): the true result is zero,
+    so the computed result consists only of rounding errors. If the product has a bias, the function
+    also tests the unchanged weights and the bias. It tests other modules on many random rows.
     """
     noise = torch.Generator().manual_seed(0)
     counts = module.counts()
@@ -180,11 +182,12 @@ def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Product
 def _measure_costs(
     model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
 ) -> tuple[float, float, Conditions | None]:
-    """Measure the relative costs of the matrix products and of a whole forward pass.
+    """Measure how much batch invariance slows down the products and a forward pass.
 
     Returns:
-        The cost of the products, the cost of the forward pass, and the conditions (such as the
-        machine's load) during the measurement that was disturbed more.
+        The duration of the matrix products with batch invariance, relative to ordinary products;
+        the same ratio for a whole forward pass; and the conditions (such as the machine's load)
+        during the measurement that other programs disturbed more.
     """
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:

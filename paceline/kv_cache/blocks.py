@@ -58,12 +58,12 @@ class Block:
     A store holds either the keys or the values of one layer.
 
     Args:
-        like: Keys or values, [batch, heads, queries, dim]. The stores have the same heads, dim,
-            dtype and device.
+        like: Example of the keys or values to store, [batch, heads, queries, dim]. The stores get
+            the number of heads, the dim, the dtype and the device of this tensor.
         num_stores: Number of stores.
-        size: Number of slots, and of cache positions per slot.
+        size: Size of each store: number of slots, and of cache positions per slot.
     Attributes:
-        stores: All stores, [stores, slots, heads, capacity, dim].
+        stores: All stores, [stores, slots, heads, cache positions per slot, dim].
     """
 
     def __init__(self, like: Tensor, num_stores: int, size: CacheSize) -> None:
@@ -97,12 +97,12 @@ class Block:
         return self.stores[: self._num_taken]
 
     def resized(self, slots_kept: slice | list[int], size: CacheSize, length: int) -> Block:
-        """Copy some slots to a new block of a different size.
+        """Copy some slots to a new block of a different size, and return the new block.
 
         Args:
-            slots_kept: Slots whose content is copied to the first slots of the new block, in order.
+            slots_kept: Slots to copy, in this order, to the first slots of the new block.
             size: New number of slots, and of cache positions per slot.
-            length: Number of cache positions that are copied per slot.
+            length: Number of leading cache positions to copy per slot.
         """
         new = Block(self.stores[0], len(self.stores), size)
         new._num_taken = self._num_taken
@@ -179,14 +179,14 @@ class BlockList:
         return (block.taken for block in self._blocks)
 
     def take(self, states: Tensor, size: CacheSize) -> tuple[int, int]:
-        """Take a free store for a layer's keys or values; return its address.
+        """Reserve a free store for one layer's keys or values; return the store's address.
 
-        The address consists of the index of the block and the index within the block. If the last
-        block has no free store of this shape, a block is added.
+        The address is a pair: the index of a block, and the index of the store in the block. If
+        the last block has no free store that fits `states`, the function appends a block.
 
         Args:
             states: First keys or values of the layer, [batch, heads, queries, dim].
-            size: Number of slots, and of cache positions per slot, of a new block.
+            size: Size of an appended block: number of slots, and of cache positions per slot.
         """
         if not self._blocks or not self._blocks[-1].fits(states):
             self._blocks.append(Block(states, self._stores_per_block, size))
@@ -198,12 +198,13 @@ class BlockList:
         return self._blocks[block].store(index)
 
     def resize(self, slots_kept: slice | list[int], size: CacheSize, length: int) -> None:
-        """Reallocate the blocks one by one, so that at most one is in memory twice.
+        """Reallocate the blocks one by one, so that at most one block is in memory twice.
 
         Args:
-            slots_kept: Slots whose content is copied to the first slots, in order.
+            slots_kept: Slots whose content is kept. The function copies their content, in this
+                order, to the first slots of the new block.
             size: New number of slots, and of cache positions per slot.
-            length: Number of cache positions that are copied per slot.
+            length: Number of leading cache positions to copy per slot.
         """
         for number, block in enumerate(self._blocks):
             self._blocks[number] = block.resized(slots_kept, size, length)

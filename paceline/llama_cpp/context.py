@@ -62,13 +62,13 @@ class Context:
     """A llama.cpp context: one model with a cache of fixed size.
 
     Args:
-        library: The library.
+        library: The llama.cpp library.
         model: Handle of the model.
-        vocab_size: Number of tokens in its vocabulary.
+        vocab_size: Number of tokens in the model's vocabulary.
         options: Options of the context.
     Raises:
         MemoryError: There is not enough memory.
-        UnsupportedModelError: The library did not adopt the options.
+        UnsupportedModelError: The library created a context that does not have these options.
     """
 
     def __init__(

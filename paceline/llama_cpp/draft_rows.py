@@ -65,9 +65,10 @@ def rows_of(
 
     Args:
         requests: Open requests.
-        trees: Their draft trees.
+        trees: Draft trees of the requests.
         prefill_chunk: Maximum number of pending tokens per request.
-        spare: Smallest sequence id that is free for leaves; all larger ids are also free.
+        spare: Smallest sequence id that the leaves of the trees may use. All larger ids must also
+            be free.
     """
     result = []
     for request, tree in zip(requests, trees, strict=True):

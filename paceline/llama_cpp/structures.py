@@ -1,7 +1,8 @@
 """Describe the C structures of llama.cpp, and find the layout that a library uses.
 
-Releases of llama.cpp add and move fields, and the library does not contain the version of its
-header. The layout is therefore checked against the defaults that the library itself returns.
+Releases of llama.cpp add and move fields, and the library does not state the version of its header.
+`find_layout` therefore chooses the layout that fits the default parameters that the library
+returns.
 """
 
 from __future__ import annotations

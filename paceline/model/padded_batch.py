@@ -16,25 +16,26 @@ from paceline.model.padded_kernel import arrange_rows, fill_visible
 class PaddedBatch(NamedTuple):
     """Arrays for one forward pass over a batch, with one row per request.
 
-    The columns of each row are padding, pending tokens (the newest last), tree nodes and padding.
+    Each row consists of padding, pending tokens (the newest last), tree nodes, and more padding, in
+    this order.
 
     Attributes:
         token_ids: Token ids, [rows, columns].
         positions: Position of each token in its text, [rows, columns].
         cache_positions: Position of each token in its KV-cache slot, [rows, columns].
         block: [rows, columns, columns]. Entry [row, i, j] is True if column i sees column j.
-            Padding sees only the root, so that its values stay finite.
+            Padding columns see only the root, so that the values of padding columns stay finite.
         padding: True for columns without a token, [rows, columns].
         cached: Number of tokens in the cache before this forward pass, [rows].
         pending: Number of pending tokens processed in this forward pass, [rows].
         nodes: Number of tree nodes processed in this forward pass, [rows].
         width: Number of columns after the pending tokens: the size of the largest tree, or more if
-            rows are padded.
-        num_logit_columns: Number of columns, from the end, whose logits are computed: 1 + width,
-            or all columns if a request's prompt is scored.
+            `lay_out` has padded a small batch.
+        num_logit_columns: Number of columns at the end of each row whose logits are computed:
+            1 + width, or all columns if a request's prompt is scored.
         first_slot: KV-cache slot of row 0; row i uses slot first_slot + i.
-        in_order: Whether the cache positions of every row are consecutive, with no padding in
-            front.
+        in_order: Whether no row starts with padding, so that the cache positions of every row are
+            consecutive.
     """
 
     token_ids: IntArray

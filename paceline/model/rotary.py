@@ -1,8 +1,8 @@
-"""Select rotary frequencies by text length: LongRoPE and dynamic NTK.
+"""Select rotary frequencies by text length, for LongRoPE and dynamic NTK.
 
-transformers chooses one set of frequencies for a forward pass, by its largest position. Here, a
-batch may mix draft tokens, several requests and prompt chunks. Each token therefore has its own
-text length, which determines its frequencies.
+In transformers, the largest position in a forward pass determines the frequencies of all tokens.
+In paceline, a forward pass may mix draft tokens, several requests and prompt chunks. This module
+therefore selects the frequencies of each token by the length of the token's own text.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TextLengths:
         Args:
             requests: Requests in the batch.
             positions: Text position of each token, [rows, columns].
-            counts: Number of tokens in each request, [requests], if the requests share one row;
-                None means one row per request.
+            counts: If all requests share one row: number of tokens of each request, [requests].
+                None means that each request has its own row.
         """
         min_lengths = np.array([request.rotary_length for request in requests], dtype=np.int64)
         rows = min_lengths[:, None] if counts is None else np.repeat(min_lengths, counts)[None]
@@ -79,14 +79,14 @@ def _switch(parameters: dict[str, Any]) -> int | None:
 
 
 def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | None:
-    """Return the length beyond which `model.generate` recomputes a growing text.
+    """Return the text length beyond which `model.generate` recomputes the whole text.
 
-    `generate` then recomputes the text from its first token with new frequencies. None means that
-    it never does so.
+    When a text grows beyond this length, `generate` processes the text again from the first token,
+    with different rotary frequencies. None means that `generate` never recomputes a text.
 
     Raises:
-        UnsupportedModelError: `generate` recomputes the text at a different length from the one at
-            which the frequencies change, or the rotary embedding is not transformers' own.
+        UnsupportedModelError: `generate` recomputes the text at one length but changes the
+            frequencies at another, or the rotary embedding is not transformers' own.
     """
     switches = switch_lengths(config)
     if not switches:

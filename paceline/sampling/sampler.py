@@ -1,11 +1,14 @@
 """Compute the target distribution from logits, and sample from it.
 
 `target_scores` applies adjustments that depend on earlier tokens (`logit_adjustments`),
-temperature, top_k, top_p and min_p, in transformers' order. Tokens are drawn with the Gumbel-max
-trick: `argmax(log target_probs + noise)`. An integer hash of (request seed, position in the
-answer, stream) is the key of the noise. A single call can therefore draw all rows of all requests,
-with the same result on any device. The drawn token does not depend on the tree, the drafter or the
-batch. Gumbel noise is -log E, where E is exponential noise, so the draw is computed as
+temperature, top_k, top_p and min_p, in transformers' order.
+
+`draw` samples with the Gumbel-max trick: it returns `argmax(log target_probs + noise)`. An integer
+hash yields the noise of each token id from the request's seed, the position in the answer, and the
+stream (such as TARGET or DRAFT). A single call can therefore draw the tokens of all requests, with
+the same result on any device. A drawn token does not depend on the tree, the drafter or the batch.
+
+Gumbel noise is -log E, where E is exponential noise. `draw` therefore computes the equivalent
 `argmax(target_probs / E)`.
 """
 
@@ -37,13 +40,13 @@ _MASK64, _MASK32 = (int(np.iinfo(kind).max) for kind in (np.uint64, np.uint32))
 def target_scores(
     logits: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
 ) -> Tensor:
-    """Return scores whose softmax is the target distribution at every node.
+    """Return scores whose softmax is the target distribution after each node.
 
     Args:
-        logits: Logits [batch, 1 + width, vocab]. Row 0 belongs to the root, row 1 + i to node i;
-            rows beyond a tree are padding.
+        logits: Logits [batch, 1 + width, vocab]. For each request, row 0 holds the logits after
+            the root, and row 1 + i the logits after node i; rows beyond the tree are padding.
         requests: Requests of the batch.
-        trees: Draft trees that were verified with them.
+        trees: Draft tree of each request.
     Returns:
         Scores, float32 [batch, 1 + width, vocab], with excluded tokens at -inf. Scores of greedy
         requests include the adjustments, but not temperature, top_k, top_p and min_p.
@@ -139,8 +142,8 @@ def draw(
 class LazyDraws:
     """The tokens after the root and after every node, each drawn when it is read.
 
-    The tokens equal those of `draw`. Verification reads only the tokens that it emits, so drawing
-    the others would waste time.
+    Each token equals the one that `draw` returns. Verification reads only the tokens that become
+    part of the answer, so drawing all tokens would waste time.
 
     Args:
         logits: Logits [1 + width, vocab] of a request without adjustments or processors.

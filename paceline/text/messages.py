@@ -20,9 +20,11 @@ def checked_messages(
 ) -> list[Message]:
     """Validate messages, and return them as plain dictionaries.
 
-    Every message has the fields `role` and `content`. The content is a string or a list of text
-    parts. In an assistant's message with tool calls, the content may be null. Null fields are
-    removed. Tool-call arguments in JSON text are converted to objects. Other fields are unchanged.
+    Every message must have the fields `role` and `content`. The content is a string or a list of
+    text parts. Only in an assistant's message with tool calls, the content may be null.
+
+    The function removes all other fields that are null, and converts tool-call arguments from JSON
+    text to objects. Other fields are unchanged.
 
     Args:
         messages: The caller's messages, from JSON or Python code.

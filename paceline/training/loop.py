@@ -75,7 +75,7 @@ class Trainer(ABC):
         clock: Function that returns the time in seconds.
     Attributes:
         command: Name of the command, for error messages.
-        unit: Unit of `total` and `interval`: the name of a field of `progress`.
+        unit: Unit of `total` and `interval`: "steps" or "seconds".
         max_gradient_norm: Maximum gradient norm; larger gradients are clipped. None means no
             clipping.
         progress: Progress of the training run.

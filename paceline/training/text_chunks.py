@@ -124,9 +124,9 @@ def smallest_cover(counts: NDArray[Any], share: float, multiple: int = 1) -> NDA
 
     Args:
         counts: Count of each index.
-        share: Share of the total count to cover; from 0 to 1. The most frequent indices are taken
-            first.
-        multiple: Round the number of indices up to a multiple of this value.
+        share: Share of the total count to cover; from 0 to 1. The function takes the most frequent
+            indices first.
+        multiple: The function rounds the number of indices up to a multiple of this value.
     """
     order = np.argsort(-counts, kind="stable")
     reached = np.cumsum(counts[order]) / counts.sum()

@@ -108,11 +108,12 @@ class _InnerKernel(_Subroutine, _Kernel):
 
 
 def kernel(function: F) -> F:
-    """Compile a function without reference counting.
+    """Compile a function without reference counting for arrays.
 
-    The function must not allocate arrays. Reference counting for arrays is atomic, and happens at
-    every call and view. In short functions, it takes longer than the actual work. The caller must
-    keep the arrays alive, as callers compiled with `compiled` do.
+    Reference counting is atomic, and happens at every call and every view of an array. In a short
+    function, reference counting takes longer than the actual work. Without reference counting, the
+    function must not allocate arrays. Its callers must keep the arrays alive; callers that
+    `compiled` has compiled do so.
     """
     return _without_counting(_InnerKernel, function, _INNER)
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
-    """Thresholds for timings.
+    """Thresholds for timings, in particular for measuring and checking cost curves.
 
-    The defaults were chosen with SmolLM2-135M on two cores that other programs also used.
+    A cost curve states how long a forward pass takes, by the number of rows. The defaults were
+    chosen with SmolLM2-135M on two cores that other programs also used.
 
     Attributes:
         min_rounds: Minimum number of repeats of a measurement.
-        max_rounds: Maximum number of repeats while the two shortest repeats disagree.
+        max_rounds: Maximum number of repeats if the two shortest repeats keep disagreeing.
         agreement: Maximum relative difference at which the two shortest repeats agree.
         quiet_wait: Maximum share of time spent waiting for a processor in an undisturbed
             measurement.
@@ -25,18 +26,18 @@ class TimingSettings:
             checked.
         max_check_share: Maximum time for the checks of a curve, as a share of the time for which
             the curve is in use.
-        max_cost_error: Maximum relative difference between the cost of rows in a check and in the
-            curve. Up to this difference, the check confirms the curve.
-        loaded_pause_s: Seconds for which a cost curve loaded from disk is used before it is
-            checked. The first token does not wait for the check.
-        first_pause_s: Seconds for which a curve is used before it is checked again. Each later
-            pause is twice as long.
-        disturbed_pause_s: First pause for a curve whose measurement was disturbed. Later pauses
-            grow up to `first_pause_s`.
+        max_cost_error: Maximum relative difference between a cost in the check and the same cost in
+            the curve. Up to this difference, the check confirms the curve.
+        loaded_pause_s: Seconds for which a cost curve loaded from disk is used before the first
+            check. The first token does not wait for this check.
+        first_pause_s: Seconds for which a curve is used before the next check. Each later pause is
+            twice as long.
+        disturbed_pause_s: First pause for a curve whose measurement was disturbed, in seconds.
+            Later pauses grow up to `first_pause_s`.
         renewal_seconds: Maximum duration of a measurement that replaces a curve in use, in
             seconds.
-        load_drop: Decrease in the load average after which paceline times slow models again, and
-            kernels whose timing was disturbed.
+        load_drop: Decrease in the load average after which paceline repeats two kinds of timings:
+            those of slow models, and disturbed timings of kernels.
     """
 
     min_rounds: int = 3

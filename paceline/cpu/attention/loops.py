@@ -66,14 +66,16 @@ def add_values(
     """Add weighted value vectors to the sums of up to four queries.
 
     Args:
-        weights: Address of an array of the addresses of each query's weights.
+        weights: Address of an array that holds one address per query: the address of the query's
+            weights.
         values: Address of the value vectors.
-        stride: Distance between consecutive vectors.
-        count: Number of vectors.
+        stride: Distance between consecutive value vectors, in bytes.
+        count: Number of value vectors.
         sums: Address of the float32 sums, which are stored query by query.
-        size: Size of one query's sums in bytes.
+        size: Size of one query's sums, in bytes.
         queries: Number of queries.
-        is_half: Whether values are in bfloat16; `size` must then be a multiple of 64.
+        is_half: Whether the value vectors are in bfloat16. In this case, `size` must be a multiple
+            of 64.
     """
     in_groups = size // _GROUP_BYTES * _GROUP_BYTES
     in_vectors = size // softmax_weighted_sum.STEP * softmax_weighted_sum.STEP

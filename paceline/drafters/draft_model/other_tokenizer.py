@@ -21,11 +21,13 @@ from paceline.model.cached_lm import CachedLM
 
 
 class OtherTokenizerDrafter(Drafter):
-    """Routes each request to the drafter that suits the two tokenizers.
+    """Drafts with a draft model whose tokenizer differs from the target's.
 
-    Sampled drafts need the draft model's distribution over the target's tokens, so they consist of
-    shared tokens (`model.token_map`). Other drafts consist of shared tokens if the draft model has
-    nearly all tokens of the target. Otherwise, they are drafted as text (`text_chains`).
+    A draft consists of shared tokens, which both models have (`model.token_map`), or the draft
+    model drafts text, which is then tokenised for the target (`text_chains`). Sampled drafts always
+    consist of shared tokens, because they need the draft model's distribution over the target's
+    tokens. Other drafts consist of shared tokens only if the draft model has nearly all tokens of
+    the target.
 
     Args:
         options: Options of the drafter.

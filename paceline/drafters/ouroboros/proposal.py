@@ -74,15 +74,15 @@ class Proposal:
 
 
 class ProposalBuilder:
-    """Merges the parts of a proposal into one tree.
+    """Merges the drafted chain, phrases and alternative tokens into one draft tree.
 
     Args:
-        text: The request's two newest tokens, or one token.
-        chain: Drafted tokens.
-        probs: The draft model's probability for each drafted token, if `calibration` is given.
-        most: Maximum number of nodes.
-        max_depth: Maximum depth.
-        phrases: Function that looks up phrases in the pool.
+        text: The request's two newest tokens, or the only token if there is just one.
+        chain: Tokens that the draft model has drafted, in order.
+        probs: The draft model's probability for each drafted token; used only with `calibration`.
+        most: Maximum number of nodes in the tree.
+        max_depth: Maximum depth of the tree.
+        phrases: Function that looks up phrases (n-grams) in the pool.
         calibration: If given, the tree gets confidences, and the most likely paths come first.
     """
 

@@ -39,13 +39,13 @@ TRIE_NODE = record_dtype(TrieNode)
 
 
 class Queries(NamedTuple):
-    """The queries in a batch.
+    """The queries in a batch: the tokens to search for in a datastore, and limits.
 
     Attributes:
         ids: Tokens of all queries, [total]; query b is ids[offsets[b]:offsets[b + 1]].
         offsets: Offsets of the queries in `ids`, [batch + 1].
-        depths: Maximum number of tokens in a continuation, [batch].
-        limits: Maximum number of nodes in a tree, [batch].
+        depths: For each query, the maximum number of tokens in a continuation, [batch].
+        limits: For each query, the maximum number of nodes in its draft tree, [batch].
     """
 
     ids: NDArray[np.int64]

@@ -1,9 +1,11 @@
-"""Grow one draft tree, best first, from all sources of draft tokens.
+"""Grow one draft tree, best first, from several sources of draft tokens.
 
-The sources are cached distributions (Token Recycling) and the draft trees of `draft_sources` (in
-the order of `SOURCES`). In this example, the numbers below 1 are probabilities:
+The sources are the target's cached distributions (Token Recycling) and the draft trees of
+`draft_sources`, in the order of `SOURCES`. The frontier holds all candidates for the next node of
+the tree. In this example, the numbers in parentheses are probabilities:
 
-    drafted: 7, then 4      cached: 7 (0.6) or 9 (0.3) after the root, and 5 (0.8) after 7
+    Source 1, cached distributions: 7 (0.6) or 9 (0.3) after the root, and 5 (0.8) after 7.
+    Source 2, a draft tree: 7, then 4.
 
     The frontier starts with 7 (0.7, in both sources) and 9 (0.25, cached).
     The tree takes 7. The frontier now has 7-5 (0.5, cached), 9 (0.25) and 7-4 (0.2, drafted).
@@ -67,11 +69,12 @@ def grow_trees(
     Args:
         table: Cached distributions.
         calibration: Acceptance rates by source.
-        sources: Draft trees of the sources.
+        sources: Draft trees from other sources.
         queries: Requests of the batch.
-        trees: Output: all trees in sequence, records of type CANDIDATE, [sum of the maximum numbers
-            of nodes]. Path probabilities decrease within a tree.
-        ends: Output: end of each tree, [batch].
+        trees: Output: the nodes of all trees, one tree after the other, as records of type
+            CANDIDATE. The array has room for the maximum number of nodes of every tree. Within a
+            tree, path probabilities decrease.
+        ends: Output: for each tree, the index in `trees` after its last node, [batch].
     """
     room = 0
     for row in range(len(ends)):
@@ -159,8 +162,8 @@ def count_tree(
 ) -> None:
     """Count accepted and rejected candidates after a tree has been verified.
 
-    The counts include all children of the root and of accepted nodes, even children that were not
-    verified.
+    The function counts all children of the root and of accepted nodes. A child is accepted if the
+    target chose the child's token, even if the child itself was not verified.
 
     Args:
         calibration: Acceptance rates by source.

@@ -1,9 +1,12 @@
-"""Score a token with the small network that `fusion=calibrated` uses.
+"""Compute the confidence of a candidate token with a small neural network.
+
+The `sssd` drafter uses the network if its option `fusion` is `calibrated`:
 
     inputs of the token [19] and of the node [17] -> first layer -> 16 ReLU units -> second layer
     -> logistic unit
 
-The node's contribution to the first layer is computed once for all its tokens.
+All candidate tokens after a node share the node's inputs. `begin_node` computes the contribution of
+these inputs to the first layer once per node.
 """
 
 from __future__ import annotations
@@ -27,15 +30,15 @@ from paceline.util.compiled import Records, kernel, subroutine
 
 
 class Network(NamedTuple):
-    """The values in the network for one token.
+    """The network's inputs and hidden units for one candidate token.
 
     Attributes:
         inputs: Inputs by name, [1].
-        columns: The same inputs in the same memory, as an array, [len(FEATURES)].
+        columns: A view of `inputs` as a plain array, [len(FEATURES)].
         node_units: Sums of the first layer over the node's inputs only, [HIDDEN].
         units: Sums of the first layer over all inputs, [HIDDEN].
-        alike: Confidence of tokens that occur once in the datastore and not in the request, by
-            match length, [LONGEST + 1]. Index 0 is for matches that skip the newest token. The
+        alike: By match length, the confidence of tokens that occur once in the datastore and not
+            in the request, [LONGEST + 1]. Index 0 is for matches that skip the newest token. The
             value -1 means that the confidence has not been computed yet.
     """
 
@@ -92,8 +95,9 @@ def confidence_of(
 ) -> float:
     """Return the confidence of one token; call `begin_node` first.
 
-    Some tokens occur once in the datastore and not in the request. If their matches have the same
-    length, their inputs are the same, so their confidence is computed only once.
+    Among the tokens that occur once in the datastore and not in the request, all tokens with
+    matches of the same length have the same inputs. The function computes the confidence of such
+    tokens only once.
     """
     token = counts.tokens[which]
     match = token.longest[STORE]

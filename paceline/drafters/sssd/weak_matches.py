@@ -1,22 +1,21 @@
-"""Add weak matches: copied text, a skipped token, and related tokens.
+"""Propose tokens for draft nodes that have no long match in earlier text.
 
-Weak matches propose tokens for a node that has no long match. In addition, `follow_copy` finds the
-position in the request from which text is being copied.
+`add_weak_matches` adds two kinds of weak matches to such a node: skipped tokens and related tokens.
+In addition, `follow_copy` finds the position in the request from which text is being copied.
 
 A skipped token: suppose that the request is 1 2 3 4 ... 1 2 9, and that 9 never occurred before.
-Earlier, "1 2" was followed by one token (3) and then by 4. The search skips that one token, which
-is now 9, and proposes 4. The pointer to this 4 has the match value SKIPPED.
+The search skips the token after "1 2", which was 3 and is now 9. After the skipped token, the
+earlier text has 4, so the search proposes 4. The pointer to this 4 has the match value SKIPPED.
 
-Related tokens: suppose that the request is 20 7 21 7 ... 20 9 21. The newest token is 21. The
-earlier 21 was followed by a 7 that repeated the token two positions before it. The token two
-positions before the next one is now a 9, so 9 is proposed.
+Related tokens: suppose that the request is 20 7 21 7 ... 20 9 21.
 
-    before == 20  7 21  7     7 repeats the token 2 positions earlier, which follows 20
-    now    == 20  9 21  ?     the token 2 positions earlier, which follows 20, is 9: one vote for 9
+    before == 20  7 21  7     after 21, the text repeats the token 2 positions earlier (7)
+    now    == 20  9 21  ?     the token 2 positions earlier is 9: one vote for 9
 
-The pointer to this 9 has the match value -1 for one vote, -2 for two votes, and so on. If only
-weak matches offer the token of a draft node, the node inherits their pointers. Each of them then
-counts as a match of one token.
+The pointer to this 9 has the match value -1 for one vote, -2 for two votes, and so on.
+
+If only weak matches offer the token of a draft node, the node inherits the pointers of these weak
+matches. Each inherited pointer then counts as a match of one token.
 """
 
 from __future__ import annotations
@@ -137,16 +136,17 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Propose recent tokens, at distances at which earlier text repeated tokens.
+    """Propose repeats of recent tokens, at the same distances as in earlier text.
 
     1. Each pointer in `offered` leads to a token after matching text. If that token repeats a token
-       shortly before it, the distance between the two gets one vote.
-    2. At most MAX_RELATED distances are selected: those with the most votes.
-    3. For each selected distance d, the token d positions before the next token is proposed.
+       shortly before it, the distance between the two tokens gets one vote.
+    2. The function selects the distances with the most votes, at most MAX_RELATED distances.
+    3. For each selected distance d, the function proposes the token d positions before the next
+       token.
 
-    For example, "7" followed the matching text "=", "7", ">>". This "7" repeats the token two
-    positions before it, so the distance 2 gets a vote. The text now ends in "=", "9", ">>". The
-    token two positions before the next one is "9", so "9" is proposed.
+    For example, earlier text was "= 7 >> 7", and the text now ends in "= 9 >>". In the earlier
+    text, the second 7 repeats the token two positions before it, so the distance 2 gets a vote. Two
+    positions before the next token, the text now has a 9. The function therefore proposes 9.
 
     Returns:
         The number of pointers in `pool` after the call.
@@ -177,8 +177,12 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
     """Return the distance to an earlier token that a proposed token repeats, or 0.
 
-    `pointer` proposes the token that followed a match. The distance is longer than the match, and
-    at most `reach`. At this distance, the query must have a different token after an equal token.
+    `pointer` proposes the token that followed a match. For example, the text 20 7 21 7 and the
+    query 20 9 21 match at 21, so `pointer` proposes the second 7. This 7 repeats the token two
+    positions earlier, where the text has 20 7 and the query has 20 9. The distance is 2.
+
+    In general, the text and the query must have different tokens at that distance, but equal tokens
+    one position earlier. The distance is longer than the match, and at most `reach`.
     """
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1

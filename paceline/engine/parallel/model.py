@@ -2,10 +2,10 @@
 
 This is lookahead parallelism (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference
 Using Lookahead Decoding", section 3.4). Every process (rank) runs the same loop, proposes the same
-trees and computes its share of the nodes. In a single exchange of integers, all ranks then get the
-target's token and argmax after every node. Random numbers depend only on seed and position, so they
-are the same on every rank. If a rank has not computed an accepted node, it computes that node's
-token in the next step.
+trees and computes its share of the nodes. The ranks then exchange integers once, so that every rank
+knows the target's token and argmax after every node. Random numbers depend only on seed and
+position, so all ranks draw the same numbers. If a node is accepted that a rank has not computed,
+this rank computes the node's token as a pending token in the next step.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from paceline.verification.verify import TargetTokens, target_tokens
 
 
 class ParallelLM(CachedLM):
-    """A model whose draft trees are computed jointly by all ranks.
+    """A model that verifies each draft tree jointly with other processes (ranks).
 
     `forward_nodes` returns the logits for this rank's share of the nodes; `verify` combines the
     results of all ranks. `Request.cached` and `Stats.query_tokens` count only the tokens that this
     rank has computed.
 
     Args:
-        model: This rank's copy, on its own device.
+        model: This rank's copy of the model, on this rank's device.
         ranks: The processes in the run.
         drafter: Drafter whose trees are verified.
         max_nodes: Maximum number of nodes in a tree.
-        prefill_chunk: Passed to `CachedLM`.
+        prefill_chunk: Argument of `CachedLM`, raised to 1 + `max_nodes` if it is smaller.
         options: The other arguments of `CachedLM`.
 
     Raises:
@@ -230,11 +230,11 @@ class ParallelLM(CachedLM):
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Return the name, dtype, shape and checksum of every parameter and buffer.
 
-    Equal models have equal checksums on all devices. For the checksum, each element's bit pattern
-    is read as an integer and multiplied by an odd number that depends on its index. The products
-    are added modulo 2**64. The order of summation does not affect the result, but changing an
-    element or swapping two elements does. Quantised weights that are not plain tensors have
-    checksum 0.
+    Equal models have equal checksums on all devices. To compute a checksum, the function reads each
+    element's bit pattern as an integer, multiplies the integer by an odd number that depends on the
+    element's index, and adds the products modulo 2**64. Changing an element or swapping two
+    elements changes the checksum, but the order of summation does not. Quantised weights that are
+    not plain tensors have checksum 0.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [

@@ -48,7 +48,7 @@ class Ranks:
 
     @staticmethod
     def join(device: str = "auto", timeout: float = 60.0) -> Ranks:
-        """Return the existing process group, or create the group prepared by torchrun.
+        """Return the existing process group, or create the one that torchrun configured.
 
         Args:
             device: Device of the model, as in `LLM`. The group uses NCCL on GPUs and gloo
@@ -180,10 +180,10 @@ class Ranks:
 
 
 def join_ranks(ranks: object, device: str) -> Ranks:
-    """Return the connected processes of a lookahead-parallel run.
+    """Connect the processes of a lookahead-parallel run, unless they are connected.
 
     Args:
-        ranks: True to connect the processes, or `Ranks` if they are already connected.
+        ranks: True to connect the processes, or the `Ranks` object of connected processes.
         device: Device of the model, as in `LLM`.
     Raises:
         ConfigError: `ranks` is neither True nor a `Ranks` object, or the processes cannot be

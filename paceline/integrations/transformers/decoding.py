@@ -32,9 +32,9 @@ from paceline.verification.verify import best_tokens, split_top_tokens
 def verify_rows(
     rows: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> list[Outcome]:
-    """Choose tokens as transformers would, and accept the drafts that match them.
+    """Choose tokens as transformers would, and accept draft tokens that equal these.
 
-    The engine uses this rule, sample matching, for the rows of a transformers batch.
+    This rule is called sample matching. The engine applies it to the rows of a transformers batch.
 
     Args:
         rows: Instances of `RowRequest`.

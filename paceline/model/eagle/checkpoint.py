@@ -1,9 +1,9 @@
 """Build and load EAGLE-style draft models.
 
-These models have Llama layers between the target's embedding and LM head.
+These draft models place Llama layers between the target's embedding and LM head.
 
-In a draft model's folder, `config.json` names the target, `model.safetensors` holds the weights of
-the draft layers, and `kept_tokens.json` holds the reduced vocabulary.
+In a draft model's folder, `config.json` names the target, and `model.safetensors` holds the weights
+of the draft layers. `kept_tokens.json` lists the token ids of the reduced draft vocabulary.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_reading(folder: str) -> bool:
 
 
 def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> PreTrainedModel:
-    """Load the draft model in a folder; the caller must attach it to its target.
+    """Load a draft model from a folder, for the caller to attach to the target.
 
     Args:
         folder: Folder of the draft model.

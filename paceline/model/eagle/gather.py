@@ -15,13 +15,15 @@ from paceline.model.ragged_batch import RaggedBatch
 def states_to_read(
     requests: Sequence[Request], batch: PaddedBatch | RaggedBatch
 ) -> TargetStates | None:
-    """Return the target states for those pending tokens that the target has chosen.
+    """Return the target's hidden states for the pending tokens, as far as known.
+
+    The states are known only for tokens that the target has chosen.
 
     Args:
-        requests: Requests of the batch, with the logs of their target states.
+        requests: Requests of the batch; each may have a log of the target's hidden states.
         batch: Rows and columns of the requests' tokens.
     Returns:
-        The target states that are known; None if none are known.
+        The known states; None if no state is known.
     """
     if isinstance(batch, RaggedBatch):
         starts = [(0, start) for start in batch.starts.tolist()]

@@ -12,15 +12,16 @@ from paceline.model.padded_batch import PaddedBatch
 
 
 class ChainPass:
-    """A forward pass over one chain; only full acceptance changes the states.
+    """A forward pass that verifies one chain in a model with recurrent states.
 
-    The whole model runs once over the pending tokens and the chain. If all draft tokens are
-    accepted, `commit` stores the new recurrent states. If a draft token is rejected, the stored
-    states do not change, and the next forward pass processes the pending tokens again.
+    The whole model runs once over the pending tokens and the chain (a draft tree without branches).
+    If all draft tokens are accepted, `commit` stores the new recurrent states. If a draft token is
+    rejected, the stored states do not change, and the next forward pass processes the pending
+    tokens again.
 
     Args:
         layout: Padded batch with one row.
-        layers: Stored states by layer index. The forward pass starts from copies of them.
+        layers: Stored states by layer index. The forward pass starts from copies of these states.
         device: Device of the states.
     Attributes:
         num_requests: Always 1.

@@ -32,18 +32,18 @@ _score1 = amx.add_product(_PRODUCT1, _KEYS1, _QUERIES)
 def weigh_block(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, block: int, i: int, count: int
 ) -> int:
-    """Compute the softmax weights of a block of queries.
+    """Compute the softmax weights of a block: up to sixteen queries of a tile.
 
     Args:
         call: Arguments of the attention call.
-        tile: Current tile of queries.
+        tile: Tile of queries that the thread processes.
         space: Memory of the thread.
         block: Index of the block in the tile.
-        i: First query of the block.
+        i: Index in the tile of the block's first query.
         count: Number of queries in the block.
 
     Returns:
-        Number of steps (32 keys each) in which all queries of the block see the same keys.
+        Number of leading steps (32 keys each) in which all queries of the block see the same keys.
     """
     size, totals = SIDE * call.value_dim * FLOAT_BYTES, space.totals + block * amx.ROW
     clear(space.sums + block * size, size)
