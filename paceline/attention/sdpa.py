@@ -49,7 +49,7 @@ def _attend(
             positions, dim].
         attention_mask: Mask, bool [batch, 1, columns, positions].
     Returns:
-        Output, [batch, columns, heads, dim], and None for the attention weights.
+        The output, [batch, columns, heads, dim], and None instead of the attention weights.
     """
     if (
         attention_mask is None

@@ -1,9 +1,9 @@
 """Emit code that multiplies float32 rows by the weights of four outputs.
 
-Order of additions: lane l of eight sums the products of the elements l, l + 8, ... of both
-operands, in order, with fused multiply-adds. Then lanes l and l + 4 are added, next l and l + 2,
-and finally 0 and 1. All variants in this module use this order, so the number of rows does not
-change the result.
+A dot product is summed in eight lanes. Lane l sums the products of the elements l, l + 8, ... of
+both operands, in order, with fused multiply-adds. Then the lanes are added in pairs: first l and
+l + 4, next l and l + 2, and finally 0 and 1. All variants in this module use this order, so the
+number of rows does not change the result.
 """
 
 from __future__ import annotations

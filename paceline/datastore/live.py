@@ -37,8 +37,8 @@ def open_store(
     Args:
         path: Folder of the store. "demo" is the built-in store; use "./demo" for a folder with
             that name.
-        tokenizer: Tokenizer of the searched ids, or its fingerprint. A store built with a
-            different tokenizer is rejected. Default: any store is accepted.
+        tokenizer: Tokenizer of the ids to search for, or the fingerprint of this tokenizer. A store
+            built with a different tokenizer is rejected. Default: any store is accepted.
         updates: Limits on appended outputs; default `UpdateOptions()`.
     Raises:
         DatastoreError: The store does not exist, is damaged, or was built with a different
@@ -50,8 +50,8 @@ def open_store(
 class Datastore:
     """Searches a datastore, and appends outputs to it.
 
-    Several threads may share this object. A forked child process may also use it, but writes only
-    the outputs that it appends itself. Other processes must open the store themselves.
+    Several threads may share this object. A forked child process may also use the object, but
+    writes only the outputs that the child process appends. Other processes must open the store.
 
     Attributes:
         path: Folder of the store.
@@ -137,11 +137,11 @@ class Datastore:
                 self._sort_soon()
 
     def follow(self, outputs: Mapping[int, Document]) -> None:
-        """Collect unfinished outputs; if there are several, make them searchable.
+        """Collect unfinished outputs; make them searchable if there are several outputs.
 
         Args:
-            outputs: New tokens of each output since the previous call, keyed by a number that the
-                caller assigns.
+            outputs: New tokens of each output since the previous call. The keys are numbers that
+                the caller assigns to the outputs.
         Raises:
             DatastoreError: An id is not below the vocabulary size, or the store is closed.
         """

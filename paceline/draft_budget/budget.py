@@ -218,8 +218,9 @@ class DraftBudget:
     ) -> Floats:
         """Return the durations of a step with 0, 1, ... units of draft nodes.
 
-        A unit is one node, or in a padded batch one node of every tree (`NodeSelector`). The
-        durations come from the cost curve, for the mean text length of the requests.
+        In a ragged batch, a unit is one node. In a padded batch, a unit is one node of every tree
+        (`NodeSelector`). The durations come from the cost curve, for the mean text length of the
+        requests.
         """
         self._set_context(drafts, num_requests)
         return self._seconds(rows, selector.rows_per_unit, selector.num_units)

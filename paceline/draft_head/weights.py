@@ -1,12 +1,12 @@
 """Define a draft head's weights.
 
-The head predicts the next state from a state and the embedding of the chosen token:
+The head predicts the next hidden state from a hidden state and the embedding of the chosen token:
 
     inputs = [state, embedding of the token]
     next state = direct @ inputs + outer @ silu(inner @ inputs)
 
-`direct` and `inner` have a bias and are stored as one matrix. A head without `inner` is a linear
-map.
+`direct` and `inner` each have a bias, which the formula omits. The two matrices are stored as one
+matrix. A head without `inner` is a linear map.
 """
 
 from __future__ import annotations

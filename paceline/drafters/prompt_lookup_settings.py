@@ -1,8 +1,9 @@
 """Define the settings of the `prompt_lookup` drafter.
 
-The probabilities were fitted to counts in 120 recorded answers from SmolLM2-135M-Instruct. At run
-time, the draft budget corrects them. In each table of probabilities, the columns stand for match
-lengths of 1, 2, 3, and 4 or more tokens, unless a comment says otherwise.
+The probabilities that the target accepts a draft token were fitted to counts in 120 recorded
+answers from SmolLM2-135M-Instruct. At run time, the draft budget corrects these probabilities. In
+each table of probabilities, the columns stand for match lengths of 1, 2, 3, and 4 or more tokens,
+unless a comment says otherwise.
 """
 
 from __future__ import annotations

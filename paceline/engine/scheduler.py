@@ -60,7 +60,8 @@ class Scheduler:
         """Assign a slot to a waiting request; preempt others of lower priority if needed.
 
         Returns:
-            False if no slot is free and no active request has a lower priority.
+            True if the request has a slot. False if no slot is free and no active request has a
+            lower priority.
         Raises:
             CapacityError, MemoryError, RuntimeError: The cache can never hold the request. The
                 request then counts as active.

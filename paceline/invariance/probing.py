@@ -55,7 +55,7 @@ def load_report(model: PreTrainedModel, products: Products = Products()) -> Prob
     """Return the stored report of `probe_model`; probe the model if there is none.
 
     If other programs disturbed the time measurements in the stored report, and the machine is
-    quieter now, the model is probed again.
+    quieter now, the function probes the model again.
 
     Args:
         model: Loaded model.
@@ -80,9 +80,10 @@ def load_report(model: PreTrainedModel, products: Products = Products()) -> Prob
 
 
 def probe_model(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
-    """Find the widest range of row counts that never changes a token's results.
+    """Find the widest range of row counts within which a token's results never change.
 
-    The report also states how much slower forward passes are if they use only this range.
+    The report also states how much slower forward passes are if their row counts stay within this
+    range.
 
     Args:
         model: Loaded model.
@@ -185,9 +186,9 @@ def _measure_costs(
     """Measure how much batch invariance slows down the products and a forward pass.
 
     Returns:
-        The duration of the matrix products with batch invariance, relative to ordinary products;
-        the same ratio for a whole forward pass; and the conditions (such as the machine's load)
-        during the measurement that other programs disturbed more.
+        The duration of the products and of a forward pass, both relative to the duration without
+        batch invariance. The third result states the conditions, such as the machine's load, during
+        the measurement that was disturbed more.
     """
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:

@@ -26,9 +26,9 @@ class ContextOptions:
         cells: Number of tokens that the cache can hold, counting all sequences.
         max_rows: Maximum number of rows in one forward pass.
         rows_per_pass: Maximum number of rows that llama.cpp computes at once.
-        sequences: Number of sequence ids.
+        sequences: Number of sequences that the cache can hold.
         threads: Number of CPU threads.
-        rollback: Maximum number of tokens by which a recurrent sequence can be rolled back.
+        rollback: Maximum number of tokens by which the context can roll back a recurrent sequence.
         flash_attention: Whether attention uses one fused operation; None lets llama.cpp choose.
     """
 

@@ -17,16 +17,18 @@ from paceline.llama_cpp.slots import sequence_of
 class RequestRows:
     """The rows of one request in a forward pass.
 
-    A sequence is a text in llama.cpp's cache. Each leaf of the draft tree has its own.
+    A sequence is a text in llama.cpp's cache. Each leaf of the draft tree has a sequence of its
+    own, which contains the tokens up to the leaf.
 
     Attributes:
         request: The request.
-        tree: Its draft tree.
-        num_pending: Number of its pending tokens in the forward pass.
+        tree: Draft tree of the request.
+        num_pending: Number of the request's pending tokens in the forward pass.
         num_scored: Number of pending tokens, before the newest one, whose logits are needed.
-        branch: The request's sequence, and the sequences of its tree's leaves.
-        leaf_of: For each node, the sequence of a leaf below it.
-        sequences_of: For each node, the sequences of all leaves below it.
+        branch: Sequence of the request, and sequences of the tree's leaves.
+        leaf_of: For each node, the sequence of one leaf below the node. A leaf counts as below
+            itself.
+        sequences_of: For each node, the sequences of all leaves below the node.
     """
 
     request: Request
@@ -93,11 +95,14 @@ def rows_of(
 def _assign(
     tree: DraftTree, sequence: int, spare: int
 ) -> tuple[list[int], list[int], list[list[int]]]:
-    """Assign sequences to the leaves of a tree and to their ancestors.
+    """Assign llama.cpp's sequences to the leaves of a tree and to their ancestors.
 
-    The first leaf gets the sequence of the request. The first result lists the sequences of all
-    leaves. The second gives, for each node, the sequence of one leaf below it. The third gives the
-    sequences of all leaves below each node.
+    The first leaf gets `sequence`, the request's own sequence. The other leaves get `spare`,
+    `spare` + 1, and so on.
+
+    Returns:
+        The sequences of all leaves; for each node, the sequence of one leaf below the node; and for
+        each node, the sequences of all leaves below the node. A leaf counts as below itself.
     """
     inner, leaves = set(tree.parents), [sequence]
     sequences_of: list[list[int]] = [[] for _ in tree.parents]

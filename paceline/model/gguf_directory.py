@@ -31,8 +31,8 @@ class ListedTensor(NamedTuple):
         name: Name of the tensor.
         shape: Shape, with the outermost dimension first.
         type_id: Id of the block format.
-        offset: Offset of the first byte in the file.
-        num_bytes: Number of bytes in the file.
+        offset: Offset of the tensor's first byte in the file.
+        num_bytes: Size of the tensor in the file, in bytes.
     """
 
     name: str
@@ -62,10 +62,11 @@ def list_tensors(path: Path) -> tuple[list[ListedTensor], int]:
 
 
 def copy_header(path: Path, copy: Path) -> None:
-    """Write the header of a GGUF file without the longest lists, and without weights.
+    """Copy a GGUF file's header, without the longest metadata lists and the weights.
 
-    transformers takes seconds to read these lists in search of the configuration, which does not
-    depend on them. In the copy, the tensors have no elements.
+    transformers can read the model's configuration from the copy. The configuration does not depend
+    on the omitted lists, but transformers would take seconds to read these lists. In the copy, the
+    tensors have no elements.
 
     Args:
         path: GGUF file, as for `list_tensors`.

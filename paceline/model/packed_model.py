@@ -52,14 +52,14 @@ def load_packed(path: Path) -> PreTrainedModel:
 
 
 def load_described(path: Path, files: Sequence[Path], folder: Path) -> PreTrainedModel:
-    """Return a model with packed weights, from files that a folder describes.
+    """Return a model with packed weights, from GGUF files that a folder describes.
 
     Args:
         path: Name of the model, for error messages.
-        files: Files with the weights.
-        folder: Folder with the configuration, the table of tensors, and any buffers.
+        files: GGUF files with the weights.
+        folder: Folder with the model's configuration, the table of tensors, and any buffers.
     Raises:
-        ConfigError: As for `load_packed`.
+        ConfigError: A file is damaged, or contains weights in an unsupported format.
         OSError: A file cannot be read.
     """
     maps = [torch.from_numpy(np.memmap(file, np.uint8, mode="c")) for file in files]

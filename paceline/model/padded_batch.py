@@ -97,7 +97,8 @@ def lay_out(
         requests: Requests in the batch, in consecutive slots.
         trees: One draft tree per request.
         prefill_chunk: Maximum number of pending tokens per request.
-        min_rows: Minimum value of requests x (1 + width). Smaller batches get padding columns.
+        min_rows: Minimum value of (number of requests) x (1 + width), where width is the number of
+            columns for tree nodes. The function adds padding columns to smaller batches.
     """
     rows = len(requests)
     pending = [min(request.pending, prefill_chunk) for request in requests]

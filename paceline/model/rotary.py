@@ -168,9 +168,9 @@ def is_length_dependent(module: nn.Module) -> bool:
 
 
 def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
-    """Make a copied rotary embedding select its frequencies per token.
+    """Make a copied rotary embedding select the frequencies for each token separately.
 
-    The copy gets separate buffers, which no other code changes.
+    The function gives the copy separate buffers, which no other code changes.
 
     Args:
         twin: Copy of the model's rotary embedding.

@@ -68,7 +68,7 @@ class Drawn(NamedTuple):
         scores: Scores from `target_scores`, [batch, 1 + width, vocab].
         tokens: Token ids, [batch][1 + width]; entries beyond a tree have no meaning. NO_TOKEN
             marks NaN or infinite scores.
-        others: Copies of the caller's tensors.
+        others: Copies of the tensors that the argument `others` of `draw_tokens` returned.
     """
 
     scores: Tensor
@@ -85,7 +85,8 @@ def draw_tokens(
 ) -> Drawn:
     """Sample the token after the root and every node, with one wait for the device.
 
-    A second wait is needed only if too few tokens were sorted for top_k, top_p or min_p.
+    At first, the function sorts only part of the vocabulary. If top_k, top_p or min_p requires more
+    sorted tokens, the function samples again, and waits a second time.
 
     Args:
         logits: Logits, as in `target_scores`.
@@ -196,8 +197,9 @@ def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
 def step_seed(seed: int, position: int) -> int:
     """Return the seed for the draft tokens of one step.
 
-    The acceptance of a draft token may depend on the tokens after it. If a later step reused the
-    noise of a rejected draft, the output would not follow the target's distribution.
+    Every step needs a new seed. The acceptance of a draft token may depend on the draft tokens
+    after this token. If a later step drafted with the noise of a rejected draft, the output would
+    therefore not follow the target's distribution.
 
     Args:
         seed: Seed of the request.

@@ -1,7 +1,8 @@
 """Compile hot loops with numba, and describe arrays of records with named fields.
 
-Compiled code is stored on disk and runs without the interpreter lock. An array of records has a
-class that names its fields, and a dtype that `record_dtype` derives from the class:
+Compiled code is stored on disk and runs without the interpreter lock. To create an array of
+records, define a class that names the fields of a record. `record_dtype` derives the array's dtype
+from this class:
 
     class Match:
         position: int  # of the token after the match
@@ -10,10 +11,9 @@ class that names its fields, and a dtype that `record_dtype` derives from the cl
     MATCH = record_dtype(Match)
     matches = np.empty(capacity, dtype=MATCH)
 
-Compiled code reads and writes `matches[i].position`. For mypy, annotate the array as
-`Records[Match]`. Python code reads the positions of all records as `matches["position"]`. In
-compiled code, a record is a pointer, so accessing a field takes as long as accessing an element of
-a matrix.
+Compiled code reads and writes `matches[i].position`. In compiled code, a record is a pointer, so
+accessing a field takes as long as accessing an element of a matrix. Python code reads the positions
+of all records as `matches["position"]`. For mypy, annotate the array as `Records[Match]`.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ def record_dtype(fields: type) -> Any:
 def compiled(function: F) -> F:
     """Compile a function on its first call, and store the code on disk.
 
-    The code runs without the interpreter lock.
+    The compiled code runs without the interpreter lock.
 
-    Stored code becomes outdated when its module changes. It also becomes outdated when a module
-    changes whose functions, records or constants it uses.
+    Stored code becomes outdated when the function's module changes. The code also becomes outdated
+    when the function uses functions, records or constants of another module, and that module
+    changes.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 

@@ -108,8 +108,8 @@ class ServingConfig:
     Attributes:
         models: Models; "demo" includes its draft model.
         selection: Selection of prompts; see `load_prompts`.
-        drafters: Drafter specs, each of which is measured under every load. Plain decoding always
-            comes first.
+        drafters: Drafter specs. The benchmark measures each drafter under every load. Plain
+            decoding always comes first.
         load: Loads on the server.
         max_new_tokens: Maximum number of tokens per answer; all answers are greedy.
         max_nodes: Maximum number of draft nodes verified per request and step.

@@ -88,29 +88,29 @@ class VisibleKeys(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Queries that share a row and a key head, and the memory of their thread.
+    """Queries that one thread processes together, and the memory of this thread.
 
-    One thread processes the whole tile.
-
-    Query i belongs to column i // groups and is query head i % groups of its group.
+    All queries of a tile share a row of the batch and a key head, which serves `groups` query
+    heads. Query i of the row belongs to column i // groups, and to number i % groups of these query
+    heads.
 
     Attributes:
         row: Row that holds the keys and values of the queries.
         head: Key head of the queries.
-        first: First query of the tile.
+        first: Index of the tile's first query.
         length: Number of queries of the tile.
         origin: Address of the row's first column in the query tensor.
         biases: Address of the biases of the row's first column.
         outputs: Index of the row's first column among the columns of all rows.
         runs: Runs of visible keys; see `VisibleRanges`.
         begin: For each column of the row, index of its first run.
-        cached: Number of keys at the start of the text for which key i has cache position i.
-        tail: Cache positions of all later keys, in text order.
+        cached: Number of leading keys, in text order, for which key i has cache position i.
+        tail: Cache positions of the other keys, in text order.
         queries: Scaled queries, [tile or more, dim]. The kernel in `dotted` instead stores the
             unscaled queries here, packed in blocks of four.
         scores: Scores, later replaced by softmax weights, [tile, keys or more].
         sums: Weighted sums of values, [tile, value dim].
-        totals: Total weight of each query, [tile].
+        totals: Sum of each query's softmax weights, [tile].
         cursors: For each query, index of its current run: the first run of visible keys that ends
             within or after the current block of keys.
         block: Copy of the current block's keys or values, if the kernel cannot read them in place.

@@ -1,9 +1,12 @@
 """Emit the inner loops of recurrences over a state matrix.
 
-A state has one row per key dimension. A block of its columns has `vectors` vectors of sixteen
-lanes, and each lane is an independent value dimension. A sum over the rows has four parts: part p
-sums the rows p, p + 4, ... in order with fused multiply-adds. Then parts 0 and 2 are added, next
-parts 1 and 3, and finally the two results. The number of vectors does not affect a lane's result.
+A state has one row per key dimension and one column per value dimension. A loop processes a block
+of columns, in which each row consists of `vectors` vectors of sixteen lanes. Each lane is one
+column, independent of the other lanes.
+
+A sum over the rows has four parts: part p sums the rows p, p + 4, ... in order, with fused
+multiply-adds. The total is (part 0 + part 2) + (part 1 + part 3). The number of vectors does not
+affect a lane's result.
 """
 
 from __future__ import annotations
@@ -63,6 +66,8 @@ def _store_sums(builder: Any, sums: list[list[Any]], address: Any) -> None:
 def sum_rows(vectors: int) -> Any:
     """Return an operation that computes the weighted sum of a block's rows.
 
+    A block is a range of columns of the state matrix.
+
     Arguments of the operation (addresses, sizes and distances are in bytes):
         state: Address of the block's first row.
         stride: Distance between consecutive rows.
@@ -93,13 +98,12 @@ def sum_rows(vectors: int) -> Any:
 
 
 def advance_rows(vectors: int) -> Any:
-    """Return an operation that advances a block by one token.
+    """Return an operation that advances a block of the state matrix by one token.
 
-    The operation also computes the token's output.
-
-    Each row becomes row * decay + key * update. Results are rounded after the multiplication by the
-    decay, and again after the fused multiply-add. The output is the sum of the new rows, weighted
-    by the query.
+    A block is a range of columns of the state matrix. Each row of the block becomes
+    row * decay + key * update. The operation rounds after the multiplication by the decay, and
+    again after the fused multiply-add. The operation also computes the token's output: the sum of
+    the new rows, weighted by the query.
 
     Arguments of the operation (addresses, sizes and distances are in bytes):
         source: Address of the block's first row before the token.
@@ -110,7 +114,8 @@ def advance_rows(vectors: int) -> Any:
         decay: Address of the decay, float32.
         decay_stride: Distance between the decays of consecutive rows; 0 if all share one decay.
         count: Number of rows, a multiple of `PARTS`.
-        update: Address of the update's lanes, which are followed by the output's lanes.
+        update: Address of the update's lanes. The operation writes the output's lanes directly
+            after these.
 
     Args:
         vectors: Number of vectors per row.

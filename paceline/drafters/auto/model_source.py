@@ -37,7 +37,7 @@ class ModelSource(TreeSource):
 
     Args:
         draft: Draft model to use.
-        brief: Whether to stop early if the draft model is unsure, which saves forward passes.
+        brief: Whether a draft ends as soon as the draft model is unsure, to save forward passes.
         other_tokenizer: Whether the draft model may have a different tokenizer; default False.
     """
 

@@ -21,9 +21,10 @@ class Alternative(NamedTuple):
     """An alternative token that the draft model considered.
 
     Attributes:
-        path_prob: The draft model's probability of the draft before this position, times `prob`.
-        prob: Probability of this token, given the draft before this position.
-        position: Index in the drafted chain.
+        path_prob: The draft model's probability of the drafted tokens before this position, times
+            `prob`.
+        prob: Probability of the alternative token, given the drafted tokens before this position.
+        position: Index in the drafted chain of the token that the alternative replaces.
         token: Token id.
     """
 
@@ -39,9 +40,9 @@ class Proposal:
 
     Attributes:
         tree: Complete tree. The engine may verify only its first nodes or its best chain.
-        chain: Nodes in the drafted chain.
-        suffixes: Each phrase after the chain, with its nodes. A phrase that was cut has fewer
-            nodes than tokens.
+        chain: Indices of the nodes in the drafted chain.
+        suffixes: The phrases that follow the chain, each with the indices of the phrase's nodes. A
+            phrase that was cut has fewer nodes than tokens.
         evidence: Source of each node, if the tree has confidences.
     """
 

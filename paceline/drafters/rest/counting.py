@@ -1,8 +1,8 @@
-"""Count continuations in a datastore; the most frequent prefixes form a tree.
+"""Build draft trees from the most frequent continuations in a datastore.
 
-The prefixes of all continuations of a query form a trie. The trie is an array of nodes in order of
-first occurrence, so parents precede children. For example, the continuations (3 4), (3 5) and (6)
-yield:
+A continuation is what follows an occurrence of the query in the datastore. The prefixes of all
+continuations form a trie, stored as an array of nodes in order of first occurrence. Parents
+therefore precede children. For example, the continuations (3 4), (3 5) and (6) yield:
 
     node           0   1   2   3
     token          3   4   5   6
@@ -10,8 +10,8 @@ yield:
     depth          1   2   2   1
     occurrences    2   1   1   1
 
-The most frequent prefixes are selected. For a limit of three nodes, these are 3, 6 and 3-4. Among
-equally frequent prefixes, shallower ones come first, then earlier ones.
+The most frequent prefixes form the draft tree. With a limit of three nodes, the tree contains 3, 6
+and 3-4. Among equally frequent prefixes, shallower ones come first, then earlier ones.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class Trees(NamedTuple):
 
     Attributes:
         tokens: Token ids, [batch, nodes].
-        parents: Parents, [batch, nodes].
-        shares: Frequency of a prefix, divided by its parent's frequency, [batch, nodes].
-        sizes: Number of nodes, [batch]; 0 if nothing was found.
+        parents: Index of each node's parent, [batch, nodes]; -1 for children of the root.
+        shares: For each node, how many continuations contain the node, divided by how many contain
+            the node's parent, [batch, nodes].
+        sizes: Number of nodes in each tree, [batch]; 0 if the search found nothing.
     """
 
     tokens: NDArray[np.int64]
@@ -86,10 +87,10 @@ class Trees(NamedTuple):
 
 @compiled
 def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, trees: Trees) -> int:
-    """Draft one tree per query, from its longest suffix that the datastore contains.
+    """Draft one tree per query: what follows its longest suffix in a datastore.
 
     Args:
-        table: Shards in a snapshot, which the caller keeps alive.
+        table: Shards (parts) of the datastore. The caller keeps the shards' memory alive.
         queries: Query tokens, offsets, and limits per request.
         search: Suffix lengths and maximum number of matches.
         trees: Output arrays to fill.

@@ -39,10 +39,10 @@ _FRONTIER_PER_NODE, _FRONTIER = 2 * TOP, 64  # frontier size: per node, and cons
 
 
 class _MergeWorkspace(NamedTuple):
-    """Scratch arrays, reused from tree to tree.
+    """Scratch arrays for growing a tree; all trees of a batch use the same arrays.
 
     Attributes:
-        root: Candidate for the root, [1].
+        root: The root of the tree, as a candidate, [1].
         frontier: Candidates for the next nodes of the tree, [room].
         paths: Path probabilities of the candidates, [room], stored separately because they are
             compared most often.

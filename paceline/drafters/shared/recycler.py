@@ -46,8 +46,9 @@ class Recycler:
     """Caches the target's distributions, and drafts from them.
 
     Args:
-        max_context: Maximum number of tokens in a context.
-        rows: Number of cached distributions.
+        max_context: Maximum number of tokens in a context: the newest tokens, by which the cache
+            stores and finds a distribution.
+        rows: Number of distributions that the cache can hold.
         pool_path: File for the cache and the calibration. An existing file is loaded at the start.
             The file is saved when no request is open, and at exit.
     Attributes:

@@ -45,6 +45,9 @@ _ANYWHERE = 1 << 30  # a distance without limit
 def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
     """Return the position from which the request is copying text; negative if none.
 
+    For example, if the newest tokens repeat the tokens at positions 10 to 14, the copy continues at
+    position 15. The result is then 15.
+
     Args:
         pool: Match pointers of the tree: earlier positions where the same tokens occur.
         begin: Index of the first match pointer of the root.
@@ -76,16 +79,20 @@ def add_weak_matches(
 ) -> tuple[int, int]:
     """Add weak matches to a node, unless the node has a long match.
 
-    A weak match skips the newest token, or repeats a recent token as matching text did.
+    A weak match skips the newest token, or repeats a recent token at the same distance as earlier
+    text does. For example, the earlier text 1 2 3 4 proposes 4 after 1 2 9, because the match skips
+    the newest token 9 (earlier 3). The earlier text 20 7 21 7 proposes 9 after 20 9 21, because the
+    earlier text repeats a token at distance 2.
 
     Args:
         sources: Texts that are searched.
         pool: Match pointers of the tree: earlier positions where the same tokens occur.
         begin: Index of the first match pointer of the node.
-        count: Number of match pointers in the pool; the node's are those from `begin` on.
+        count: Number of match pointers in the pool. The pointers from `begin` on belong to the
+            node.
         query: Text to match.
     Returns:
-        (new number of match pointers in the pool, -1), or (DAMAGED, damaged shard).
+        (new number of match pointers in the pool, -1), or (DAMAGED, index of the damaged shard).
     """
     for index in range(begin, count):
         if pool.pointers[index].match >= STRONG_MATCH:

@@ -175,9 +175,10 @@ class ParallelLM(CachedLM):
     ) -> IntArray:
         """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 means unknown.
 
-        Column 0 contains a checksum of the tree. The other columns contain the target's tokens (row
-        0) and argmaxes (row 1) after the root and the nodes. The shape is the same for all trees,
-        so ranks with different trees can still exchange tables, and detect the difference.
+        For each request, row 0 contains the target's tokens, and row 1 the target's argmaxes.
+        Column 0 contains a checksum of the tree, column 1 the value after the root, and the other
+        columns the values after the nodes. The shape is the same for all trees. Ranks with
+        different trees can therefore still exchange tables, and detect the difference.
         """
         table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
@@ -206,8 +207,8 @@ class ParallelLM(CachedLM):
             requests: Requests on this rank.
             max_batch: Maximum number of requests per forward pass; None means no limit.
         Raises:
-            ConfigError: The ranks have different requests, or an option needs all logits in one
-                process.
+            ConfigError: The ranks have different requests, or a request has an option, such as
+                `logprobs`, that needs all logits in one process.
         """
         for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
             if any(getattr(request.params, name) not in ((), None) for request in requests):
@@ -230,11 +231,10 @@ class ParallelLM(CachedLM):
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Return the name, dtype, shape and checksum of every parameter and buffer.
 
-    Equal models have equal checksums on all devices. To compute a checksum, the function reads each
-    element's bit pattern as an integer, multiplies the integer by an odd number that depends on the
-    element's index, and adds the products modulo 2**64. Changing an element or swapping two
-    elements changes the checksum, but the order of summation does not. Quantised weights that are
-    not plain tensors have checksum 0.
+    Equal models have equal checksums on all devices. The checksum is a sum modulo 2**64: each
+    element's bit pattern, read as an integer, times an odd number that depends on the element's
+    index. Changing an element or swapping two elements changes the checksum, but the order of
+    summation does not. Quantised weights that are not plain tensors have checksum 0.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [

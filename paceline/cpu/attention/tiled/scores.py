@@ -79,8 +79,9 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
     """Return the range of keys that the queries of a block see.
 
     Returns:
-        The first key that any query sees, the last key plus one, and the number of leading keys
-        that all queries see. This number is 0 unless they are also the first keys of the tile.
+        Indices of the first key that any query sees and of the key after the last one; then the
+        number of leading keys that all queries see. This number is 0 unless the leading keys are
+        also the first keys of the tile.
     """
     low, high, shared = call.keys, 0, call.keys
     for column in range(
@@ -152,9 +153,10 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
     Args:
         call: Arguments of the attention call.
         tile: Current tile of queries.
-        row: Address at which the score of the first key in text order would be stored.
+        row: Base address of the query's scores. The score of key i in text order is the float32 at
+            `row` + 4 * i.
         column: Column of the query.
-        member: Index of the query in its group of heads.
+        member: Index of the query head among the heads that share a key head.
     """
     head = tile.head * call.groups + member
     biases = tile.biases + head * call.bias_head + column * call.bias_column
