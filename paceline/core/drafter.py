@@ -109,8 +109,8 @@ class Drafter:
             (`paceline.engine.parallel`).
         node_rule: Limits on the number of draft nodes (`paceline.core.node_rule`).
         budget: Whether the engine cuts trees to the nodes that save more time than they cost
-            (`paceline.draft_budget.budget`). Such trees should carry `confidence` and list the
-            most likely paths first.
+            (`paceline.draft_budget.budget`). If so, the drafter's trees should carry `confidence`
+            and list the most likely paths first.
         top_k: Number of the target's most likely tokens that outcomes report per node; 0 for none.
         learns_at_rest: Whether outcomes also report top tokens while the drafter pauses for many
             steps.

@@ -51,7 +51,7 @@ class Datastore:
     """Searches a datastore, and appends outputs to it.
 
     Several threads may share this object. A forked child process may also use the object, but
-    writes only the outputs that the child process appends. Other processes must open the store.
+    writes only the outputs that the child appends. Other processes must open the store themselves.
 
     Attributes:
         path: Folder of the store.

@@ -1,10 +1,10 @@
 """Find a range of row counts within which a model is batch-invariant, bit for bit.
 
 The number of rows (tokens) in a forward pass can change how the results are rounded. `probe_model`
-therefore tests every submodule that maps rows to rows: products, norms and activations. It calls
-each of these submodules as the model does, with row counts from 1 to 1,024. `row_classes` finds the
-row counts whose results agree bit for bit. The final result is the widest range of row counts that
-all submodules share. Attention uses separate kernels, which are batch-invariant by construction
+therefore tests every submodule that maps rows to rows (products, norms, activations), by calling
+the submodule as the model does, with row counts from 1 to 1,024. `row_classes` finds the row counts
+whose results agree bit for bit. The final result is the widest range of row counts that all
+submodules share. Attention uses separate kernels, which are batch-invariant by construction
 (`paceline.attention`).
 """
 

@@ -21,7 +21,7 @@ def checked_messages(
     """Validate messages, and return them as plain dictionaries.
 
     Every message must have the fields `role` and `content`. The content is a string or a list of
-    text parts. Only in an assistant's message with tool calls, the content may be null.
+    text parts. The content may be null only in an assistant's message with tool calls.
 
     The function removes all other fields that are null, and converts tool-call arguments from JSON
     text to objects. Other fields are unchanged.

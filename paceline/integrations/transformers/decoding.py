@@ -32,9 +32,9 @@ from paceline.verification.verify import best_tokens, split_top_tokens
 def verify_rows(
     rows: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> list[Outcome]:
-    """Choose tokens as transformers would, and accept draft tokens that equal these.
+    """Choose tokens as transformers would, and accept draft tokens that match.
 
-    This rule is called sample matching. The engine applies it to the rows of a transformers batch.
+    The engine applies this rule (sample matching) to the rows of a transformers batch.
 
     Args:
         rows: Instances of `RowRequest`.
