@@ -7,9 +7,9 @@ sums:
 
 Each addition rounds to nearest, and subnormal numbers count as zero (Intel's manual).
 
-Rows are packed in blocks of four (`row_blocks`). One operand of an instruction is a chunk of 16
-bytes from each of the four rows. The other operand repeats the same chunk of one output four
-times.
+Rows are packed in blocks of four (`row_blocks`). The left operand of an instruction holds a chunk
+of 16 bytes from each of the four rows. The right operand holds the matching chunk of one output's
+weights, repeated four times.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def available() -> bool:
 
 
 def where_available(emit: Emit, otherwise: Any = None) -> Emit:
-    """Return an emitter that replaces code with a trap if AVX512_BF16 is missing.
+    """Return a function that emits code, or a trap if AVX512_BF16 is missing.
 
     A kernel that contains the code therefore compiles on any processor. Callers must check
-    `available()` before they run the code, because the trap ends the process.
+    `available()` before they run the kernel, because the trap ends the process.
 
     Args:
-        emit: Function that emits the code; receives a builder and the argument values.
-        otherwise: Constant used as the result after the trap. Default: no result.
+        emit: Function that emits the code; receives an LLVM builder and the argument values.
+        otherwise: Constant that replaces the result of the code after a trap. Default: no result.
     """
 
     def guarded(builder: Any, *values: Any) -> Any:
@@ -89,7 +89,8 @@ def multiply_blocks(
 ) -> Any:
     """Return an operation that computes a linear layer's outputs for blocks of rows.
 
-    The operation ends the process if the processor lacks AVX512_BF16.
+    An operation is a function that compiled code can call. This operation ends the process if the
+    processor lacks AVX512_BF16.
 
     Arguments of the operation (addresses, sizes and distances are in bytes):
         num_blocks: Number of blocks, one of `counts`.
@@ -98,12 +99,12 @@ def multiply_blocks(
         row_bytes: Size of a row of the weight, a multiple of 64.
         sums: Address of the float32 sums, with `STRIDE` bytes between rows.
         ahead: Distance from `weight` to the weights to prefetch.
-        parts: Bit mask that selects which of the `PARTS` parts of these weights to prefetch.
+        parts: Bit mask of the parts to prefetch; the weights to prefetch have `PARTS` parts.
 
     Args:
         counts: Numbers of blocks that the operation supports.
         outputs: Number of outputs, a multiple of four. The registers have room for 24 vectors of
-            sums.
+            sums, one vector per output and block.
     """
 
     def emit(builder: Any, num_blocks: Any, *operands: Any) -> None:

@@ -29,9 +29,10 @@ def writing(path: Path, action: str) -> Iterator[None]:
 
     Args:
         path: Folder of the store.
-        action: Name of the action, for the error message that a second writer gets.
+        action: Name of the caller's action, which a second writer's error message contains.
     Raises:
-        LockedError: Another writer holds the lock. The error names its process, host and time.
+        LockedError: Another writer holds the lock. The error names the other writer's process and
+            host, and the time at which that writer took the lock.
         DatastoreError: The folder cannot be written.
     """
     file = path / LOCK

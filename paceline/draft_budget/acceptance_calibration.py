@@ -2,7 +2,7 @@
 
 The confidences are grouped into ranges, called buckets. A node counts as tried once the target has
 chosen the token after the node's parent, whether or not the engine verified the node itself.
-Example for one drafter:
+Example for one drafter, with the mean confidence and the acceptance rate of each bucket:
 
     bucket       0.25-0.4   0.4-0.55   0.55-0.7
     predicted       0.33       0.48       0.62
@@ -30,7 +30,8 @@ class AcceptanceCalibration(NamedTuple):
         trials: Number of tried nodes, [buckets].
         hits: Number of accepted nodes, [buckets].
         prior_trials: Weight of the drafter's own confidence, as a number of trials.
-        memory: Number of trials in a bucket after which older trials count half as much.
+        memory: Number of trials in a bucket at which the bucket's counts are halved, so that newer
+            trials count more.
     """
 
     edges: Floats
@@ -66,14 +67,15 @@ def bucket_of(edges: Any, value: float) -> int:
 
 @kernel
 def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory: float) -> None:
-    """Count one trial in a table of hits and trials.
+    """Count one tried token in a table of hits (accepted tokens) and trials.
 
     Args:
-        hits: Number of accepted tokens for each entry.
-        trials: Number of tried tokens for each entry.
-        index: Entry to count in.
+        hits: Number of accepted tokens for each entry of the table.
+        trials: Number of tried tokens for each entry of the table.
+        index: Index of the entry that counts the token.
         accepted: Whether the target accepted the token.
-        memory: Number of trials after which older trials count half as much.
+        memory: Number of trials in an entry at which the entry's counts are halved, so that newer
+            trials count more.
     """
     if trials[index] >= memory:
         trials[index] *= 0.5
@@ -108,13 +110,13 @@ def path_probabilities(calibration: AcceptanceCalibration, trees: FlatTrees) -> 
 def add_path_probabilities(
     calibration: AcceptanceCalibration, trees: FlatTrees, gains: Floats
 ) -> None:
-    """Add up the calibrated path probabilities of all nodes with the same index.
+    """Sum the calibrated path probabilities over all trees, for each node index.
 
     Args:
         calibration: Counts of the drafter.
         trees: Trees of the drafter.
-        gains: Sums to which the probabilities are added, [1 + nodes of the largest tree]; entry 1 +
-            i belongs to node i of each tree.
+        gains: Sums to which the function adds, [1 + nodes of the largest tree]. Entry 1 + i sums
+            over node i of all trees.
     """
     paths = np.empty(len(trees.parents))
     _fill_path_probabilities(calibration, trees, paths)
@@ -140,11 +142,13 @@ def _fill_path_probabilities(
 def count(
     calibration: AcceptanceCalibration, trees: FlatTrees, new_tokens: IntArray, ends: IntArray
 ) -> None:
-    """Count how many children of the nodes on the accepted path are accepted.
+    """Count the tried and the accepted nodes of a step in a calibration.
+
+    The children of the root and of every accepted node count as tried.
 
     Args:
         calibration: Counts to update.
-        trees: Trees as proposed by the drafter.
+        trees: Trees as proposed by the drafter, one per request.
         new_tokens: New tokens of all requests, concatenated.
         ends: Index of each request's first new token, followed by the total number of tokens, [1 +
             trees].

@@ -29,36 +29,37 @@ class DraftBudgetSettings:
             order, between 0 and 1.
         prior_trials: Acceptance calibration: weight of the drafter's own confidence, as a number
             of trials per bucket; above 0.
-        calibration_memory: Acceptance calibration: number of trials in a bucket after which older
-            trials count half as much; at least 1.
+        calibration_memory: Acceptance calibration: number of trials in a bucket at which the
+            bucket's counts are halved, so that newer trials count more; at least 1.
         gain_margin: Node selection: factor by which the time of a step with drafts is multiplied,
             so that gains within the error of the measured times do not count; at least 1.
         context_step: Node selection: the text length is rounded to a multiple of this number of
             tokens before the cost is looked up; at least 1.
         max_cached_costs: Node selection: number of looked-up costs to keep in memory; at least 1.
-        correction_rate: Cost correction: weight of the newest step in the average ratio of measured
-            time to the cost curve; in (0, 1]. The first steps have equal weights.
+        correction_rate: Cost correction: weight of the newest step in the average ratio of a step's
+            measured time to its time on the cost curve; in (0, 1]. The first steps have equal
+            weights. Plain steps and steps with drafts have separate ratios.
         correction_forgetting: Cost correction: after each plain step, the ratio for steps with
             drafts moves towards the ratio for plain steps by this share of the difference; from 0
-            to 1. Steps with drafts move the ratio for plain steps in the same way.
-        early_forgetting: Cost correction: a ratio that was measured in n steps moves by this share
-            divided by n, if that is more than `correction_forgetting`; from 0 to 1.
+            to 1. After each step with drafts, the ratio for plain steps moves in the same way.
+        early_forgetting: Cost correction: replaces `correction_forgetting` by `early_forgetting` /
+            n for a ratio that was measured in n steps, if this share is larger; from 0 to 1.
         max_correction: Cost correction: maximum factor by which the cost curve is corrected; at
             least 1.
         outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.
         outlier_factor: Cost correction: maximum ratio of an outlier to the expected time; above 1.
         burst_samples: Back-off: number of drafts after which a burst (a short trial of the drafter)
-            may end, counted over its steps and requests; at least 1.
-        min_burst_steps: Back-off: minimum number of steps before the mean of a burst is evaluated;
-            at least 1.
+            may end, counted over all steps and requests of the burst; at least 1.
+        min_burst_steps: Back-off: minimum number of steps before the mean speed of a burst is
+            evaluated; at least 1.
         min_pause_steps: Back-off: number of steps without drafts after the first failed burst; at
             least 1.
-        max_pause_steps: Back-off: maximum number of steps in a pause, whose length doubles after
-            each failed burst; at least `min_pause_steps`.
-        empty_steps: Back-off: number of consecutive steps whose trees are cut to nothing before
-            the drafter skips a step; 0 or more.
-        max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips when
-            all its trees are cut to nothing; 0 or more.
+        max_pause_steps: Back-off: maximum number of steps in a pause; each failed burst doubles the
+            length of the next pause; at least `min_pause_steps`.
+        empty_steps: Back-off: number of consecutive steps in which the budget may cut all trees to
+            nothing before the drafter skips a step; 0 or more.
+        max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips while
+            the budget cuts all its trees to nothing; 0 or more.
         learning_steps: Back-off: the drafter resumes learning from the target's predictions this
             number of steps before the next trial; at least 1.
         burst_slack: Back-off: number of tokens per request by which a burst may fall short of plain
@@ -70,18 +71,20 @@ class DraftBudgetSettings:
         high_cost: Back-off: a burst may end early if it takes longer than this number of plain
             decoding steps; at least 1.
         min_gain_share: Back-off: a burst above `high_cost` ends early if its gain is below this
-            share of the break-even gain; from 0 to 1.
+            share of the gain at which the burst would break even; from 0 to 1.
         early_pause_factor: Back-off: factor by which a burst that ended early lengthens the next
             pause; at least 1.
         prefill_stall: Prefill chunks: maximum duration of a prefill forward pass between two decode
-            steps, as a multiple of a decode step; above 0.
+            steps, as a multiple of the duration of a decode step; above 0.
         first_chunk_tokens: Prefill chunks: number of tokens in the first chunk; at least 1.
         min_chunk_tokens: Prefill chunks: smallest chunk, in tokens; at least 1.
-        prefill_rate: Prefill chunks: weight of the newest step in the average speed; in (0, 1].
-        measured_rows: Cost curve: row counts to time, in this order; the first is 1. CPU kernels
-            process 4 or 16 rows at a time, so the first count above a full block is timed, too. For
-            a slow model, only the first counts in this list are timed. These are far apart, because
-            the times of a few rows cannot predict the cost of a wide tree.
+        prefill_rate: Prefill chunks: weight of the newest step in the average durations of a decode
+            step and of a prompt token; in (0, 1].
+        measured_rows: Cost curve: numbers of rows in the forward passes to time, in this order; the
+            first is 1. CPU kernels process blocks of 4 or 16 rows, so the list also contains counts
+            of one row more than full blocks. For a slow model, only the first counts in the list
+            are timed. These counts are far apart, because the times of a few rows cannot predict
+            the cost of a wide tree.
         measured_rows_long: Cost curve: row counts that are also timed after a long text.
         planned_rounds: Cost curve: number of times that each row count should be measured within
             the time limit; at least 1.
@@ -197,8 +200,8 @@ class StepCostSettings:
         window: Number of recent steps that the fit uses.
         refit_interval: Number of steps between two fits.
         outlier_factor: Multiple of the median duration above which a step is ignored.
-        prior: Values of a, b, c and d before any measurement, as multiples of the median step. They
-            assume inexpensive drafts, so that drafting is tried.
+        prior: Values of a, b, c and d before any measurement, as multiples of the median duration.
+            These values assume inexpensive drafts, so that drafting is tried.
         prior_weight: Weight of each prior value, as a number of steps.
         margin: Factor by which the time of a step with drafts is multiplied, so that gains within
             the error of the fit do not count.

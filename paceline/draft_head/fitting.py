@@ -1,7 +1,7 @@
 """Fit a draft head as a linear map, by ridge regression instead of training.
 
-The target samples a few thousand tokens once. The map predicts the next state from a state and the
-embedding of the token sampled from it.
+The target samples a few thousand tokens once. From a hidden state of the target and the embedding
+of the token that was sampled from this state, the map predicts the next hidden state.
 """
 
 from __future__ import annotations

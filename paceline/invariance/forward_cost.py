@@ -1,8 +1,8 @@
 """Measure the cost of batch invariance in forward passes and matrix products.
 
-Calls with and without batch invariance are timed alternately. Load from other programs can only
-slow a call down, so only the fastest repeat is used. The spread of the repeats shows how reliable
-the result is.
+The module times calls with and without batch invariance alternately. Other programs can only slow
+a call down, so only the fastest repeat of each call counts. The spread of the repeats shows how
+reliable the result is.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enou
         model: Loaded model.
         min_rows: Minimum number of rows in batch-invariant forward passes.
         products: Matrix products for batch-invariant forward passes.
-        enough: The measurement stops early once it shows this cost or a lower one. Load from other
-            programs can only slow forward passes down, so more rounds are unlikely to change the
-            decision.
+        enough: The measurement stops early once the cost is this low. Other programs can only slow
+            forward passes down, so more rounds are unlikely to change the caller's decision.
     """
     invariant = CachedLM(model, batch_invariant=True, min_rows=min_rows, products=products)
     usual = CachedLM(model)
@@ -94,8 +93,8 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
     """Return the cost of matrix products that always have the same number of rows.
 
-    The cost is relative to ordinary products. It covers all products for an answer: those for the
-    prompt and those for the decoding steps after it.
+    The cost is the time of these products, divided by the time of ordinary products. Both times
+    cover all products for one answer: for the prompt, and for the decoding steps after the prompt.
 
     Args:
         modules: Modules of a `ModelView` whose products have a fixed number of rows.

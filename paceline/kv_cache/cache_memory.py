@@ -1,10 +1,10 @@
 """Provide memory for the keys and values of a cache that grows.
 
-Some systems take physical memory only once it is written (see `memory.py`). On such a system, a
-cache on a CPU reserves address space for its maximum size when it stores the first keys. Its keys
-and values then never move: growing only changes the number of slots and positions in use. On
-devices other than a CPU, engines preallocate the maximum if there is enough memory. All other
-caches are copied when they outgrow their memory.
+Some operating systems provide physical memory only where a program writes (see `memory.py`). On
+such a system, a cache on a CPU reserves address space for its maximum size when it stores its first
+keys. The keys and values then never move: when the cache grows, it only uses more slots and
+positions. On devices other than a CPU, engines preallocate the maximum size if there is enough
+memory. In all other cases, a cache that outgrows its memory is copied to larger memory.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ DEFAULT_MAXIMUM = CacheSize(MAX_SLOTS, MAX_POSITIONS)
 
 
 class CacheMemory:
-    """The memory of a cache: one tensor (store) per layer for keys, one for values.
+    """The memory of a KV cache: two stores per layer, one for keys and one for values.
 
     Args:
         num_stores: Number of stores, two per layer.
-        stores_per_block: Number of stores that share one tensor.
-        maximum: Size for which address space is reserved.
+        stores_per_block: Number of stores in a block. A block is one tensor for several stores.
+        maximum: Cache size for which address space is reserved.
     Attributes:
-        blocks: Memory of the keys and values.
-        allocated: Size of the stores; zero before the first keys.
+        blocks: Blocks that hold the keys and values.
+        allocated: Number of slots and positions in each store; zero before the first keys arrive.
     """
 
     def __init__(self, num_stores: int, stores_per_block: int, maximum: CacheSize) -> None:
@@ -49,11 +49,12 @@ class CacheMemory:
     def take(self, states: Tensor, size: CacheSize) -> tuple[int, int]:
         """Reserve a store: memory for the keys or values of one layer.
 
-        Return the index of its block, and its index within the block.
+        A block is one tensor that holds several stores. Return the index of the store's block, and
+        the index of the store within the block.
 
         Args:
             states: First keys or values of the layer, [batch, heads, queries, dim].
-            size: Size of the cache.
+            size: Number of slots and positions that the cache needs.
         """
         if not self.allocated.slots:
             row_bytes = states.shape[1] * states.shape[3] * states.element_size()
@@ -81,7 +82,8 @@ class CacheMemory:
         """Provide memory for a new size; return whether keys and values have moved.
 
         Args:
-            kept: Slots whose content moves to the front, ascending; None if all slots stay.
+            kept: Slots to keep, in ascending order; their content moves to the first slots. None
+                keeps all slots in place.
             size: New size of the cache.
             used: Current size of the cache.
         """

@@ -57,11 +57,11 @@ def load_model(
         dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the dtype of the
             checkpoint.
         device: Torch device; "auto" selects a GPU if one is available.
-        unpack: Whether a GGUF file is converted to a checkpoint. With False, the model uses the
-            weights in the file, in bfloat16 on a CPU. None converts the file if the processor
-            lacks bfloat16 instructions.
-        weights: Format into which the weights of a checkpoint are packed: "q8_0" or "q4_k". Packed
-            models run in bfloat16 on a CPU, and packing changes the model. None keeps the weights.
+        unpack: Whether to convert a GGUF file to a checkpoint. With False, a model that runs in
+            bfloat16 on a CPU uses the packed weights in the file. None converts the file only if
+            the processor lacks bfloat16 instructions.
+        weights: Format into which the weights of a checkpoint are packed, "q8_0" or "q4_k"; None
+            keeps the weights. Packing changes the model. A packed model runs in bfloat16 on a CPU.
     Raises:
         ConfigError: No model was found, the checkpoint is damaged or does not match its
             configuration, or the dtype or device is unknown.
@@ -123,14 +123,14 @@ def must_unpack(
     device: str | torch.device,
     unpack: bool | None,
 ) -> bool:
-    """Return False if a model is to run with a GGUF file's packed weights, else True.
+    """Return True unless a model is to run with the packed weights of a GGUF file.
 
     Args:
         model: As in `load_model`.
         dtype: As in `load_model`; None means "auto".
         device: As in `load_model`.
-        unpack: Whether conversion is requested; None requests it if the processor lacks bfloat16
-            instructions.
+        unpack: Whether to convert a GGUF file; None converts the file only if the processor lacks
+            bfloat16 instructions.
     Raises:
         ConfigError: The dtype or device is unknown.
     """
@@ -223,11 +223,11 @@ def _require_all_weights(
 
 
 def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
-    """Wrap a draft model in a `CachedLM`, in its fastest form.
+    """Wrap a draft model in a `CachedLM`, with the dtype that makes it fastest.
 
-    The form does not affect the target's answers. On a CPU, a small half-precision draft model
-    runs as a float32 copy. An EAGLE-style draft model stays in bfloat16 if the processor has
-    bfloat16 instructions.
+    The draft model's dtype does not affect the target's answers. On a CPU, a small half-precision
+    draft model runs as a float32 copy. However, a bfloat16 EAGLE-style draft model stays in
+    bfloat16 if the processor has bfloat16 instructions.
 
     Args:
         model: Any argument of `load_draft`, or a `CachedLM`, which is returned unchanged.

@@ -37,8 +37,8 @@ def pair(
         other_tokenizer: Whether the draft model may have a different tokenizer; default False.
     Raises:
         ConfigError: The vocabularies do not match (`shared_vocabulary`, `map_tokens`), the draft
-            model was trained on another target's hidden states, or it already serves a target with
-            a different vocabulary.
+            model was trained on another target's hidden states, or the draft model already serves a
+            target with a different vocabulary.
         UnsupportedModelError: The draft model is EAGLE-style, and the target's embedding or LM
             head cannot be read.
     """
@@ -78,8 +78,8 @@ def shared_vocabulary(
     """Return the token ids that a draft model and its target share.
 
     Args:
-        draft: Draft model. Its tokenizer is the one in the folder from which the model was loaded,
-            if any.
+        draft: Draft model. Its tokenizer, if any, is the tokenizer in the folder from which the
+            draft model was loaded.
         target: Target model.
         tokenizer: Tokenizer of the target; None means the tokenizer in the folder from which the
             target was loaded, if any.

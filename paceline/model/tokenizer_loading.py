@@ -16,8 +16,8 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel, unpack: 
 
     Args:
         tokenizer: Directory, hub id or tokenizer object; None means the tokenizer of the model.
-        model: Directory, hub id, GGUF file, built-in name or loaded model. A loaded model has no
-            tokenizer.
+        model: Directory, hub id, GGUF file, built-in name or loaded model. A loaded model comes
+            without a tokenizer.
         unpack: Whether a GGUF model is converted, as in `load_model`.
     Returns:
         The tokenizer, or None if the model's tokenizer is missing or cannot be read.
@@ -42,8 +42,8 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel, unpack: 
 def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
     """Return a sentence that explains why a model's tokenizer cannot be read.
 
-    The sentence begins with a space, because it is appended to an error message. It is "" if the
-    model has no tokenizer or its tokenizer can be read.
+    The sentence begins with a space, because callers append it to an error message. The result is
+    "" if the model has no tokenizer, or has one that can be read.
     """
     if isinstance(model, PreTrainedModel) or (
         Path(model).is_dir() and not any(Path(model).glob("*[tv]o[kc]*"))

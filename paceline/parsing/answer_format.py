@@ -47,14 +47,15 @@ class AnswerFormat:
 
     Args:
         tokenizer: Tokenizer of the model.
-        tool_call_parser: Name of a format; "auto" detects it from the chat template.
-        reasoning_parser: Name of the reasoning markers; "auto" detects them; "none" leaves
-            reasoning in the text.
+        tool_call_parser: Name of the format of tool calls; "auto" detects the format from the chat
+            template.
+        reasoning_parser: Name of the markers around reasoning; "auto" detects the markers from the
+            chat template; "none" leaves reasoning in the text.
     Attributes:
         tool_format: Format of tool calls; `FORMATS["hermes"]` if the chat template defines none.
         markers: Texts around the reasoning; None if the model does not reason.
     Raises:
-        ConfigError: A name is unknown.
+        ConfigError: The name of a format or of markers is unknown.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class AnswerFormat:
             eos_token_ids: Tokens that may end an answer.
             max_reasoning_tokens: Maximum number of reasoning tokens; None means no limit.
         Raises:
-            ConfigError: A schema cannot be compiled; or reasoning is limited, but the model does
-                not reason.
+            ConfigError: A JSON schema cannot be compiled, or `max_reasoning_tokens` was given for a
+                model that does not reason.
         """
         prompt = self._tokenizer.decode(
             list(prompt_ids)[-PROMPT_END_TOKENS:], skip_special_tokens=False

@@ -2,7 +2,8 @@
 
 The first line contains the settings, the total number of answers, and a digest of the prompts.
 Answers are appended in batches. After an interruption, the next run drops the unfinished batch, and
-continues with the same batches as an uninterrupted run. The finished files have the same bytes.
+continues with the same batches as an uninterrupted run. The finished file therefore has the same
+bytes as the file of an uninterrupted run.
 
 With the setting `top`, a second file stores the target's top-k tokens at each position
 (`paceline.recorded_answers.top_tokens`).
@@ -81,10 +82,10 @@ class AnswerFile:
 
         Args:
             answers: Answers of the batch.
-            tops: Top-k tokens of each answer, if `top` is set.
+            tops: Top-k tokens of each answer; required if the settings contain "top".
         Raises:
-            ConfigError: The file cannot be written. The next run continues after its complete
-                batches.
+            ConfigError: The file cannot be written. The next run continues after the complete
+                batches in the file.
         """
         lines, checks = [], []
         for answer in answers:
@@ -113,13 +114,14 @@ def writing(
 
     Args:
         path: File for the answers.
-        settings: JSON values that distinguish these answers from others. If they contain "top" and
-            "vocab_size", a second file stores the "top" most likely tokens at each position.
+        settings: JSON values that distinguish these answers from other answers. With the entries
+            "top" and "vocab_size", a second file stores the "top" most likely tokens at each
+            position.
         count: Number of answers in the finished file.
         batch: Number of answers per batch; the answers of a batch are written together.
     Raises:
-        ConfigError: The file contains something else, has other settings, is damaged, is being
-            written by another process, or cannot be written.
+        ConfigError: The file does not contain recorded answers, has other settings, is damaged, is
+            being written by another process, or cannot be written.
     """
     path = Path(path)
     lock = FileLock(f"{path}.lock", mode=0o644, blocking=False, fallback_to_soft=False)

@@ -11,12 +11,12 @@ ROOT = -1  # Index of the root: the newest token of a text.
 
 
 class HeadNode(NamedTuple):
-    """A draft node after which a head predicts tokens.
+    """A draft node after which a draft head predicts tokens.
 
     Attributes:
         node: Index of the node; `ROOT` for the newest token of the text.
         token: Token id.
-        path: Nodes from the first level down to this one; empty for the root.
+        path: Nodes from the first level of the tree down to this node; empty for the root.
     """
 
     node: int
@@ -36,16 +36,17 @@ class HeadNode(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HeadText:
-    """The text of one request in a head's KV cache.
+    """The text of one request in the KV cache of a draft head.
 
-    The cache holds the tokens whose target states are known, and draft nodes after them.
+    The cache holds the tokens for which the target's hidden states are known, followed by draft
+    nodes.
 
     Attributes:
         slot: Slot in the cache.
         first: Text position of the first cached token.
         length: Number of cached tokens.
         offsets: Cache position of each draft node, counted from the end of the text.
-        outputs: Output of the head at the newest token and at each draft node.
+        outputs: Output of the draft head at the newest token and at each draft node.
     """
 
     slot: int

@@ -19,16 +19,16 @@ TARGET_PARTS = frozenset(
 
 
 def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
-    """Return the target's token id for each row of a head's LM head.
+    """Return the target's token id for each row of a draft head's own LM head.
 
     Args:
-        tensors: Weights. `d2t`, if present, holds the difference between the target's token id and
-            the row number, for each row.
+        tensors: Weights of the draft head. The tensor `d2t`, if present, holds one number per row:
+            the target's token id minus the index of the row.
         vocab_size: Number of rows in the target's LM head.
     Returns:
-        int64 [rows]; None if row i is token i.
+        Token ids, int64 [rows]; None without `d2t`, in which case row i is token i.
     Raises:
-        ValueError: An id is outside the target's vocabulary.
+        ValueError: A token id is outside the target's vocabulary.
     """
     offsets = tensors.get("d2t")
     if offsets is None:
@@ -45,10 +45,10 @@ def vocabulary_rows(target: PreTrainedModel) -> int:
 
 
 def plain_weight(source: str, module: Any, name: str) -> Tensor:
-    """Return the weight of a target module that a head shares with the target.
+    """Return the weight of a target module that a draft head also uses.
 
     Args:
-        source: Name of the head, for error messages.
+        source: Name of the draft head, for error messages.
         module: Embedding or LM head of the target.
         name: Name of the module, for error messages.
     Raises:

@@ -17,7 +17,8 @@ def draft_may_cause_nan(tree: DraftTree, argmax: Sequence[int], node: int) -> bo
     """Return whether a draft tree may have caused NaN or infinite logits at a node.
 
     Attention multiplies masked values by 0. NaN times 0 is NaN, so a node with NaN values corrupts
-    the rows of other nodes. In that case, the engine runs the request again without the tree.
+    the rows of other nodes. If a tree may have caused NaN, the engine runs the request again
+    without the tree.
 
     Args:
         tree: Verified draft tree.
@@ -42,7 +43,7 @@ def make_outcome(
         request: Verified request.
         tree: Verified draft tree.
         accepted: Accepted nodes.
-        run: Emitted tokens.
+        run: New tokens of the request.
         argmax: Most likely token after the root and each node; NO_TOKEN if the logits are NaN or
             infinite.
         top: Most likely tokens after the root and each node, if requested; default None.
@@ -63,14 +64,14 @@ def token_chooser(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> Callable[[int], int]:
-    """Return a function for `follow` that returns the target's token after a node.
+    """Return a function from which `follow` gets the target's token after a node.
 
     Args:
         request: Request being verified.
         tree: Draft tree of the request.
-        tokens: Token chosen after the root and every node.
-        argmax: Most likely token after the root and every node.
-        dtype: Data type of the logits, for errors.
+        tokens: Token that the target chooses after the root and after every node.
+        argmax: Most likely token after the root and after every node.
+        dtype: Data type of the logits, for error messages.
     """
     if tokens is argmax and NO_TOKEN not in argmax:
         return lambda node: argmax[node + 1]

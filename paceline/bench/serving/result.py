@@ -96,16 +96,17 @@ class Cell:
 class LoadFigures:
     """The figures of one drafter under one load, over all repeats.
 
-    Times are in milliseconds, except for `end_*`, which is in seconds.
+    The times to the last chunk (`end_*`) are in seconds, all other times in milliseconds.
 
     Attributes:
         load: Load of the measurements.
         drafter: Spec of the drafter.
         answers: Number of answers.
         throughput: New tokens per second.
-        speedup: Throughput divided by that of plain decoding.
+        speedup: Throughput divided by the throughput of plain decoding.
         cost: Machine time per token in milliseconds: 1000 / throughput.
-        latency: Number of users times `cost`, including prefill; None for random arrivals.
+        latency: Mean time per token of one user, including prefill: the number of users times
+            `cost`; None for random arrivals.
         first_p50: Median time to the first chunk of an answer.
         first_p99: 99th percentile of the time to the first chunk.
         gap_p50: Median time between chunks.
@@ -115,8 +116,8 @@ class LoadFigures:
         end_p50: Median time to the last chunk.
         end_p99: 99th percentile of the time to the last chunk.
         overhead: Share of the step time that is not spent in target forward passes or in drafting.
-        equal: Number of answers that equal those of plain decoding.
-        compared: Number of answers compared.
+        equal: Number of answers that equal the answers of plain decoding.
+        compared: Number of answers that were compared with the answers of plain decoding.
     """
 
     load: LoadLevel
@@ -141,7 +142,7 @@ class LoadFigures:
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """A finished or interrupted run.
+    """The result of a finished or interrupted load benchmark.
 
     Attributes:
         config: Configuration of the run.
@@ -152,7 +153,7 @@ class ServingResult:
         invariant: Whether batch invariance was guaranteed (`LLM.invariance`).
         cells: Measurements of all loads with all drafters.
         invariance: Why `invariant` is true or false; empty in files from earlier versions.
-        weights: Format of the model's weights; "" if they are those of the checkpoint.
+        weights: Format of the model's weights; "" if the checkpoint's weights are used unchanged.
     """
 
     config: ServingConfig

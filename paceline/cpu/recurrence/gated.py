@@ -1,10 +1,10 @@
-"""Run recurrences with one state matrix per head along trees and paths.
+"""Run recurrences with one state matrix per head along trees and accepted paths.
 
-The columns of a state matrix (lanes) are independent. A task therefore covers a few lanes of one
-head and request, so that its states fit into the L1 cache. Each thread takes tasks until none is
-left. `state_rows` describes the order of all sums. A token's result depends only on the token and
-the text before it, bit for bit. Other tokens and the split of the text into forward passes have no
-effect.
+The columns of a state matrix (lanes) are independent. A task therefore covers only a few lanes of
+one head and request, so that the task's states fit into the L1 cache. Each thread takes tasks until
+none is left. `state_rows` describes the order of all sums. A token's result depends, bit for bit,
+only on the token and the text before the token. Neither other tokens nor the split of the text into
+forward passes affect the result.
 """
 
 from __future__ import annotations
@@ -149,14 +149,17 @@ def _take_step(
 ) -> None:
     """Compute a token's update, state and output for one block.
 
+    A block is a group of columns (lanes) in the state matrix of one head.
+
     Args:
         call: Call that includes the token.
-        column: Column of the token.
-        head: Head of the block.
-        offset: Distance from the head's first lane to the block's first lane.
-        state: Address of the block's state before the token, distance between its rows, and address
-            for the block's state after the token, whose rows are contiguous.
-        lanes: Address of scratch memory for the block's update, followed by its output.
+        column: Index of the token in the tensors of the call.
+        head: Index of the block's head.
+        offset: Distance from the head's first lane to the block's first lane, in bytes.
+        state: Three numbers: the address of the block's state before the token, the distance
+            between the rows of that state, and the address for the block's state after the token.
+            The rows of the state after the token are contiguous.
+        lanes: Address of scratch memory for the block's update, followed by the block's output.
     """
     before, stride, after = state
     group = head // (call.heads // call.groups)

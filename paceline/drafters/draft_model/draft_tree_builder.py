@@ -1,16 +1,17 @@
-"""Grow a draft model's tree in one step, most likely nodes first.
+"""Grow a draft model's tree for one decode step, most likely nodes first.
 
-Each draft forward pass processes the whole tree so far. For a small model, a forward pass over
-twenty tokens costs about as much as one over a single token, so all open nodes are extended at
-once. In each round, the caller calls `newest` and `question`, runs the forward pass, and calls
-`learn_answers`. Each column of this example describes one round:
+The tree grows in rounds. In each round, one forward pass of the draft model processes the whole
+tree so far. For a small model, a forward pass over twenty tokens costs about as much as a forward
+pass over one token, so a round extends all new nodes at once. In each round, the caller calls
+`newest` and `question`, runs the forward pass, and calls `learn_answers`. Each column of this
+example describes one round:
 
     nodes to extend    == the root         7 and 8
     input tokens       == the root         the root, 7, 8, and text looked up after 7 and 8
     predicted tokens   == 7 or 8           1 after 7; 3 or 4 after 8
     nodes of the tree  == 7, 8             7, 8; 1 below 7; 3 and 4 below 8
 
-`finished` keeps the nodes that are likely enough to be worth verifying.
+`finished` returns the nodes that are likely enough to be worth verifying.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class DraftForwardInput:
 
     Attributes:
         tree: Tokens to process, as a tree.
-        nodes: For each position, the node in the growing tree. The first position is the root,
-            with node -1. A looked-up token has None.
-        predicted: Positions (0 is the root) whose predictions are needed.
+        nodes: Node of the growing tree at each position of the input: -1 for the root, which comes
+            first, and None for a looked-up token.
+        predicted: Positions of the input whose predictions are needed; 0 is the root.
     """
 
     tree: DraftTree
@@ -82,13 +83,14 @@ class GuessTree:
     """Grows a tree by one level or more per draft forward pass.
 
     Args:
-        calibration: Acceptance rates of first choices.
+        calibration: Acceptance rates of first choices, the tokens that the draft model itself
+            generates.
         limit: Maximum number of nodes.
         max_depth: Maximum depth.
-        branch_threshold: Minimum path confidence for nodes that are not on the main path, which
-            consists of the tokens that the draft model itself generates.
-        stop_threshold: Once the newest nodes' summed path confidence is below this value, the tree
-            is finished.
+        branch_threshold: Minimum path confidence for nodes outside the main path. The main path
+            consists of first choices.
+        stop_threshold: The tree is finished once the path confidences of its newest nodes sum to
+            less than this value.
     """
 
     def __init__(
@@ -136,10 +138,10 @@ class GuessTree:
 
         Args:
             newest: Nodes to extend.
-            look_up: Function (path, length) that returns up to `length` tokens that may follow a
-                path.
-            likely: Tree from the other sources. If given, the first forward pass predicts the
-                tokens after all of its nodes.
+            look_up: Function (path, length) that returns up to `length` tokens that may follow the
+                tokens of a path.
+            likely: Draft tree from the drafter's other sources; may be empty. The first forward
+                pass predicts the tokens after all nodes of this tree.
         """
         if -1 in newest and likely.token_ids:
             return DraftForwardInput(

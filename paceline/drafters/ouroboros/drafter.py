@@ -1,25 +1,28 @@
 """Ouroboros (Zhao et al. 2024, algorithm 1): draft phrase by phrase.
 
-The draft model runs Lookahead Decoding with `decode_step`, so that it drafts several tokens per
-forward pass (section 2.4). The target verifies the drafted chain together with K phrases from the
-pool that may follow the chain (sections 2.2 and 2.3). Both models use the same pool. The draft
-model fills the pool from its window. After each verification, the accepted text and the target's
-predictions at rejected nodes are added to the pool (section 2.5: `learning.py`). The pool may be
-kept for later requests (section 2.6).
+The draft model drafts a chain by Lookahead Decoding, so that each of its forward passes yields
+several tokens (section 2.4). Lookahead Decoding also fills a pool of phrases. The target verifies
+the drafted chain together with K phrases from the pool that may follow the chain (sections 2.2 and
+2.3). After each verification, the drafter adds phrases to the pool: the accepted text, and the
+target's predictions at rejected nodes (section 2.5: `learning.py`). An option keeps the pool for
+later requests (section 2.6).
 
 Differences from the paper and the authors' code:
 
-- The draft is not cut to the paper's gamma tokens. If the target accepts a whole phrase after the
-  chain, the answer also gets the token that the target chooses after the phrase.
-- The prompt and the answer are added to the pool. The target's predictions at all nodes are added,
-  not only those after a rejection.
-- The tree also contains phrases that follow the newest token. If the draft model was unsure, the
-  tree contains its alternatives as well, each with a phrase from the pool that follows it.
-- The engine verifies the nodes that are expected to save time, most likely paths first (`budget`).
-- The drafter works at any temperature and batch size. For sampled requests, the draft model
-  samples with the target's keyed noise. Such drafts agree with the target more often than the
-  draft model's most likely tokens would. All drafts are deterministic, so the text equals that of
-  plain decoding.
+- The drafter does not cut a draft to gamma tokens, the draft length in the paper. If the target
+  accepts a whole phrase after the chain, the answer also gets the token that the target chooses
+  after the phrase.
+- The drafter also adds phrases from the prompt and the answer to the pool. It adds the target's
+  predictions at all nodes, not only those after a rejection.
+- The tree also contains phrases that follow the newest token. Where the draft model was unsure of a
+  token, the tree also contains the draft model's alternatives to that token. Each alternative is
+  followed by a phrase from the pool.
+- With the option `budget`, the engine verifies only the nodes that are expected to save time. The
+  most likely paths come first.
+- The drafter works at any temperature and batch size. For sampled requests, the draft model uses
+  the same random numbers as the target. Such drafts agree with the target more often than the
+  draft model's most likely tokens would. All drafts are deterministic, so the text equals the text
+  of plain decoding.
 """
 
 from __future__ import annotations

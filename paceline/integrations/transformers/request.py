@@ -33,10 +33,10 @@ _REPLACEABLE_LAYERS = (hf_caches.DynamicLayer, hf_caches.DynamicSlidingWindowLay
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """The validated arguments of a call.
+    """The validated arguments of a call of transformers' `generate`.
 
     Attributes:
-        input_ids: Token ids with padding; [batch, width].
+        input_ids: Token ids with padding, [batch, width].
         padding: Number of leading padding tokens in each row.
         processors: Logits processors.
         eos_token_ids: Ids of the tokens that end a row.
@@ -48,7 +48,8 @@ class GenerateCall:
         keep_logits: Whether to collect the raw logits.
         as_dict: Whether to return a `GenerateDecoderOnlyOutput`.
         past: Number of `input_ids` columns that `cache` already holds.
-        cache: Cache to extend at the end; None if the caller does not receive a cache.
+        cache: KV cache to which the call finally adds its keys and values; None if the caller does
+            not receive a cache.
         media: Arguments for the model's own prefill; None if the prompts contain text only.
     """
 
@@ -95,11 +96,11 @@ class GenerateCall:
         inputs: dict[str, Any],
         context_length: int,
     ) -> GenerateCall:
-        """Validate the arguments that `generate` has prepared.
+        """Validate the arguments that transformers' `generate` has prepared.
 
         Args:
             model: Model that the call runs.
-            input_ids: Token ids with padding; [batch, width].
+            input_ids: Token ids with padding, [batch, width].
             processors: Logits processors.
             criteria: Stopping criteria.
             config: Generation configuration.

@@ -1,14 +1,14 @@
 """Run `model.generate` with drafting: the same tokens in fewer forward passes.
 
-model.generate(**inputs, custom_generate=Strategy("prompt_lookup"))
-generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
-tokenizer=tokenizer)
+    model.generate(**inputs, custom_generate=Strategy("prompt_lookup"))
+    generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
+             tokenizer=tokenizer)
 
 All options for greedy search and sampling work as without drafting. transformers prepares the
-logits processors and stopping criteria. Each of them is called once per token, in order: a
-processor with the text before the token, a criterion with the text up to and including the token.
-Custom processors and criteria are called with one row at a time. Rows may end at different steps,
-but the result is rectangular, as without drafting.
+logits processors and stopping criteria, and this package calls them once per token, in text order.
+A processor gets the text before the token. A criterion gets the text up to and including the token.
+Custom processors and criteria get one row at a time. Rows may end at different steps, but the
+result is rectangular, as without drafting.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Strategy:
 
     A strategy can be reused for any number of models. For each model, it keeps enough KV cache
     memory for the largest call so far. The memory is freed when the model or the strategy is
-    deleted. A `streamer`, and `stop_strings` with a `tokenizer`, work as without drafting. If a
-    generation configuration contains stop strings, call this module's `generate` instead, because
-    transformers does not pass a tokenizer to a callable.
+    deleted. A `streamer` works as without drafting, and so do `stop_strings` with a `tokenizer`. If
+    a generation configuration contains stop strings, call this module's `generate` instead, because
+    transformers does not pass the tokenizer to a strategy.
 
     Args:
         drafter: "name", "name:key=value,key=value", or a `Drafter`. Default: "auto".
-        draft_model: Draft model: directory, hub id, GGUF file or loaded model. It proposes its
+        draft_model: Directory, hub id, GGUF file or loaded model. The draft model proposes its
             most likely tokens.
         batch_invariant: True, False or "auto", as in `LLM`. With batch invariance, the tokens
             depend neither on the drafter nor on the batch, in any dtype. In half precision,
@@ -110,12 +110,12 @@ class Strategy:
 
         Args:
             model: Model of the call.
-            input_ids: Token ids, padded on the left; [batch, width].
+            input_ids: Token ids, padded on the left, [batch, width].
             logits_processor: Logits processors.
             stopping_criteria: Stopping criteria.
             generation_config: Generation configuration.
-            stop_strings: Strings that end a row. transformers passes them because this parameter
-                exists.
+            stop_strings: Strings that end a row. transformers passes these strings only because
+                this parameter exists.
             model_kwargs: Arguments for the model's `forward`. They may include `streamer`
                 (default: the one passed to `model.generate`) and `synced_gpus`, which is rejected.
         Returns:

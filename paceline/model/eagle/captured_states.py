@@ -23,11 +23,13 @@ _Pick = Callable[[Tensor], Tensor]
 class CapturedStates:
     """Hidden states captured from the module calls in one forward pass.
 
+    A forward pass may call the model several times. Each list of tensors has one tensor per call.
+
     Attributes:
         head: Inputs to the LM head for the columns (tokens) whose logits are computed, [rows,
             columns, hidden].
-        below: Inputs to each captured layer, for all columns.
-        last: Outputs of the decoder, for all columns; empty if they were not captured.
+        below: For each captured layer, the inputs to the layer for all columns.
+        last: Outputs of the decoder for all columns; empty if the outputs were not captured.
     """
 
     head: list[Tensor]
@@ -41,15 +43,16 @@ class CapturedStates:
         column_picks: Sequence[_Pick],
         pending: Sequence[list[tuple[int, int, int]]],
     ) -> NodeLogits:
-        """Return the logits together with the hidden states that led to them.
+        """Return the logits together with the hidden states that led to the logits.
 
         Args:
             logits: Logits of the forward pass.
-            head_picks: For each call of the model, the function that selects, from `head`, the rows
-                for which logits exist (`ModelRunner.picks`).
-            column_picks: For each call of the model, the function that selects these rows from
-                `below` (`ModelRunner.column_picks`).
-            pending: Rows and columns of the pending tokens (`ModelRunner.pending`).
+            head_picks: One function per call of the model, which selects from `head` the hidden
+                states of the tokens with logits (`ModelRunner.picks`).
+            column_picks: One function per call of the model, which selects the hidden states of the
+                same tokens from `below` (`ModelRunner.column_picks`).
+            pending: For each call of the model, the rows and ranges of columns that hold pending
+                tokens (`ModelRunner.pending`).
         """
         count = len(logits.flat)
         states = _picked(head_picks, self.head)[:count, None]
@@ -84,13 +87,13 @@ class StateRequest(NamedTuple):
 
 @contextmanager
 def capture_states(model: PreTrainedModel, wanted: StateRequest) -> Iterator[CapturedStates]:
-    """Capture the states of a forward pass that runs in the `with` block.
+    """Capture hidden states of a forward pass that runs in the `with` block.
 
     Only calls from this thread are captured; other threads may use the model in the meantime.
 
     Args:
         model: Model to run.
-        wanted: States to capture in addition to the inputs of the LM head.
+        wanted: Hidden states to capture in addition to the inputs of the LM head.
     """
     outputs: list[Tensor] = []
     head = model.get_output_embeddings() or torch.nn.Identity()

@@ -30,9 +30,9 @@ class ColumnWriter(Protocol):
 
 
 class TritonWriter:
-    """Writes columns with one kernel launch per layer.
+    """Writes keys and values to the slots of a layer with one Triton kernel launch.
 
-    A column is one token of a forward pass, or padding.
+    A column of the keys and values is one token of a forward pass, or padding.
 
     Args:
         cache_positions: Cache position of each column, int64 [rows, columns], on the device;
@@ -55,9 +55,9 @@ class TritonWriter:
 
 
 class TorchWriter:
-    """Writes columns with torch, by row index in the key and value tensors.
+    """Writes keys and values to the slots of a layer with torch's `index_copy_`.
 
-    A column is one token of a forward pass, or padding.
+    A column of the keys and values is one token of a forward pass, or padding.
 
     Args:
         key: Fixed shape of the forward passes (bucket).

@@ -1,9 +1,9 @@
 """Run a recurrent mixer's own `forward` with recurrences that follow draft trees.
 
-transformers' mixers compute projections, gates and norms with submodules. For recurrences, they
-call functions of their Python module, which have the same names in all models. A `RecurrenceMixer`
-runs the code of `forward` with other functions under these names. Neither the class nor its Python
-module changes.
+In transformers, the `forward` method of a recurrent mixer computes projections, gates and norms
+with submodules. For the recurrence, `forward` calls functions of its Python module. These functions
+have the same names in all models. A `RecurrenceMixer` runs the code of `forward` with its own
+functions under these names. Neither the mixer's class nor its Python module changes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ _UNUSED = frozenset(
 
 
 class RecurrenceMixer:
-    """Runs a recurrent mixer along a tree; tokens continue from their parents' states.
+    """Runs a recurrent mixer along draft trees.
+
+    Each token of a tree continues from the recurrent state after its parent.
 
     Args:
         module: Copy of the mixer in the `ModelView`.

@@ -21,20 +21,20 @@ class RecurrentBatch:
     """Tokens of a forward pass, one row per request, in text order.
 
     A row consists of pending tokens, nodes and padding, in this order. Padding repeats the column
-    of the newest pending token; its results are not used.
+    of the newest pending token; the results of padding are not used.
 
     Attributes:
         slots: Slot of each request, [requests].
         pending: Number of pending tokens of each request, [requests]; at least 1.
-        prompt: Number of pending tokens of each request that belong to its prompt, [requests].
+        prompt: Number of each request's pending tokens that belong to the prompt, [requests].
         nodes: Number of tree nodes of each request, [requests].
-        columns: Column of each token after the rows of the forward pass have been joined end to
-            end, [requests, width].
+        columns: Index of each token in the forward pass, as if its rows were joined end to end,
+            [requests, width].
         parents: Index of each token's predecessor, counted within the row, [requests, width]; -1
             means that the token follows the stored state. Predecessors come before their
             successors.
         trees: Draft tree of each request.
-        on_device: Tensors already copied by `tensor`, by name and device.
+        on_device: Arrays that `tensor` has already copied to a device, by name and device.
         derived: Values that mixers compute once per forward pass, by name or key.
     """
 

@@ -1,10 +1,11 @@
-"""Draft chains along an answer with a draft model that reads target states.
+"""Draft chains along answers, as training data for an acceptance head.
 
-In SpecDec++ (Huang et al. 2024), the draft model reads an answer in which some tokens are replaced
-by draft tokens. A draft model that reads target states has these states only for tokens that the
-target has chosen. Its hidden states therefore depend on the position in the chain. For this reason,
-each token of an answer is drafted at every chain position, as if all earlier tokens of the chain
-had been accepted. The acceptance head makes the same assumption when it predicts.
+This module is for draft models that read the target's hidden states (target states). In SpecDec++
+(Huang et al. 2024), the draft model reads an answer in which draft tokens replace some tokens.
+However, target states exist only for tokens that the target has chosen. The hidden states of a
+draft model that reads target states therefore depend on the position in the chain. For this reason,
+this module drafts each token of an answer at every chain position, as if the target had accepted
+all earlier tokens of the chain. The acceptance head makes the same assumption when it predicts.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ def chains_along(
 ) -> dict[str, Tensor]:
     """Draft each token of the answers, except the first, once per chain position.
 
-    At chain position k, the k - 1 tokens before the drafted token count as accepted draft tokens.
-    Each drafted token is labelled with its acceptance probability.
+    At chain position k, the draft model treats the k - 1 tokens before the drafted token as
+    accepted draft tokens. The function labels each drafted token with its acceptance probability.
 
     Args:
         target: Target model.
-        draft: Draft model that reads target states.
+        draft: Draft model that reads the target's hidden states.
         answered: Prompts with their answers.
         length: Number of positions in a chain.
         generator: Random generator for draft tokens, on the CPU.
     Returns:
-        Tensors with the names of `Recording`, on the CPU. "prompts" holds the index of each drafted
+        Tensors by name, as in `Recording`, on the CPU. "prompts" holds the index of each drafted
         token's prompt in `answered`.
     """
     model, draft_model = CachedLM(target), draft_lm(draft)
@@ -84,7 +85,8 @@ def draft_along(
 ) -> list[Tensor]:
     """Draft each token of an answer, except the first, once per chain position.
 
-    At chain position k, the k - 1 tokens before the drafted token count as accepted draft tokens.
+    At chain position k, the draft model treats the k - 1 tokens before the drafted token as
+    accepted draft tokens.
 
     Args:
         target: Target model.
@@ -96,7 +98,8 @@ def draft_along(
         label: Function that samples and labels tokens, given the scores of both models, such as
             `draft_and_label`.
     Returns:
-        The draft model's hidden states [n, hidden], followed by the results of `label`.
+        The draft model's hidden state at each of the n drafted tokens, [n, hidden], followed by the
+        results of `label`.
     """
     chunk = TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt))
     (states,) = read_states(target, [chunk], layers_read(draft))

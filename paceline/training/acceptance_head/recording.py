@@ -1,5 +1,6 @@
-"""Store a recording for acceptance heads as a folder of shards.
+"""Store the training data of acceptance heads (recordings) in folders of shards.
 
+A recording holds draft tokens, each with the probability that the target accepts the token.
 `record.json` holds the settings; an interrupted recording continues only with the same settings.
 `prompts.safetensors` holds the token ids of the prompts. `shard-N.safetensors` holds the draft
 tokens for batch N of the prompts. Every file is written atomically.
@@ -39,14 +40,14 @@ class Recording:
         settings: Settings of the recording. The entry "cut", if present, is the number of prompts
             that were truncated in the middle because they were too long.
         hidden: The draft model's last hidden state at the token, bfloat16 [n, hidden].
-        log_probs: Log-probability of the token in the draft distribution from which it was sampled,
-            as in `AcceptanceHead.confidences`, float32 [n].
-        entropies: Entropy of that distribution, in nats, float32 [n].
+        log_probs: Log-probability of the token in the draft distribution from which the token was
+            sampled, as in `AcceptanceHead.confidences`, float32 [n].
+        entropies: Entropy of the draft distribution, in nats, float32 [n].
         labels: Acceptance probability, float32 [n]: min(1, target probability / draft probability).
             For greedy decoding, 1 if the target chooses the same token, otherwise 0.
-        top_probs: Highest probability in that distribution, float32 [n].
+        top_probs: Highest probability in the draft distribution, float32 [n].
         prompts: Index of each token's prompt, int32 [n].
-        names: `prompt_name` of each prompt.
+        names: Digits that identify each prompt, from `prompt_name`.
         prompt_ids: Token ids of each prompt.
     """
 
@@ -71,14 +72,15 @@ class Recording:
 
 
 class RecordingFolder:
-    """Manages the folder of a recording that is being written.
+    """Manages the folder of a recording (training data) that is being written.
 
     Args:
         path: Folder of the recording.
         settings: Settings of the recording.
         prompts: Token ids of each prompt.
     Raises:
-        ConfigError: The folder holds something else, or a recording with different settings.
+        ConfigError: The folder holds something other than a recording, or a recording with
+            different settings.
     """
 
     def __init__(

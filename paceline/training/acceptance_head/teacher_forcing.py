@@ -55,17 +55,18 @@ def teacher_force(
 ) -> dict[str, Tensor]:
     """Draft a token at each position of the answers, and record mixed sequences.
 
-    Each token of a mixed sequence is either the target's token or the draft token.
+    A mixed sequence is an answer in which draft tokens replace some of the target's tokens.
 
     Args:
         target: Target model.
         draft: Independent draft model.
         answered: Prompts with their answers.
-        keep: Probability that a position keeps the target's token, as in `RecordConfig`.
+        keep: Probability that a position of a mixed sequence keeps the target's token, as in
+            `RecordConfig`.
         mixtures: Number of mixed sequences per answer, as in `RecordConfig`.
         generator: Random generator for draft tokens and mixtures, on the CPU.
     Returns:
-        Tensors as in `Recording`, on the CPU. The indices in "prompts" start at 0.
+        Tensors by name, as in `Recording`, on the CPU. The indices in "prompts" start at 0.
     """
     prompts, answers, _ = answered
     # position whose logits predict each answer's first token
@@ -122,16 +123,18 @@ def _drafted(
 def draft_and_label(
     draft_scores: Tensor, target_choice: Tensor, greedy: bool, generator: torch.Generator
 ) -> list[Tensor]:
-    """Sample a token from each row of the draft model's scores, and label it.
+    """Sample a token from each row of the draft model's scores, and label the token.
+
+    The label is the probability that the target accepts the token.
 
     Args:
         draft_scores: The draft model's scores, [n, vocab].
-        target_choice: The target's scores, [n, vocab]; for greedy decoding, its tokens, [n].
+        target_choice: The target's scores, [n, vocab]; for greedy decoding, the target's tokens,
+            [n].
         greedy: Whether decoding is greedy.
         generator: Random generator for the tokens.
     Returns:
-        Token ids, log-probabilities, entropies, labels (acceptance probabilities) and top
-        probabilities, each [n].
+        Token ids, log-probabilities, entropies, labels and highest probabilities, each [n].
     """
     draft_log_probs = draft_scores.log_softmax(-1)
     draft_probs = draft_log_probs.exp()
@@ -162,10 +165,10 @@ def run_from(
         model: Model to run.
         texts: Token ids of each text.
         starts: First position in each text to which the LM head is applied.
-        count: Number of positions in each text to which the LM head is applied. Positions past the
-            end of the longest text are replaced by its last position.
-        shared: Vocabulary that a draft model shares with its target; if given, the columns of the
-            logits are the ids of this vocabulary.
+        count: Number of positions in each text to which the LM head is applied. The last position
+            of the longest text replaces all later positions.
+        shared: Vocabulary that a draft model shares with its target. If given, the logits have one
+            column per id of this vocabulary.
     Returns:
         Logits [batch, count, vocab] and the LM head's inputs [batch, count, hidden].
     Raises:

@@ -1,11 +1,11 @@
 """Train a draft model by distillation (Hinton et al. 2015) and on plain text.
 
-The target's distributions come from recorded answers.
+For distillation, the target's distributions come from recorded answers.
 
-The schedule depends on the elapsed time, because the training time determines the quality. The
-learning rate is constant at first. It then falls linearly to zero, while the share of steps that
-use answers grows. The data order and the initial weights depend only on the seed. An interrupted
-training run resumes from its checkpoint.
+The training time determines the quality, so the schedule depends on the elapsed time. The learning
+rate is constant at first, and then falls linearly to zero. Meanwhile, more and more steps use
+answers instead of plain text. The data order and the initial weights depend only on the seed. An
+interrupted training run resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class DraftTrainer(Trainer):
 def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
     """Return the smallest vocabulary that covers a share of the training tokens.
 
-    Answers count more than other texts. The tokens are in id order, and the size is rounded up
-    to a multiple of the SIMD width.
+    Answers count more than other texts. The result contains token ids in ascending order. The
+    number of tokens is rounded up to a multiple of the SIMD width.
 
     Args:
         data: Training texts.
