@@ -1,7 +1,8 @@
-"""Compute mixtures of experts with a backend's products, expert by expert.
+"""Compute mixtures of experts with a backend's matrix products, expert by expert.
 
-With transformers' grouped products, the rounding of a row's result depends on how many rows share
-its expert. This module instead lets the backend compute each expert's product separately.
+transformers computes the products of all experts together (grouped). The rounding of a row's result
+then depends on how many rows share the row's expert. With this module, the backend instead computes
+each expert's product separately.
 """
 
 from __future__ import annotations
@@ -219,10 +220,10 @@ def _is_router(module: nn.Module) -> bool:
 
 
 def _is_multiplying_mixer(module: nn.Module) -> bool:
-    """Return True for a mixer that may multiply by its own weights.
+    """Return True for a recurrent mixer that may multiply by its own weights.
 
-    The result is True if one of the module's own parameters is a matrix. In a mixer with a
-    selective scan, the decay rates form such a matrix.
+    Such a mixer has a matrix among its own parameters, outside its submodules. For example, the
+    decay rates of a selective scan form a matrix.
     """
     return (
         any(map(is_depthwise, module.children()))

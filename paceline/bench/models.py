@@ -36,9 +36,9 @@ class Models:
         draft: Draft model; None if unused.
         tokenizer: Tokenizer of the target.
         target_label, draft_label: Names of the models.
-        weights: Format of the target's weights; "" if they are those of the checkpoint.
-        transformers_target: Target model of the baselines. It differs from `target` if the weights
-            are packed, because transformers computes with plain tensors.
+        weights: Format of the target's weights; "" if the checkpoint's weights are used unchanged.
+        transformers_target: Target model of the baselines. If the weights of `target` are packed,
+            this model has plain weights, because transformers computes with plain tensors.
     """
 
     target: LoadedModel

@@ -42,8 +42,8 @@ class _AdviceSettings:
             plain decoding.
         num_plain_tokens: Number of tokens that plain decoding generates for the comparison.
         min_speedup: Advice is given if plain decoding is faster than the drafter by at least this
-            factor. The factor is above 1 because the comparison uses a short context, which decodes
-            faster.
+            factor. The factor is above 1 because plain decoding is timed with a short context,
+            which makes decoding faster.
     """
 
     min_tokens: int = 32

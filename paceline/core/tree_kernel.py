@@ -12,13 +12,13 @@ from paceline.util.compiled import compiled
 def fill_shape(
     parents: NDArray[np.int64], depths: NDArray[np.int64], ancestors: NDArray[np.bool_]
 ) -> None:
-    """Fill the depths and the ancestor mask of a tree shape.
+    """Compute the depths and the ancestor mask of a draft tree.
 
     Args:
         parents: Parent of each node, [n]; parents[i] < i, and -1 is the root.
         depths: Output: depth of each node, [n]; 1 for a child of the root.
-        ancestors: Output: mask [n, n], initially False; set to True where node j is node i or an
-            ancestor of it.
+        ancestors: Output: mask [n, n], initially False. Entry [i, j] becomes True if node j is node
+            i or an ancestor of node i.
     """
     for node in range(len(parents)):
         above = parents[node]

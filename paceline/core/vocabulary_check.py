@@ -17,8 +17,9 @@ def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> Non
         vocab: Number of tokens in the target's vocabulary.
         tokenizer: Tokenizer of the prompts, if known.
     Raises:
-        ConfigError: The sizes differ, or the drafter may propose ids outside the target's
-            vocabulary; the message gives both sizes. Also raised by `Drafter.check_vocab_size`.
+        ConfigError: The vocabulary sizes differ, or the drafter may propose ids outside the
+            target's vocabulary. The message gives both sizes. `Drafter.check_vocab_size`, which
+            this function calls, may raise the error as well.
     """
     if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Emit Intel's matrix instructions (AMX).
 
-AMX has eight tiles, 0 to 7, of 16 rows of 64 bytes. TDPBF16PS multiplies two tiles:
+AMX has eight registers (tiles 0 to 7), each with 16 rows of 64 bytes. The instruction TDPBF16PS
+multiplies two tiles and adds the product to a third tile:
 
     out[i][j] += sum over k of left[i][k] * right[k][j]
 
@@ -8,8 +9,9 @@ AMX has eight tiles, 0 to 7, of 16 rows of 64 bytes. TDPBF16PS multiplies two ti
 of 16 bfloat16 values. Each row of the right tile holds two rows of `right`: row r of the tile
 holds right[2 r][j] and right[2 r + 1][j] for j = 0, 1, ...
 
-The instruction adds in a fixed order (Intel's manual). It sums the products at even k and at odd k
-separately, adds the two sums, and adds the total to `out`. Addresses and strides are in bytes.
+TDPBF16PS adds in a fixed order (Intel's manual). It sums the products at even k and at odd k
+separately, adds the two sums, and adds the total to `out`. In this module, addresses and strides
+are in bytes.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def available() -> bool:
 
 
 def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
-    """Return a function for compiled code that runs one AMX instruction.
+    """Return a function that compiled code calls to run one AMX instruction.
 
     Args:
         name: Name of the LLVM intrinsic, without its prefix.

@@ -1,9 +1,9 @@
 """Define block sizes, cache sizes and work thresholds of the CPU kernels.
 
 These constants affect neither which numbers a kernel adds, nor the order in which it adds them.
-Unless a comment states otherwise, they were tuned with the products and attention of SmolLM2-135M
-on AMD EPYC servers with AVX2 and AVX512_BF16. The constants are compiled into the kernels, so
-`CodeCache` recompiles them when this file changes.
+Unless a comment states otherwise, the constants were tuned with the products and attention of
+SmolLM2-135M on AMD EPYC servers with AVX2 and AVX512_BF16. The constants are compiled into the
+kernels, so `CodeCache` recompiles the kernels when this file changes.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class Shard:
 
     Args:
         info: Entry of the shard in the manifest.
-        row: Addresses and sizes for compiled code, as a record in a snapshot's table.
-        arrays: Arrays to which the addresses point, kept alive by the shard.
+        row: Record with the addresses and sizes of the shard's arrays, for compiled code.
+        arrays: Arrays to which the addresses point. The shard keeps these arrays alive.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Shard:
     def mapped(cls, path: Path, info: ShardInfo, vocab_size: int, width: int) -> Shard:
         """Map a shard of a store into memory.
 
-        The size, the header and the table of checksums are checked immediately, and each page at
-        its first use.
+        The size, the header and the table of checksums are checked immediately. Each page is
+        checked when it is first used.
 
         Args:
             path: Folder of the store.
@@ -65,7 +65,7 @@ class Shard:
             width: Number of bytes per token in the store.
         Raises:
             DatastoreError: The shard is damaged.
-            FileNotFoundError: The file does not exist.
+            FileNotFoundError: The shard's file does not exist.
         """
         layout = ShardLayout.of(info, width)
         pages = _map(path / info.name, layout.size)
@@ -135,18 +135,19 @@ def write_shard(
 ) -> ShardInfo:
     """Sort the suffixes of a text, and write text and suffix array as a new shard.
 
-    The manifest does not list the shard yet.
+    The caller must add the shard to the manifest of the store.
 
     Args:
         path: Folder of the store.
         text: Documents, each followed by a separator, [tokens + documents].
-        info: Entry of the shard in the manifest, without `name` and `sums`.
+        info: Entry of the shard for the manifest, without `name` and `sums`.
         vocab_size: Vocabulary size of the store.
         width: Number of bytes per token in the store.
         workers: Number of threads that sort.
-        done: Function called after each part has been sorted, with the number of its suffixes.
+        done: Function that is called after each part of the suffixes has been sorted, with the
+            number of suffixes in that part.
     Returns:
-        The entry of the shard, including `name` and `sums`.
+        The entry of the shard for the manifest, including `name` and `sums`.
     Raises:
         OSError: The shard cannot be written; its file is removed.
     """
@@ -241,7 +242,7 @@ def _pivots(text: NDArray[np.uint32], array: NDArray[np.int32], width: int) -> N
 
 
 def _map(path: Path, size: int, start: int = 0, length: int = 0) -> NDArray[np.uint8]:
-    """Map a file read-only, as an array of bytes.
+    """Map a file into memory, as a read-only array of bytes.
 
     The file stays mapped as long as the array exists.
 

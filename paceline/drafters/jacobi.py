@@ -1,16 +1,17 @@
 """Jacobi decoding: guess the rest of the answer, and refine it in parallel.
 
-The answer y_1 .. y_m solves the equations y_i = argmax(y_i | y_1 .. y_(i-1), prompt). Jacobi
+The answer y_1 .. y_m solves the equations y_i = argmax p(y | y_1 .. y_(i-1), prompt). Jacobi
 iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding") starts from
-random guesses. It evaluates all equations at once, using the guesses from the previous iteration.
-Each forward pass decides at least the first undecided guess, so every pass yields at least one
-token. Even for sampled requests, guesses are the target's argmax.
+random guesses. Each iteration is a forward pass that evaluates all equations at once, using the
+guesses from the previous iteration. Each forward pass decides at least the first undecided guess,
+so every forward pass yields at least one token. Even for sampled requests, guesses are the target's
+argmax.
 
 With `block=B`, the method is Gauss-Seidel-Jacobi (Song et al. 2021; "PGJ" in table 6 of Fu et
-al.). The answer is divided into blocks of B tokens, starting at its first token. The blocks are
-solved one after another by Jacobi iteration. If k tokens of the block are left, a step proposes k
-- 1 nodes and processes k tokens, so that no step reaches into the next block. B = 1 is plain
-decoding. A block as long as the answer is algorithm 2.
+al.). The answer is divided into blocks of B tokens. Jacobi iteration solves the blocks one after
+another. If k tokens of a block are left, a step proposes k - 1 nodes and processes k tokens, so
+that no step reaches into the next block. With B = 1, the method is plain decoding. If one block
+covers the whole answer, the method is algorithm 2.
 """
 
 from __future__ import annotations

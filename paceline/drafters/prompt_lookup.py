@@ -1,13 +1,14 @@
 """Prompt lookup: propose what followed the newest tokens earlier in the text.
 
-Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). The drafter looks up the
-longest n-gram first, and uses the most recent match.
+The method is from Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). The drafter
+looks up the n-grams at the end of the text, the longest n-gram first, and uses the most recent
+match.
 
-This implementation differs from the paper in two ways. First, it proposes a tree. The branches are
-the continuations of several matches, including matches of shorter n-grams. Second, the most
-frequent tokens in the text are added as individual nodes. `max_matches=1,max_frequent_tokens=0`
-yields the paper's chain. The drafter uses an n-gram index, so the cost per step does not depend on
-the text length.
+This implementation differs from the paper in two ways. First, it proposes a tree whose branches are
+the continuations of several matches, including matches of shorter n-grams. Second, the tree
+contains the most frequent tokens in the text as individual nodes. The options
+`max_matches=1,max_frequent_tokens=0` yield the paper's chain. The drafter uses an n-gram index, so
+the cost per step does not depend on the text length.
 """
 
 from __future__ import annotations

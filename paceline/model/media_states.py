@@ -18,17 +18,17 @@ from paceline.model.mixers.seam import RecurrentPass
 class RecurrentPrefill:
     """Manages recurrent states in one forward pass of the model over whole prompts.
 
-    The states cover each prompt except its last token. The model's logits for that token are
-    used to check paceline's own.
+    The states cover each prompt except its last token. The model's logits for the last token serve
+    to check the logits that paceline computes.
 
     Args:
         kinds: Layers that keep recurrent states, by index.
         num_layers: Number of decoder layers.
-        first: Column of the first token of each row; padding precedes it, [rows].
+        first: Column of the first token of each row, [rows]; padding precedes the first token.
         columns: Number of columns of each row.
         folds: Whether every mixer adds accepted nodes to the stored states.
     Attributes:
-        cache: Empty cache for the forward pass. Layers with a window keep all keys.
+        cache: Empty cache for the forward pass. Layers with an attention window keep all keys.
         current: Description of the forward pass, which the recurrent mixers of a `ModelView` read.
     """
 

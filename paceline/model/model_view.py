@@ -1,9 +1,10 @@
 """Build views: callable copies of a model that share its weights.
 
-transformers' models look up their attention function in `config` at every call. The engine chooses
-this function for each forward pass, while other threads or engines may be running the same model.
-Every `CachedLM` therefore has a view with a separate configuration, matrix products and
-`ForwardState`. The copies share weights and hooks with the user's model, which is not modified.
+A transformers model looks up its attention function in `config` at every call. The engine chooses
+the attention function for each forward pass, while other threads or engines may be running the same
+model. Every `CachedLM` therefore has a view with a separate configuration, separate matrix products
+and a separate `ForwardState`. A view shares weights and hooks with the user's model, and does not
+modify that model.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class ModelView:
     The view copies three kinds of modules: those with a configuration, those that read the
     `ForwardState`, and those whose matrix products the view replaces. It also copies the modules
     that contain such modules. A copied module shares its parameters, buffers and hooks with the
-    original. Compiled `forward` methods are not copied, because they were compiled for the caller's
-    inputs, and the shape of paceline's inputs changes at every step.
+    original. The view does not copy compiled `forward` methods. They were compiled for the caller's
+    inputs, but the shape of paceline's inputs changes at every step.
 
     Args:
         model: Model to view.

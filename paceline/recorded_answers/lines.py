@@ -2,8 +2,8 @@
 
 A file consists of JSON Lines: the settings, followed by one answer per line. The checksum of a line
 covers the line and the previous line's checksum, so changed, lost, duplicated and moved lines are
-detected. The first line contains the total number of answers, so an unfinished file is recognised
-without an end mark.
+detected. The first line contains the total number of answers, so a reader recognises an unfinished
+file without an end mark.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
 
 
 def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
-    """Return the token sequences of a word: at the start of a text and after a space.
+    """Return a word's token sequences at the start of a text and after a space.
 
     Args:
         tokenizer: Tokenizer to use.

@@ -1,12 +1,15 @@
 """Draft chains with a small model (Leviathan et al. 2023, Chen et al. 2023).
 
 Each forward pass of the draft model continues all requests of a batch. The target then verifies
-all chains in one forward pass. Greedy requests get deterministic drafts. With
-`verification="reject"`, sampled requests get sampled drafts with their distributions (rejection
-sampling). With `verification="traverse"`, sampled requests get the same drafts, but the engine
-verifies them from the last token to the first. With `verification="follow"`, sampled requests get
-deterministic drafts, drawn with the target's keyed noise. These drafts often agree with the target,
-and a seed yields the same text with and without drafts.
+all chains in one forward pass. Greedy requests get deterministic drafts. For sampled requests, the
+drafts depend on `verification`:
+
+- "reject": The draft model samples the drafts, and the engine verifies them by rejection sampling.
+- "traverse": The draft model samples the drafts in the same way, but the engine verifies a chain
+  from the last token to the first.
+- "follow": The drafts are deterministic: the draft model uses the same random numbers as the
+  target. These drafts often agree with the target, and a seed yields the same text with and without
+  drafts.
 
 Two features are not in the papers. First, a rule determines the length of a chain
 (`length_rules.py`). Second, prompt lookup may predict the draft model's tokens, so that one draft
@@ -60,7 +63,7 @@ class ChainDrafter(Drafter):
 
     Args:
         draft: Draft model to use.
-        rule: Length rule.
+        rule: Rule that determines the length of each chain.
         verification: How the drafts of sampled requests are drawn and verified: "reject",
             "traverse" or "follow"; see the description of this module.
         looks_up: Whether to speed up the draft model with prompt lookup.
@@ -225,7 +228,7 @@ class ChainDrafter(Drafter):
             chains: Chains of the batch.
             steps: Result of the draft forward pass for each chain.
             new: New tokens of the open chains.
-            probs: Distribution of each of these tokens, [n, vocab]; None if no chain is sampled.
+            probs: Distribution of each new token, [n, vocab]; None if no chain is sampled.
         Returns:
             For each chain, the nodes to commit to the draft model's KV cache. The newest token of
             the chain stays pending.

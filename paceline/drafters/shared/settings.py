@@ -11,16 +11,17 @@ MAX_FREQUENT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class SourcePrior:
-    """The prior acceptance probability of a token, given its sources.
+    """The prior acceptance probability of a draft token, given its sources.
 
-    The prior odds are a * before ** b * own ** c. Here, `before` stands for the odds according to
-    the sources before this one, and `own` for the odds according to this source. Sources that do
-    not have the token are left out.
+    The sources have a fixed order, and the prior belongs to one source ("this source"). The prior
+    odds are a * before ** b * own ** c. Here, `before` stands for the odds according to the earlier
+    sources, and `own` for the odds according to this source. A factor is left out if its sources do
+    not propose the token.
 
     Attributes:
-        both: (a, b, c) if an earlier source and this source have the token.
-        before: (a, b) if only earlier sources have the token.
-        own: (a, c) if only this source has the token.
+        both: (a, b, c) if an earlier source and this source propose the token.
+        before: (a, b) if only earlier sources propose the token.
+        own: (a, c) if only this source proposes the token.
         trials: Weight of the prior, as a number of trials.
     """
 
@@ -45,12 +46,12 @@ class SourceCalibrationSettings:
 
     Attributes:
         edges: Bounds of the intervals into which probabilities are sorted.
-        pair_trials: Weight of the prior for the pair of cached distributions and retrieval, as a
-            number of trials.
-        trust: Factor for the prior probability of cached tokens, by the number of tokens in the
-            cached context.
-        memory: Once this many trials with similar probabilities have been counted, older trials
-            count half as much.
+        pair_trials: Weight of the prior that cached distributions and retrieval share, as a number
+            of trials.
+        trust: Factor for the prior probability of tokens from cached distributions, by the number
+            of tokens in the cached context.
+        memory: Number of trials with similar probabilities at which the counts of these trials are
+            halved, so that newer trials count more.
     """
 
     edges: tuple[float, ...] = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
@@ -89,7 +90,7 @@ class LengthRuleSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChainSettings:
-    """Settings of prompt lookup, which predicts a draft model's tokens.
+    """Settings of the prompt lookup that predicts the tokens of a draft model.
 
     The defaults were chosen with the draft model of SmolLM2-135M, on CPUs with two cores.
 

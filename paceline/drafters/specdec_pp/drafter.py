@@ -1,10 +1,11 @@
 """SpecDec++ (Huang et al. 2024): draft until a head expects a rejection.
 
-Drafting stops when the predicted probability of a rejection among the draft tokens exceeds a
-threshold (algorithm 2). With `threshold=auto`, the drafter picks the threshold with the lowest
-latency, based on measured times and on the threshold costs that are stored with the head (equation
-2.3). Unlike in the paper, the draft tree may also contain second choices: each is the draft model's
-most likely alternative to a draft token.
+An acceptance head predicts the probability that the target rejects at least one draft token.
+Drafting stops when this probability exceeds a threshold (algorithm 2). With `threshold=auto`, the
+drafter picks the threshold with the lowest latency. For this choice, it uses measured times and the
+costs of each threshold that are stored with the head (equation 2.3). Unlike in the paper, the draft
+tree may also contain second choices. A second choice is the draft model's most likely alternative
+to a draft token.
 """
 
 from __future__ import annotations
@@ -76,13 +77,14 @@ class CostClock:
 class SpecDecPP(ChainDrafter):
     """Drafts chains, each until an acceptance head expects a rejection.
 
-    With `threshold="auto"`, draft lengths depend on measured times. Greedy text and text with
-    verification "follow" do not depend on the draft lengths. With the other verification methods,
-    the distribution of sampled text does not change, but the text differs between runs unless the
-    threshold is fixed.
+    With `threshold="auto"`, draft lengths depend on measured times, and may differ between runs.
+    Greedy text does not depend on the draft lengths, and neither does sampled text with
+    verification "follow". With the other verification methods, sampled text differs between runs
+    unless the threshold is fixed, but its distribution does not change.
 
     Attributes:
-        threshold: Current stopping threshold.
+        threshold: Current threshold. Drafting stops when the predicted probability of a rejection
+            exceeds the threshold.
     Raises:
         ConfigError: The threshold is "auto", but no threshold costs are stored with the head.
     """

@@ -37,8 +37,8 @@ class StoreLimits(NamedTuple):
     A pointer marks the token that follows an earlier occurrence (match) of the newest tokens.
 
     Attributes:
-        below: Pointers whose match has this length or more are skipped.
-        enough: Once this many pointers have been added, no shorter suffixes are looked up.
+        below: The search skips pointers whose match is this long or longer.
+        enough: Number of added pointers after which the search looks up no shorter suffixes.
         samples: Maximum number of pointers sampled per suffix.
     """
 
@@ -58,12 +58,12 @@ def point_into_store(
     Args:
         table: Shards of the datastore.
         pool: Pointers of the tree.
-        count: Number of pointers so far.
+        count: Number of pointers in the pool so far.
         query: Text to match.
         limits: Limits of the search.
     Returns:
-        The number of pointers, and the shortest match length that was searched; or DAMAGED and the
-        index of the shard.
+        The new number of pointers, and the shortest match length that was searched. If a shard is
+        damaged, DAMAGED and the index of that shard.
     """
     first, upper = count, limits.below
     size_index = len(STORE_SIZES) - 1
@@ -152,20 +152,22 @@ def sample(
     upper: int,
     samples: int,
 ) -> tuple[int, int]:
-    """Add pointers to a sample of a suffix's matches, evenly spaced by rank.
+    """Sample matches of a suffix, evenly spaced by rank, and add a pointer for each.
 
-    A pointer marks the token that follows a match.
+    A pointer marks the token that follows a match. The rank of a match is its position in the
+    suffix array.
 
     Args:
         table: Shards of the datastore.
         pool: Pointers of the tree.
-        count: Number of pointers so far.
+        count: Number of pointers in the pool so far.
         query: Text to match, which ends with the suffix.
         matches: Matches of the suffix.
-        upper: Pointers whose match has this length or more are skipped.
+        upper: The function skips pointers whose match is this long or longer.
         samples: Maximum number of matches to read.
     Returns:
-        The number of pointers and -1; or (DAMAGED, shard).
+        The new number of pointers, and -1. If a shard is damaged, DAMAGED and the index of that
+        shard.
     """
     wanted, size = min(matches.total, samples), matches.size
     damaged = _read_matches(table, matches, wanted, pool.scratch)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProposerSettings:
-    """Settings for the proposer.
+    """Settings for `Proposer`, the class that drafts inside vLLM.
 
     Attributes:
-        max_nodes: Maximum number of nodes in the draft tree from which the chain is taken.
-        max_missed_calls: Number of consecutive calls without a request before that request counts
-            as finished.
+        max_nodes: Maximum number of nodes in the draft tree from which the proposed chain is taken.
+        max_missed_calls: Number of consecutive calls by vLLM from which a request is missing before
+            the request counts as finished.
         retry_seconds: Number of seconds before another attempt to open an unreadable datastore.
         log_seconds: Minimum number of seconds between two log lines about errors.
         store_seconds: Number of seconds between two measurements of the datastore's size.

@@ -48,7 +48,7 @@ class TargetAnswers:
 def find_answers(
     config: RecordConfig, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any
 ) -> TargetAnswers:
-    """Return the answers in the configured file, or generate them.
+    """Return the prompts and their answers, from the configured file or the target.
 
     Args:
         config: Settings for the recording.
