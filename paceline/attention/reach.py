@@ -1,6 +1,7 @@
-"""Compute which keys the queries of a ragged batch see, without a mask.
+"""Compute, without a mask, which keys each query of a ragged batch sees.
 
-A pending token sees the text up to and including itself. A node sees the text and its ancestors.
+A pending token sees the text up to and including itself. A node sees the text, the node's
+ancestors and itself.
 Sliding windows and chunked attention hide keys that are too far back.
 """
 
@@ -40,8 +41,8 @@ UNLIMITED = Reach()  # full attention
 class PackedRows(NamedTuple):
     """Pending tokens and tree nodes of a ragged batch.
 
-    The queries of a row are its pending tokens, its nodes, and padding that sees no keys, in this
-    order.
+    Each row contributes queries in this order: pending tokens, tree nodes, and padding. Padding
+    sees no keys.
 
     Attributes:
         starts: Index of the first query of each row, [rows + 1].
@@ -141,14 +142,16 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
 
 @kernel
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
-    """Merge single keys into runs of consecutive keys; return the number of runs.
+    """Merge a query's single keys into runs of consecutive keys; count all runs.
 
     Args:
-        runs: Runs of all queries; those from `first` to `count` are single keys in descending
-            order.
-        begin: Index of the query's first run.
+        runs: Runs of all queries so far. Runs `first` to `count` - 1 are single keys of the last
+            query, in descending order.
+        begin: Index of the last query's first run.
         first: Index of the first single key.
-        count: Number of runs, including single keys.
+        count: Number of runs before merging; each single key counts as one run.
+    Returns:
+        The number of runs after merging.
     """
     half = (count - first) // 2
     for i in range(half):

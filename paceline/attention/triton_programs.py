@@ -1,7 +1,7 @@
 """Define the Triton programs of batch-invariant attention; see `triton_kernel`.
 
-All launches with the same dtype and head size run the same machine code. The programs are
-specialised only for head sizes, and the compiler does not fuse additions with products.
+All launches with the same dtype and head size run the same machine code, because Triton specialises
+the programs only for head sizes. The compiler does not fuse additions with multiplications.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def attend_split(
 ):
     """Compute the attention of one tile of queries to one range of keys (a split).
 
-    For each query, store the largest score, the sum of the exponentials, and the weighted sum of
-    the values. A tile holds all query heads of a key head, for as many columns as fit. Strides are
-    in units of `ALIGNMENT` values, so that the compiler can assume aligned reads.
+    A tile consists of all query heads that share a key head, for as many query columns as fit. For
+    each query, the program stores the largest score, the sum of the exponentials, and the weighted
+    sum of the values. Strides count units of `ALIGNMENT` values. The compiler can therefore assume
+    aligned reads.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
     row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)

@@ -18,11 +18,11 @@ class Lockstep:
     """Synchronises the processes of a benchmark, if there are several.
 
     Args:
-        config: Configuration of the run, with the number of ranks.
-        ranks: The group of processes, if they have already joined it.
+        config: Configuration of the run, with the number of ranks (processes).
+        ranks: Group of ranks. None if the processes have not joined a group yet.
     Raises:
-        ConfigError: The number of ranks differs from the configuration, or ranks cannot share the
-            trees of any drafter.
+        ConfigError: The number of ranks differs from the number in `config`. Also raised if no
+            drafter in `config` proposes draft trees that ranks can share.
     """
 
     def __init__(self, config: BenchConfig, ranks: Ranks | None) -> None:

@@ -1,7 +1,8 @@
 """Run transformers logits processors in steps that emit several tokens.
 
-A processor may keep state. It is therefore called exactly as in plain decoding: once per emitted
-token, in order, with all preceding tokens. It never gets rejected draft tokens.
+A logits processor may keep state. paceline therefore calls each processor exactly as in plain
+decoding: once per emitted token, in order, with all preceding tokens. A processor never gets
+rejected draft tokens.
 """
 
 from __future__ import annotations

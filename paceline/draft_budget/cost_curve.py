@@ -17,14 +17,14 @@ from paceline.util.stopwatch import Conditions
 class CostCurve:
     """Seconds per forward pass for any number of rows.
 
-    Between measured row counts, the duration is interpolated linearly. Above the largest row count,
-    the last segment is extended.
+    Between measured row counts, the curve interpolates the duration linearly. Above the largest
+    measured row count, the curve extends its last segment.
 
     Attributes:
-        rows: Row counts, in ascending order, starting with 1.
+        rows: Measured row counts, in ascending order, starting with 1.
         seconds: Seconds per forward pass for each row count; never decreasing.
-        further: For each row count, the seconds that each cached token beyond SHORT_TEXT adds;
-            empty if the duration does not grow with the text.
+        further: For each row count, the additional seconds per cached token beyond the first
+            SHORT_TEXT tokens. Empty if the duration does not grow with the length of the text.
     """
 
     rows: tuple[int, ...]

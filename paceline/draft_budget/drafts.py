@@ -36,8 +36,9 @@ class DrafterBatch:
     Attributes:
         drafter_state: The drafter and its statistics.
         requests: Requests that take part in the step.
-        max_nodes: Maximum number of nodes in the draft tree, for each request.
-        draft_head: Hidden-state draft head whose draft trees are added to the outcomes, or None.
+        max_nodes: For each request, the maximum number of nodes in its draft tree.
+        draft_head: Draft head that reads the target's hidden states, or None. The engine adds the
+            draft trees from this head to the verification results (outcomes).
         num_head_tokens: Number of tokens that the draft head drafts per request.
     """
 
@@ -60,10 +61,12 @@ class Drafts:
 
     Attributes:
         batch: The requests that share the drafter.
-        ready: Requests whose newest token the step processes; the others are in prefill.
+        ready: Requests whose newest token the step processes. The other requests in `batch` are
+            still in prefill.
         trees: Draft tree for each ready request.
         draft_seconds: Seconds spent in the drafter's own model.
-        flat: The trees as arrays; None if they were not needed, or if the budget cannot cut them.
+        flat: The trees as arrays. None if the arrays were not needed, or if the draft budget cannot
+            cut the trees.
     """
 
     batch: DrafterBatch

@@ -1,7 +1,8 @@
-"""Select the draft nodes in a step that yield the most tokens per second.
+"""Choose which draft nodes a step verifies, to maximise tokens per second.
 
-Nodes are selected in units. In a ragged batch, where every node is one row, a unit is one node. In
-a padded batch, where all trees are padded to the widest tree, a unit is one node from every tree.
+Nodes are chosen in units. In a ragged batch, every node is one row of the forward pass, and a unit
+is one node. In a padded batch, all trees are padded to the widest tree, and a unit is one node from
+every tree.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from paceline.util.compiled import compiled
 
 
 class NodeSelector(ABC):
-    """Selects a step's nodes for verification, and cuts the trees that can be cut.
+    """Selects the draft nodes that a step verifies, and cuts the draft trees to them.
 
-    Nodes are selected in units. A unit is one node in a ragged batch, and one node of every tree
-    in a padded batch.
+    Nodes are selected in units. In a ragged batch, a unit is one node. In a padded batch, a unit is
+    one node of every tree. Some trees cannot be cut; the step verifies all nodes of these trees.
 
     Args:
-        all_drafts: Drafts of the step; `cut` sets their trees.
+        all_drafts: Draft trees of the step, by drafter. The method `cut` replaces the trees.
     Attributes:
         rows_per_unit: Number of rows that a unit adds to the forward pass.
         num_units: Number of units in the proposed trees.
-        num_free_units: Number of units that cost nothing, because trees that cannot be cut need
-            the same rows anyway.
+        num_free_units: Number of units that cost nothing. The trees that cannot be cut already need
+            rows for this number of units.
     """
 
     rows_per_unit: int
@@ -203,8 +204,11 @@ class RaggedSelector(NodeSelector):
 def _path_bounds(calibration: AcceptanceCalibration, trees: FlatTrees) -> tuple[Floats, Floats]:
     """Return each node's path probability, and a bound by which to sort the nodes.
 
-    The bound is the lowest path probability among the node and the nodes before it in the tree.
-    It never increases within a tree, so sorting by it does not reorder the nodes of a tree.
+    The bound of a node is the lowest path probability of this node and of all nodes before it in
+    the tree. Within a tree, bounds never increase. Sorting nodes by bound therefore keeps the order
+    of the nodes within each tree. For example, for a tree of three nodes:
+
+        path probabilities: 0.5 0.2 0.3    bounds: 0.5 0.2 0.2
     """
     probabilities = path_probabilities(calibration, trees)
     bounds = np.empty(len(probabilities))

@@ -21,9 +21,10 @@ class BatchResult:
 
     Attributes:
         batch: The drafter and its requests.
-        outcomes: Results for the requests that were ready to decode.
+        outcomes: One verification result for each request that was ready to decode.
         draft_seconds: Seconds spent in the draft model and in the hidden-state draft head.
-        error: Error raised by the drafter, or None; it affects only the requests in this batch.
+        error: Error that the drafter raised, or None. The error affects only the requests in this
+            batch.
     """
 
     batch: DrafterBatch
@@ -35,16 +36,16 @@ class BatchResult:
 def distribute_outcomes(
     outcomes: Sequence[Outcome], drafts: Sequence[Drafts], logits: NodeLogits
 ) -> list[BatchResult]:
-    """Group a step's outcomes by drafter; add what drafters and requests need.
+    """Group a step's outcomes by drafter, and complete the outcomes.
 
-    An outcome is the result of verifying one draft tree. The added values are log-probabilities,
-    top tokens and the draft trees of draft heads. All of them are copied from the device in a
-    single transfer.
+    An outcome is the result of verifying one draft tree. This function adds the values that
+    drafters and requests need: log-probabilities, top tokens and the draft trees of draft heads. A
+    single transfer copies all added values from the device.
 
     Args:
         outcomes: Outcomes of the step.
-        drafts: The step's drafts, one entry per drafter.
-        logits: Logits, with rows in the order of `outcomes`.
+        drafts: The step's draft trees, one entry per drafter.
+        logits: The target's logits, with rows in the order of `outcomes`.
     """
     rows = {outcome.request: row for row, outcome in enumerate(outcomes)}
     pending = [score_outcomes(outcomes, logits)]

@@ -95,13 +95,14 @@ class Chunk:
         forwards: int,
         completion: Completion | None = None,
     ) -> Chunk:
-        """Return the chunk for a step.
+        """Return the chunk of a streamed answer for one step.
 
         Args:
-            outcome: Outcome of the step.
-            written: Parts of the text that became final in this step.
-            step: Number of steps so far.
-            forwards: Number of target forward passes so far.
+            outcome: Verification result of the step.
+            written: Parts of the text that became final in this step, each with a mark of the token
+                that produced the text.
+            step: Number of steps so far for this answer.
+            forwards: Number of target forward passes so far for this answer.
             completion: The finished answer, if this is the last chunk.
         """
         origins = token_origins(outcome)

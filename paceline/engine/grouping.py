@@ -51,8 +51,9 @@ def select_prompts(
 ) -> list[RequestHandle]:
     """Choose the prompts that the next forward pass processes together.
 
-    The result starts with the prompt that comes first by priority and age. Prompts in the slots
-    after it are added as long as they need little padding and the rows stay within the limit.
+    The first prompt is the one that comes first by priority and age. The prompts in the following
+    cache slots join this prompt, as long as they need little padding and the forward pass stays
+    within the row limit.
 
     Args:
         prompts: Requests in prefill; at least one.

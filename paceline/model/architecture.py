@@ -158,11 +158,11 @@ class Architecture:
     def ragged_masks(
         self, packing: RaggedBatch, visible: int, device: torch.device
     ) -> tuple[Masks, dict[int, VisibleRanges]]:
-        """Return placeholder masks for a ragged batch, and the key ranges they stand for.
+        """Return placeholder masks for a ragged batch, and the visible keys of each mask.
 
-        The model receives the masks as its `attention_mask`, but their values are never read. The
-        attention kernel looks up the visible ranges by the address of a mask
-        (`AttentionMetadata`).
+        The model receives the masks as its `attention_mask`, but nothing reads the values in the
+        masks. Instead, the attention kernel looks up the ranges of visible keys by the memory
+        address of the mask (`AttentionMetadata`).
 
         Args:
             packing: Ragged batch.

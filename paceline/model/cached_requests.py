@@ -40,8 +40,8 @@ class CachedRequests(TargetBase):
     Args:
         model: Decoder-only model.
         architecture: Properties of the model.
-        growth_step: Number of cache positions by which the cache grows, if slots may differ in
-            length. None (default) means that all slots have the same length.
+        growth_step: For slots of different lengths: number of cache positions by which the cache
+            grows at a time. None (default) means that all slots have the same length.
     Attributes:
         architecture: Properties of the model.
         slots: Cache slots and their requests.
@@ -128,8 +128,9 @@ class CachedRequests(TargetBase):
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
         """Limit a draft tree to the nodes that the model can verify.
 
-        For a model that supports only chains, the result is `DraftTree.best_chain`. If the rotary
-        frequencies of all tokens change at some text length, nodes beyond that length are removed.
+        If the model supports only chains, the result is `DraftTree.best_chain`. In some models, the
+        rotary frequencies of all tokens change beyond a certain text length. For such a model,
+        nodes beyond this text length are removed.
         """
         if (switch := self.architecture.restart_length) is not None:
             tree = cut_at_switch(tree, request, switch)
@@ -239,16 +240,16 @@ class CachedRequests(TargetBase):
         request.cached = min(request.cached, length)
 
     def load(self, request: Request, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys and values that were computed elsewhere to a request's slot.
+        """Copy existing keys and values of one layer to a request's cache slot.
 
-        The caller sets `request.cached` once every layer has been written.
+        After copying all layers, the caller sets `request.cached`.
 
         Args:
-            request: Request to process.
+            request: Request with the slot.
             layer: Index of the layer.
-            first: First cache position.
-            keys: Keys, [heads, n, dim].
-            values: Values, [heads, n, dim].
+            first: Cache position of the first key and value.
+            keys: Keys of n positions, [heads, n, dim].
+            values: Values of n positions, [heads, n, dim].
         """
         self._cache.write(request.slot, layer, first, keys, values)
 
@@ -275,10 +276,11 @@ class CachedRequests(TargetBase):
 
 
 def _stores_per_block(model: PreTrainedModel) -> int:
-    """Return the number of stores (keys or values of one layer) that share one tensor.
+    """Return the number of stores that share one tensor.
 
-    On CUDA, all stores of the same shape share a tensor, so that moving them takes two operations
-    in total instead of two per store.
+    A store holds the keys or the values of one layer. On CUDA, all stores share one tensor if they
+    have the same shape. Moving cache positions then takes two operations in total, instead of two
+    per store.
     """
     config = model.config.get_text_config(decoder=True)
     shapes = key_shapes(config)

@@ -1,7 +1,8 @@
 """Identify a model by a fingerprint of its weights or a sketch of its embedding.
 
-A checkpoint keeps its fingerprint if it is copied, renamed or converted to another dtype. The
-sketch, a small sample of the embedding, also recognises quantised and fine-tuned copies.
+If you copy or rename a checkpoint, or convert it to another dtype, the fingerprint stays the same.
+The sketch is a small sample of the embedding. Comparing sketches also recognises quantised and
+fine-tuned copies.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_a
 def model_identity(model: PreTrainedModel) -> tuple[str, int]:
     """Return the fingerprint and the hidden size of a model.
 
-    For an enlarged model (`paceline.bench.cost_scale`), the values are those of the original. The
-    fingerprint is a SHA-256 hash of the architecture's sizes and a sample of every weight tensor,
-    rounded to bfloat16. A checkpoint therefore has the same fingerprint in float32 and bfloat16.
+    The fingerprint is a SHA-256 hash of the architecture's sizes and of samples from every weight
+    tensor. The samples are rounded to bfloat16. A checkpoint therefore has the same fingerprint in
+    float32 and bfloat16. For a model that `paceline.bench.cost_scale` has enlarged, both results
+    are those of the original model.
     """
     config = model.config.get_text_config(decoder=True)
     origin = getattr(config, "enlarged_from", None)

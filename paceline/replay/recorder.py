@@ -1,8 +1,8 @@
 """Record a model's answers to prompts in a file (`paceline.recorded_answers`).
 
 An interrupted run can be continued. Any drafter may be used, because drafts do not change an
-answer. The file still names the drafter, because rounding in bfloat16 can swap two tokens with
-nearly equal logits.
+answer, with one exception: rounding in bfloat16 can swap two tokens with nearly equal logits. The
+file therefore names the drafter.
 """
 
 from __future__ import annotations
@@ -107,16 +107,18 @@ def record_answers(
     """Write the answers to all prompts to a file, or continue an unfinished file.
 
     Args:
-        path: File for the answers. It grows by one batch at a time, so an interruption loses at
+        path: File for the answers. Answers are written in batches, so an interruption loses at
             most one batch.
         llm: Engine that answers the prompts.
         questions: Prompts to answer.
-        params: Sampling parameters for all answers; prompt number n uses seed + n.
+        params: Sampling parameters for all answers. The seed for prompt number n is
+            `params.seed` + n.
         options: Additional options.
         progress: Whether to show a progress bar on standard error.
     Raises:
-        ConfigError: There are no prompts, or the file has different settings, is damaged, is being
-            written by another process, or contains something else.
+        ConfigError: `questions` is empty. Also raised if the existing file is damaged, was recorded
+            with different settings, is being written by another process, or contains something
+            other than recorded answers.
     """
     options = options or RecordOptions()
     if not questions:
@@ -199,7 +201,7 @@ def answer(
 def encode_prompts(
     prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None
 ) -> list[RecordingPrompt]:
-    """Return prompts as token ids; those that are too long are cut in the middle.
+    """Return prompts as token ids; remove the middle of prompts that are too long.
 
     Args:
         max_new_tokens: Number of tokens that must fit into the context after each prompt.

@@ -45,9 +45,9 @@ def save(
     Args:
         figure: The matplotlib figure.
         path: File to write.
-        setting: Phrases that describe the run. Line breaks occur only between phrases.
-        columns: Maximum number of characters per line.
-        size: Font size.
+        setting: Setup of the run, as a list of phrases. Line breaks occur only between phrases.
+        columns: Maximum number of characters per line of the setup.
+        size: Font size of the setup.
     Raises:
         ConfigError: The file cannot be written.
     """
@@ -92,8 +92,9 @@ def bars(
     Args:
         axes: matplotlib axes.
         names: Names of the groups.
-        series: Label, colour, and one value per name; None is shown as "-".
-        reference: Position of a dotted line, or None.
+        series: For each series, its label, its colour, and one value per name. A value of None is
+            shown as "-".
+        reference: Value at which to draw a dotted line; None draws no line.
     """
     height = BAR_SHARE / len(series)
     for number, (title, colour, values) in enumerate(series):

@@ -22,13 +22,13 @@ def penalise(
     on_device: Sequence[Tensor],
     requests: Sequence[Request],
 ) -> None:
-    """Apply repetition, frequency and presence penalties in place.
+    """Apply repetition, frequency and presence penalties to scores, in place.
 
     Args:
-        scores: Scores [rows, vocab].
-        counts: Counts of the requests' tokens, from `counts_of`.
-        indices: Result of `find_score_indices` for these rows.
-        on_device: `owner`, `penalties` and `paths` of `indices`, on the device.
+        scores: Scores [rows, vocab]; each row belongs to a root or a node of a draft tree.
+        counts: How often each token occurs in each request, from `counts_of`.
+        indices: Result of `find_score_indices` for the rows of `scores`.
+        on_device: The arrays `owner`, `penalties` and `paths` of `indices`, copied to the device.
         requests: Requests with penalties.
     """
     owner, penalties, paths = on_device

@@ -31,10 +31,10 @@ class Position(NamedTuple):
 class AnswerSpelling:
     """Converts the tokens of one answer to text, in order.
 
-    Joined together, the tokens' texts are the text of the answer. If several tokens form one
-    character, the character is the text of the last of these tokens, as in vLLM. Each token keeps
+    The texts of all tokens, joined together, are the answer's text. If several tokens form one
+    character, the last of these tokens gets the character as its text, as in vLLM. Each token keeps
     its own bytes. Hidden special tokens have neither text nor bytes. Top-k tokens that the model
-    did not choose are converted as if it had chosen them.
+    did not choose are converted as if the model had chosen them.
 
     Args:
         tokenizer: Tokenizer of the model.
@@ -54,12 +54,12 @@ class AnswerSpelling:
     def spell(
         self, token_ids: Sequence[int], logprobs: TokenLogprobs, last: bool
     ) -> list[Position]:
-        """Convert the next tokens to text.
+        """Convert the next tokens of the answer to text, together with the top-k tokens.
 
         Args:
-            token_ids: Token ids of the answer.
-            logprobs: Top-k log-probabilities per position, as in `Completion.logprobs`.
-            last: Whether the answer ends with these tokens. If so, an incomplete character at the
+            token_ids: Next token ids of the answer.
+            logprobs: Top-k log-probabilities at each position, as in `Completion.logprobs`.
+            last: Whether the answer ends with `token_ids`. If so, an incomplete character at the
                 end appears as U+FFFD.
         """
         positions = [
@@ -92,14 +92,14 @@ def completion_logprobs(
     offset: int,
     last: bool = True,
 ) -> CompletionLogprobs:
-    """Format the log-probabilities of a completion.
+    """Format the log-probabilities of a completion, or of its next tokens.
 
     Args:
-        spelling: Object that converts the answer's tokens to text.
-        token_ids: Token ids of the answer.
-        logprobs: Top-k log-probabilities per position.
-        offset: Number of characters before the first token.
-        last: Whether the answer ends with these tokens.
+        spelling: Object that converts the completion's tokens to text.
+        token_ids: Next token ids of the completion.
+        logprobs: Top-k log-probabilities at each position of `token_ids`.
+        offset: Number of characters before the first token of `token_ids`.
+        last: Whether the completion ends with `token_ids`.
     """
     positions = spelling.spell(token_ids, logprobs, last)
     tokens = [position.chosen.token.text for position in positions]
@@ -121,14 +121,14 @@ def chat_logprobs(
     top: int,
     last: bool = True,
 ) -> ChatLogprobs:
-    """Format the log-probabilities of a chat answer.
+    """Format the log-probabilities of a chat answer, or of its next tokens.
 
     Args:
         spelling: Object that converts the answer's tokens to text.
-        token_ids: Token ids of the answer.
-        logprobs: Top-k log-probabilities per position.
+        token_ids: Next token ids of the answer.
+        logprobs: Top-k log-probabilities at each position of `token_ids`.
         top: Number of top-k tokens to report per position.
-        last: Whether the answer ends with these tokens.
+        last: Whether the answer ends with `token_ids`.
     """
     return ChatLogprobs(
         content=[

@@ -50,16 +50,17 @@ def size(ids: TokenIds) -> int:
 
 
 def difference(first: TokenIds, second: TokenIds) -> tuple[str, str] | None:
-    """Describe the first id that has different tokens, or return None.
+    """Describe the first token id that has different tokens in two tokenizers.
 
-    Ids that exist in only one tokenizer, such as added tokens, are ignored. Added
-    tokens may have different names.
+    Ids that exist in only one tokenizer are ignored. Ids of added tokens are also ignored, because
+    added tokens may have different names.
 
     Args:
         first: Vocabulary of one tokenizer.
         second: Vocabulary of the other tokenizer.
     Returns:
-        A phrase with the id and its token in `first`, and the token in `second`.
+        A phrase with the id and its token in `first`, such as "id 5 is 'a'", and the token in
+        `second`. None if no id has different tokens.
     """
     ignored = first.added | second.added
     for number, token in sorted(first.tokens.items()):

@@ -1,8 +1,8 @@
 """Run all steps of a decoder layer in one compiled function.
 
-The jobs of `linear`, `packed` and `attention` compute products and attention. The other steps round
-to bfloat16 after each operation, as torch does. The result is bit-identical to that of the separate
-modules.
+The CPU packages `linear`, `packed` and `attention` provide the jobs that compute matrix products
+and attention. The other steps round to bfloat16 after each operation, as torch does. The result is
+therefore bit-identical to that of running the layer's modules one by one.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ def run_layer(address: int, states: int, out: int, mailbox: int, number: int) ->
     """Compute one decoder layer.
 
     Args:
-        address: Address of a `LayerCall`.
-        states: Address of the hidden states, bfloat16 [count, hidden].
-        out: Address of the result, of the same shape.
-        mailbox: Mailbox of the thread team that shares the work; 0 means no team.
-        number: Number of the last job that the team was given.
+        address: Address of a `LayerCall`, which holds the addresses of weights and buffers.
+        states: Address of the hidden states of `count` tokens, bfloat16 [count, hidden].
+        out: Address of the result, bfloat16 [count, hidden].
+        mailbox: Address at which the thread team receives its jobs; 0 means no team.
+        number: Number of the last job that the team received before this call.
     """
     layer = numba.carray(as_pointer(address), 1, LAYER_CALL)[0]
     count, hidden, kind = layer.count, layer.hidden, BFLOAT16
@@ -114,12 +114,13 @@ def run_layers(
     """Compute consecutive decoder layers.
 
     Args:
-        address: Address of the first `LayerCall`; the others follow it.
+        address: Address of an array of `LayerCall` records, one per layer. A record holds the
+            addresses of weights and buffers.
         num_layers: Number of layers.
-        states: Address of the hidden states, bfloat16 [count, hidden].
-        out: Address of the result, of the same shape.
-        mailbox: Mailbox of the thread team that shares the work; 0 means no team.
-        number: Number of the last job that the team was given.
+        states: Address of the hidden states of `count` tokens, bfloat16 [count, hidden].
+        out: Address of the result, bfloat16 [count, hidden].
+        mailbox: Address at which the thread team receives its jobs; 0 means no team.
+        number: Number of the last job that the team received before this call.
     """
     for _ in range(num_layers):
         run_layer(address, states, out, mailbox, number)

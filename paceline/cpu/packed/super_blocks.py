@@ -33,10 +33,17 @@ _FOUR, _EIGHT = (ir.VectorType(WORD, count) for count in (4, _PARTS))
 
 
 def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
-    """Emit code that collects each factor of several blocks in adjacent lanes.
+    """Emit code that moves the same factor of several blocks to adjacent lanes.
 
-    Each block's factors (scales and minima) are given as a vector of 16 lanes. Four blocks are
-    transposed, so that four adjacent lanes hold the same factor of all blocks.
+    A factor is a scale or a minimum. The code transposes the vectors of four blocks; a single
+    vector stays as it is. For example, for the blocks a, b, c and d:
+
+        before: a0 a1 a2 ...    b0 b1 b2 ...    c0 c1 c2 ...    d0 d1 d2 ...
+        after:  a0 b0 c0 d0  a1 b1 c1 d1  a2 b2 c2 d2  ...
+
+    Args:
+        builder: LLVM builder.
+        vectors: For each block, a vector of 16 lanes that holds the block's factors.
     """
     if len(vectors) == 1:
         return [Factor(vectors[0], (lane,)) for lane in range(LANES)]
@@ -60,7 +67,8 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
 class _K4(Reader):
     """Decodes blocks with a scale and a minimum per block and per part.
 
-    A part has 32 numbers. Its scale and minimum are stored in six bits each. A number is
+    A part consists of 32 numbers of a block. The scale and the minimum of a part are integers of
+    six bits each. A number is computed from its stored integer (value):
 
         (block's scale * part's scale) * value - (block's minimum * part's minimum)
     """

@@ -180,16 +180,21 @@ def cache_distributions(
 ) -> None:
     """Cache the target's distributions after the root and after every node of a tree.
 
+    The key of a cached distribution is a context: the last 1, 2, ... or `max_context` tokens up to
+    the root or node.
+
     Args:
         table: Cached distributions.
         max_context: Maximum number of tokens in a context.
-        newest: The newest tokens, at most LONGEST_KEY, ending with the root.
-        nodes: Tokens of the nodes, followed by their parents, [2 * nodes]; -1 is the root.
-        scratch: Three arrays with one row for the root and one for each node. The first holds the
-            newest tokens, [1 + nodes, LONGEST_KEY]. The second holds their number, [1 + nodes].
-            The third holds hashes of the contexts that they form, [1 + nodes, LONGEST_KEY].
-        top: Most likely tokens and their probabilities, each [1 + nodes, k], as in `TopTokens`;
-            rows of zeros are skipped.
+        newest: Newest tokens of the text, at most LONGEST_KEY; the last one is the root.
+        nodes: Tokens of all nodes, followed by the parents of all nodes, [2 * nodes]. Parent -1 is
+            the root.
+        scratch: Three arrays to overwrite. Each has one row for the root, then one for each node.
+            First array: last tokens up to the root or node, [1 + nodes, LONGEST_KEY].
+            Second array: number of these tokens, [1 + nodes].
+            Third array: hash of each context, [1 + nodes, LONGEST_KEY].
+        top: Most likely tokens after the root and each node, and their probabilities, each
+            [1 + nodes, k], as in `TopTokens`. Rows of zeros are skipped.
     """
     tails, known, keys = scratch
     token_ids, probs = top

@@ -1,8 +1,9 @@
 """Update cached distributions and acceptance counts from verified trees.
 
-Each tree is described by a record of integers, so that one array describes the whole step:
+A record of integers describes each verified tree. One array holds the records of all trees in a
+step. The parts of a record are:
 
-    5 counts and bounds | newest tokens | tokens of the nodes | their parents | new tokens
+    5 counts and bounds | newest tokens | tokens of the nodes | parents of the nodes | new tokens
 """
 
 from __future__ import annotations

@@ -18,17 +18,18 @@ REJECTED, ACCEPTED = 0, 1  # classes of the last layer, in the public code's ord
 def accept_logits(
     blocks: Sequence[tuple[Tensor, Tensor]], last: Tensor, bias: Tensor, hidden: Tensor
 ) -> Tensor:
-    """Return the logit of "accepted" minus that of "rejected", from the hidden state.
+    """Return the logit of "accepted" minus the logit of "rejected" for hidden states.
 
-    The caller adds the contribution of the scalar inputs (see `scalars_of`).
+    The result is only the contribution of the hidden states. The caller adds the contribution of
+    the scalar inputs (`scalars_of`).
 
     Args:
-        blocks: Weight [hidden, hidden] and bias [hidden] of each block.
-        last: Weights of the last layer, [hidden].
-        bias: Bias of the last layer, [].
+        blocks: Weight [hidden, hidden] and bias [hidden] of each residual block.
+        last: Weights of the last layer for "accepted" minus those for "rejected", [hidden].
+        bias: Bias of the last layer for "accepted" minus that for "rejected", [].
         hidden: Hidden states, [n, hidden].
     Returns:
-        Differences of the two logits, [n].
+        One difference of logits per hidden state, [n].
     """
     for weight, offset in blocks:
         hidden = hidden + functional.silu(functional.linear(hidden, weight, offset))

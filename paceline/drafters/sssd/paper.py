@@ -1,22 +1,29 @@
 """Merge trees from the datastore and the request (Marzollo et al. 2024, alg. 1).
 
-The fixed weights of the trees are those of the authors' code. The datastore yields one tree. To
-build it, the drafter looks up the last 4 tokens of the text, then the last 3, 2 and 1, and counts
-the tokens that follow. It uses at most 100 matches per look-up, and stops once 50 continuations are
-known. The request yields one tree for each match length m from 1 to 4. A token's share is its
-count, divided by the number of matches at its parent. The score of a token from the datastore is
-share * parent's score. The score of a token from the request is 0.6 * share on the first level, and
-(0.6 + 0.1 m) * share * parent's score on deeper levels. A heap merges the trees; a token from two
-sources gets the larger score. As in the authors' code, a match in the output counts only if the
-text contains at least 8 tokens from the start of the match.
+The datastore yields one tree. The drafter looks up the last 4 tokens of the text in the datastore,
+then the last 3, 2 and 1, and counts the tokens that follow the matches. Each look-up uses at most
+100 matches. The drafter stops once it knows 50 continuations.
+
+The request yields four trees, one for each match length m from 1 to 4. As in the authors' code, a
+match in the output counts only if the text contains at least 8 tokens from the start of the match.
+
+A token's share is its count, divided by the number of matches at its parent. The score of a token
+depends on the share. The fixed weights are those of the authors' code:
+
+    datastore                  share * parent's score
+    request, first level       0.6 * share
+    request, deeper levels     (0.6 + 0.1 m) * share * parent's score
+
+A heap merges the five trees: the token with the highest score is taken next. If two sources offer a
+token, the larger score counts.
 
 For example, the newest tokens are "1 2". The request contains "1 2 3" twice and "1 2 4" once. In
-the datastore, 9 of 10 matches of "1 2" continue with 4. These tokens wait in the heap with their
-scores, and are taken in this order:
+the datastore, 9 of 10 matches of "1 2" continue with 4.
 
-    waiting == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
-    taken   == 4, then 3 (its children wait with 0.4 * (0.6 + 0.1 m) * share),
-               then 3 again, which is already in the tree
+    heap == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
+    1. Take 4.
+    2. Take 3 (m=2). The children of 3 enter the heap with the scores 0.4 * (0.6 + 0.1 m) * share.
+    3. Take 3 (m=1), which is already in the tree.
 """
 
 from __future__ import annotations
@@ -61,16 +68,19 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
 
 class Candidate:
-    """A token from one source that may be added to the tree.
+    """A token from one source that may be added to the draft tree.
+
+    A match pointer (`pointers`) is an earlier occurrence of the parent's path. All match pointers
+    of a parent and source have consecutive indices.
 
     Attributes:
         token: Token id.
-        parent: Node of the tree; 0 for the root.
+        parent: Node of the tree that would be the token's parent; 0 for the root.
         depth: Depth of the token.
-        begin: Index of the first match pointer (`pointers`) from the same parent and source.
-        end: Index after the last of these pointers.
-        source: 0 for the datastore, m for matches of m tokens in the request.
-        path_confidence: Probability of the whole path.
+        begin: Index of the first match pointer of this parent and source.
+        end: Index after the last match pointer of this parent and source.
+        source: 0 for the datastore; m for matches of m tokens in the request.
+        path_confidence: Probability of the whole path from the root to the token.
     """
 
     token: int
@@ -86,12 +96,15 @@ CANDIDATE = record_dtype(Candidate)
 
 
 class Merge(NamedTuple):
-    """Scratch arrays for merging the sources' trees; every new tree reuses them.
+    """Scratch arrays for merging the matches of all sources into one draft tree.
+
+    Every new draft tree overwrites the arrays.
 
     Attributes:
-        pool: Match pointers of the tree's nodes (module `pointers`).
-        waiting: Heap of the candidates for the tree, followed by unused entries.
-        tree: Nodes of the tree, [1 + max_nodes].
+        pool: Match pointers of the tree's nodes: earlier occurrences of each node's path (module
+            `pointers`).
+        waiting: Heap of tokens that may be added to the tree, followed by unused entries.
+        tree: Root and nodes of the tree, [1 + max_nodes].
     """
 
     pool: Pool
@@ -124,11 +137,11 @@ def merge_sources(sources: Sources, merge: Merge, nodes: int, levels: int) -> in
 
     Args:
         sources: Texts of the request and of the datastore.
-        merge: Scratch arrays.
+        merge: Scratch arrays; `merge.tree` receives the draft tree.
         nodes: Maximum number of nodes.
         levels: Maximum number of levels.
     Returns:
-        The size of the tree, or `-1 - i` if shard i is damaged.
+        The number of nodes in the tree, or `-1 - i` if shard i of the datastore is damaged.
     """
     pool, tree, waiting = merge.pool, merge.tree, merge.waiting
     used, count = _first_candidates(sources, merge)

@@ -1,8 +1,13 @@
 """Divide the nodes of a draft tree among ranks.
 
-Each rank owns a run of nodes that are consecutive in depth-first order. It must also compute the
-ancestors of its nodes. In depth-first order, only the ancestors of the first node can lie outside
-the run. The runs are chosen so that the largest share is as small as possible.
+The nodes are listed in depth-first order, and each rank owns a run of consecutive nodes. A rank
+must also compute the ancestors of its nodes. Only ancestors of the run's first node can lie outside
+the run. A rank's share consists of the run and of these ancestors. The runs are chosen so that the
+largest share is as small as possible. For example, node a has the children b and d, and b has the
+child c:
+
+    a b || c d    shares of 2 and 4 nodes (the second rank also computes a and b)
+    a b c || d    shares of 3 and 2 nodes (the second rank also computes a): chosen
 """
 
 from __future__ import annotations
@@ -98,12 +103,14 @@ def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
 def _cut(num_ancestors: list[int], ranks: int) -> list[int]:
     """Cut the nodes into runs so that the largest share is minimal.
 
-    A run contains consecutive nodes. Its share also contains the ancestors of these nodes. The
-    result is the end of each run.
+    A run consists of consecutive nodes. The share of a run consists of the run's nodes and of all
+    their ancestors.
 
     Args:
         num_ancestors: Number of ancestors of each node; the nodes are in depth-first order.
         ranks: Number of runs.
+    Returns:
+        For each run, the index after its last node.
     """
     count = len(num_ancestors)
     # Starting a run later never makes it end earlier, because each additional node adds at most one

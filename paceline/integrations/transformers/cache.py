@@ -35,13 +35,14 @@ def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache,
 def fill_cache(
     model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int, total: int
 ) -> None:
-    """Append the columns from `past` to `total` - 1 of every row to a cache.
+    """Append the columns from `past` to `total` - 1 of every row to `cache`.
 
-    Padding columns are zeros.
+    A column is a token position of the padded batch. Columns of padding tokens get zeros.
 
     Args:
-        model: Model whose slots hold the rows.
-        rows: Rows in batch order; the slot of each row holds its tokens up to column `total`.
+        model: Model whose cache slots hold the rows.
+        rows: Rows in batch order. The slot of each row holds the row's tokens before column
+            `total`.
         cache: Cache to extend.
         past: Number of columns that the cache already holds.
         total: Number of columns that the cache holds afterwards.

@@ -1,10 +1,14 @@
 """Arrange the rows of a forward pass that trains or evaluates an EAGLE model.
 
-A row consists of a text position and a number of guesses: how many of the last tokens up to that
-position count as draft tokens. In a row without guesses, the target has chosen all tokens so far.
-The model also reads the target state from which the row's token was chosen. A row with guesses sees
-what a draft model sees in decoding: tokens with target states, followed by draft tokens without
-them.
+A row stands for a position in the text, and for a number of guesses: the last tokens up to the
+position that count as draft tokens. For example, at position 5:
+
+    no guesses      the target has chosen tokens 0 to 5
+    two guesses     the target has chosen tokens 0 to 3, and tokens 4 and 5 are draft tokens
+
+In a row without guesses, the model also reads the target state from which the row's token was
+chosen. A row with guesses sees what a draft model sees in decoding: tokens with target states,
+followed by draft tokens without target states.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ class Rows(NamedTuple):
 
     Attributes:
         positions: Position of each row in the text, [rows].
-        guessed: Number of guesses (draft tokens) at the end of the tokens up to that position,
-            [rows].
-        mask: Whether a row (first index) sees another row (second index), bool [rows, rows].
+        guessed: For each row, how many of the last tokens up to the row's position are draft
+            tokens (guesses), [rows].
+        mask: Entry [i, j] is True if row i sees row j, bool [rows, rows].
     """
 
     positions: Tensor
@@ -48,8 +52,8 @@ class Rows(NamedTuple):
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
         """Return the rows for training.
 
-        The first rows, one per position, have no draft tokens. The other rows, one per draft token,
-        belong to chains of draft tokens.
+        The first rows, one per text position, have no draft tokens. Then follows one row for each
+        draft token; the draft tokens form chains.
 
         Args:
             length: Number of tokens in the text.
@@ -116,11 +120,12 @@ def hidden_of_rows(
     Args:
         embedding: The draft model's input embedding, or a function with the same signature.
         decoder: The draft model's decoder, or a function with the same signature.
-        token_ids: Token ids of the texts, [b, t].
-        chosen_by: Target states from which each token was chosen, [b, t, 1 + layers, states].
-        rows: Rows to compute, which are the same for each text.
+        token_ids: Token ids of b texts with t tokens each, [b, t].
+        chosen_by: For each token, the target states from which the token was chosen,
+            [b, t, 1 + layers, states].
+        rows: Rows to compute; the same rows for each text.
         unread: Number of tokens at the start of each text whose target states are not used.
-        drafted: Token ids for the last n rows, replacing those from the text, [b, n].
+        drafted: Token ids for the last n rows, [b, n]. They replace the text's token ids there.
     """
     texts, device = len(token_ids), token_ids.device
     readers = ((rows.guessed == 0) & (rows.positions > max(0, unread - 1))).nonzero()[:, 0]
