@@ -51,11 +51,11 @@ class LLM(ChatFacade):
             drafters`), a class as "module:Class", or a `Drafter`.
         draft_model: Draft model, in any form that `model` accepts, for drafters that need one or
             can use one ("auto"). Drafters of individual requests (`SamplingParams.speculation`) use
-            it as well. Default: none.
+            the draft model as well. Default: none.
         tokenizer: Directory, hub id, GGUF file or object. Default: the tokenizer stored with
             `model`. Prompts given as token ids need no tokenizer.
         processor: Directory, hub id or object. Default: the processor stored with `model`. Only
-            prompts with images, videos or audio need it.
+            prompts with images, videos or audio need a processor.
         dtype: "float32", "bfloat16", "float16" or "auto" (default), which uses the checkpoint's
             data type, or bfloat16 for a GGUF file.
         device: "cpu", "cuda", "cuda:1", or "auto" (default), which uses a GPU if there is one.
@@ -63,22 +63,24 @@ class LLM(ChatFacade):
             Default: the model's context.
         max_batch: Maximum number of requests per forward pass; at least 1. Further prompts wait.
         max_nodes: Maximum number of draft nodes verified per request and step; at least 0.
-        lookahead_parallel: Whether to share the work on every draft tree with the other processes
-            in a parallel run: True, or `Ranks` that have joined. Each process has a copy of the
-            model and makes the same calls. Default: False.
+        lookahead_parallel: Whether the processes of a parallel run share the work on every draft
+            tree: True, or a group of processes (`Ranks`) that have joined. Each process has a copy
+            of the model and makes the same calls. Default: False.
         batch_invariant: If True, the logits for a given text are bit-for-bit identical in any
-            batch, with or without drafts. This holds for every data type. "auto" (default) turns
-            this on if a check at load time shows a cost below 5 %. False turns it off.
+            batch, with or without drafts, for every data type. With "auto" (default), the logits
+            are batch-invariant if a check at load time shows a cost below 5 %. False turns batch
+            invariance off.
         fixed_shapes: Whether decode steps use a few fixed tensor shapes, which CUDA runs as
-            captured graphs. "auto" (default) uses them on CUDA only.
-        cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when it is full.
-            On a GPU, the engine allocates this memory at once. Default: the cache grows as needed,
-            up to most of the available memory.
-        keep_prefixes: Number of finished requests that stay cached; at least 0. Prompts with the
-            same beginning, such as the next turn of a conversation, reuse their keys and values
-            (prefix caching). The weights must not change in the meantime.
-        on_drafter_error: "raise" (default) ends the requests of a drafter that fails; "plain"
-            continues them without drafts.
+            captured graphs. "auto" (default) uses fixed shapes on CUDA only.
+        cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when the cache is
+            full. On a GPU, the engine allocates all of this memory at once. Default: the cache
+            grows as needed, up to most of the available memory.
+        keep_prefixes: Number of finished requests that stay in the KV cache; at least 0. A new
+            prompt with the same beginning, such as the next turn of a conversation, reuses their
+            keys and values (prefix caching). The model's weights must not change between the
+            requests.
+        on_drafter_error: What happens to a drafter's requests if the drafter fails. "raise"
+            (default) ends the requests; "plain" continues the requests without drafts.
         cost_curve: Seconds per forward pass for each number of rows, used by the draft budget
             instead of measured times. Default: measured times.
         draft_budget: Limits on verified draft nodes. Default: `DraftBudgetSettings()`.
@@ -87,8 +89,8 @@ class LLM(ChatFacade):
             The answers equal those of the converted model. Default: False if the processor has
             bfloat16 instructions (AVX512_BF16 or AMX).
         weights: Format into which the weights of a safetensors checkpoint are packed, on a CPU:
-            "q8_0" or "q4_k". This changes the model, and answers equal those of plain decoding
-            with the packed model. Default: the weights are not packed.
+            "q8_0" or "q4_k". Packing changes the model: answers equal those of plain decoding with
+            the packed model. Default: the weights are not packed.
         engine: Library that runs the model: "transformers" (default), or "llama.cpp" for GGUF
             files.
     Raises:
@@ -174,14 +176,14 @@ class LLM(ChatFacade):
                 come from `chat_prompt`.
             params: One `SamplingParams` for all prompts, or one per prompt; default
                 `SamplingParams()`.
-            progress: Callback invoked after every step, in the calling thread. If it raises, the
-                call ends.
+            progress: Callback invoked after every step, in the calling thread. If the callback
+                raises an error, the call ends.
         Returns:
             One completion per prompt; with `SamplingParams.n`, `Completion.others` holds the
             additional answers.
         Raises:
             ConfigError, CapacityError: A prompt, or a drafter named in its parameters, cannot be
-                used. No request has started.
+                used. If so, none of the requests has started.
         """
         groups = self._inputs.request_groups(prompts, params)
         handles = self._engine.submit([request for group in groups for request in group])

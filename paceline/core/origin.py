@@ -11,12 +11,12 @@ class Origin(IntEnum):
     Attributes:
         TARGET: Chosen by the target; not a draft token.
         DRAFT: Proposed by a drafter that does not name a source.
-        PROMPT: Copied from the prompt, after a matching run of tokens.
-        OUTPUT: Copied from the answer so far, after a matching run of tokens.
-        DATASTORE: Copied from a datastore, after a matching run of tokens.
+        PROMPT: Copied from the prompt, where the token follows a match of the newest tokens.
+        OUTPUT: Copied from the answer so far, where the token follows such a match.
+        DATASTORE: Copied from a datastore, where the token follows such a match.
         RECYCLED: Taken from the cache of the target's top tokens (Token Recycling).
         WINDOW: Taken from a lookahead window, in which the target predicts later positions.
-        POOL: Taken from a pool of n-grams that earlier steps or answers contained.
+        POOL: Taken from a pool of n-grams from earlier steps or answers.
         MODEL: Predicted by a draft model.
         DRAFT_HEAD: Predicted by the draft head from the target's hidden state.
         GRAMMAR: The only token that the request's grammar allows at this position.

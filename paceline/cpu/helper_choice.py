@@ -1,8 +1,8 @@
-"""Choose how many helper threads share the products of a decoding step.
+"""Choose how many helper threads share the matrix products of a decoding step.
 
-A helper does not always help: logical cores that share a physical core, or few memory channels, may
-make two threads slower than one. The choice is therefore measured on the model's own products, once
-per machine.
+More threads are not always faster. If two logical cores share a physical core, or if the machine
+has few memory channels, two threads may be slower than one. Therefore, this module times the
+model's own matrix products with different numbers of helper threads, once per machine.
 """
 
 from __future__ import annotations

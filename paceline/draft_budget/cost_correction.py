@@ -10,16 +10,18 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 class CostCorrection:
     """Tracks the ratio of measured step times to the cost curve.
 
-    There is one object for each number of requests in a step. It keeps two averages of
-    log(measured / expected): one for steps with drafts and one for steps without. Unlike
-    `MovingAverage`, they start as plain means and limit outliers. A step with drafts also moves
-    the average for steps without drafts towards the average for steps with drafts, and vice versa.
-    An average over few steps moves faster, because all of these steps may have been disturbed.
+    There is one `CostCorrection` for each number of requests in a step. Each `CostCorrection` keeps
+    two averages of log(measured / expected): one for steps with drafts, and one for steps without
+    drafts. Unlike a `MovingAverage`, both averages start as plain means and limit outliers.
+
+    A step with drafts also moves the average for steps without drafts towards the average for steps
+    with drafts, and vice versa. An average over only a few steps moves faster, because other
+    programs may have disturbed all of these steps.
 
     Args:
-        settings: Rates and limits.
-        similar: Correction for another number of requests, used as the starting point; default:
-            none.
+        settings: Rates and limits of the averages.
+        similar: Correction for another number of requests, whose averages are the starting point;
+            default: none.
     """
 
     def __init__(

@@ -16,18 +16,19 @@ class Completion:
     """An answer to one prompt.
 
     Attributes:
-        text: Text of the answer, cut before a stop string; "" without a tokenizer. It continues the
-            text of the prompt directly, without a separator. An incomplete character at the end
+        text: Text of the answer, cut before a stop string; "" without a tokenizer. The text
+            directly continues the prompt, without a separator. An incomplete character at the end
             becomes U+FFFD.
         token_ids: Tokens of the answer, including an end-of-sequence token.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
         stats: Counts for the request.
-        logprobs: For each token, if `SamplingParams.logprobs` is set: token id -> log-probability.
-            The values are computed from the model's own logits, before any option changes them. The
-            most likely tokens come first, in descending order, followed by the chosen token.
-        prompt_logprobs: For each token of the prompt, if `SamplingParams.prompt_logprobs` is set:
-            the same mapping as in `logprobs`. The first token has None, because no token precedes
-            it.
+        logprobs: If `SamplingParams.logprobs` is set, one mapping from token ids to
+            log-probabilities per token of the answer. The log-probabilities are computed from the
+            model's own logits, before any option changes the logits. A mapping starts with the most
+            likely tokens, in descending order, followed by the chosen token.
+        prompt_logprobs: If `SamplingParams.prompt_logprobs` is set, one mapping as in `logprobs`
+            per token of the prompt. The first entry is None, because no token precedes the first
+            token.
         message: In a chat, the answer split into content, reasoning and tool calls; otherwise None.
         others: The additional answers, if `SamplingParams.n` is above 1.
     """
@@ -55,7 +56,7 @@ class Chunk:
         text: Text that became final in this step. The texts of all chunks, joined together, are
             the completion's text.
         token_ids: Tokens from this step.
-        accepted: For each token, whether it is an accepted draft token.
+        accepted: For each token, whether the token is an accepted draft token.
         pieces: (text, accepted) for each token that has text, for display. These texts, joined
             together, are `text`.
         completion: The finished answer, in the last chunk.
@@ -64,12 +65,12 @@ class Chunk:
         origins: Source of each token, as a lower-case name from `paceline.core.origin.Origin`:
             "target" (the bonus token or a plainly decoded token), "prompt", "output", "datastore",
             ...
-        marks: For each entry of `pieces`, the token it comes from. That token may be from an
-            earlier step, because text that may become part of a stop string is held back.
-        outcome: Outcome of this step, with the verified draft tree, or None.
+        marks: For each entry of `pieces`, the token that produced the text. The token may be from
+            an earlier step, because the engine holds back text that may belong to a stop string.
+        outcome: Verification result of this step, with the verified draft tree, or None.
         step: Number of steps so far for this answer, including prefill.
-        forwards: Number of target forward passes so far, including prefill. Forward passes
-            repeated after a preemption do not count.
+        forwards: Number of target forward passes so far for this answer, including prefill. A
+            forward pass that is repeated after a preemption does not count again.
         prompt_logprobs: Log-probabilities of the prompt, in the first chunk only, in the format of
             `Completion.prompt_logprobs`.
     """

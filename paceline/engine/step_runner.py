@@ -111,13 +111,14 @@ class StepRunner:
     def _with_draft_heads(
         self, batches: list[DrafterBatch]
     ) -> tuple[list[DrafterBatch], list[BatchResult]]:
-        """Add to each batch the draft head that its drafter uses, if any.
+        """Add the drafter's draft head to each batch, if the drafter uses one.
 
-        On a CPU, the first use of a head may take seconds, because the head may have to be fitted.
+        On a CPU, the first use of a draft head may take seconds, because the engine may have to fit
+        the head first.
 
         Returns:
-            The batches that can take part in the step, and a result for each batch whose drafter
-            raised an error.
+            The batches that can take part in the step. Also, one result with the error for each
+            batch whose drafter raised an error.
         """
         if self._draft_heads is None:
             return batches, []

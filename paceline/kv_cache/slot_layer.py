@@ -16,20 +16,20 @@ from paceline.kv_cache.blocks import BlockList, Store
 
 @dataclass(slots=True)
 class WriteWindow:
-    """Cache positions that a forward pass writes, the same for all layers.
+    """Cache positions that a forward pass writes; all layers write the same positions.
 
     Attributes:
         first: First slot of the forward pass.
         rows: Number of consecutive slots in the forward pass.
-        positions: Cache position of each query column, [rows, width]; [1, queries] if requests are
-            packed.
+        positions: Cache position of each query column, [rows, width]; [1, queries] if all requests
+            are packed into one row.
         slots: Slot of each query column, in the shape of `positions` or [rows, 1].
         visible: Number of cache positions visible to attention: the largest entry of `positions`
             plus 1.
         in_order: Whether the columns of every row have consecutive cache positions.
         start: First cache position that attention sees.
-        key_rows: For each request, the row of the visible keys that holds the request's first
-            position, [requests].
+        key_rows: For each request, the index of the row in the tensor of visible keys that holds
+            the request's first cache position, [requests].
         gathered: Cache positions that attention sees for each request, [requests, visible]; None
             if attention can use a view of the keys without copying them.
         indices: Cached results of `row_index`.
@@ -54,9 +54,10 @@ class WriteWindow:
         slot_length: int,
         device: torch.device,
     ) -> Tensor:
-        """Return the tensor rows that hold the keys or values of cache positions.
+        """Return the tensor rows that hold the keys or values at cache positions.
 
-        The keys or values of one layer are viewed as a tensor [slots * heads * slot_length, dim].
+        The tensor is a view of all keys (or all values) of one layer, with the shape
+        [slots * heads * slot_length, dim].
 
         Args:
             slots: Slots, [n, width] or [n, 1].
@@ -178,8 +179,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Return the number of tokens in the longest row before this forward pass.
 
-        A packed row holds the tokens of several requests. The result for such a row is too small,
-        because the tokens of all requests are subtracted, but it is never negative.
+        The result is the number of visible cache positions minus the number of new tokens in a row.
+        If a row packs several requests, the new tokens of all requests are subtracted. The result
+        is then too small, but never negative.
         """
         return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 

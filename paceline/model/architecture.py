@@ -38,22 +38,22 @@ class Architecture:
         vocab_size: Number of rows of the LM head.
         context_length: Maximum number of positions.
         layer_kinds: Kinds of attention in the model, sorted; empty for a model without attention.
-        masks: For each kind of layer, the kind of attention whose mask the layer receives; None if
-            it receives no mask.
-        states: Layers that keep recurrent states, by index.
-        has_chain_mixers: Whether the model verifies only chains, and short convolutions hold all
-            of its states.
+        masks: For each kind of layer, the kind of attention whose mask the layer receives. None for
+            a kind of layer that receives no mask.
+        states: Layers that keep recurrent states, by layer index.
+        has_chain_mixers: Whether the model verifies only chains, and all recurrent states belong to
+            short convolutions.
         clamps_prompts: Whether recurrent layers limit step sizes in prompts, but not while
-            decoding. States computed while decoding then cannot be reused for a prompt.
+            decoding. If so, states that were computed while decoding cannot be reused for a prompt.
         mask_per_kind: Whether the model's `attention_mask` is a dict with one mask per kind of
             attention, instead of one tensor.
         window: Size of the attention window, including the query's own position; None if no layer
             has a window.
         attention_chunk: Number of positions per chunk in chunked attention; None if no layer uses
             it.
-        takes_masks: Whether a 4-D mask and position ids determine which tokens each token sees.
-            Otherwise, the order of the tokens in the cache determines it (ALiBi, or no position
-            ids).
+        takes_masks: Whether a 4-D mask and position ids determine which tokens each token sees. If
+            not, the order of the tokens in the cache determines what each token sees (ALiBi, or no
+            position ids).
         takes_position_ids: Whether the forward method accepts `position_ids`.
         takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
         float_masks: Whether masks contain numbers to be added to the attention scores (eager),
@@ -65,8 +65,8 @@ class Architecture:
             if the configuration does not specify it.
         switch_lengths: Text lengths, in tokens, beyond which the rotary frequencies change; in
             ascending order.
-        restart_length: Text length, in tokens, beyond which a growing text is recomputed from its
-            first token, as the model's `generate` does; None means never.
+        restart_length: Text length, in tokens. Once a text grows beyond this length, all of its
+            tokens are recomputed, as in the model's `generate`. None means no recomputation.
     """
 
     name: str

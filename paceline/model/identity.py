@@ -74,14 +74,16 @@ def _entries(weight: PackedWeight) -> Tensor:
 class Sketch:
     """Sample of an embedding, for recognising quantised and fine-tuned copies.
 
-    A draft head trained on a model's hidden states also works with models whose weights are nearly
-    the same. Embeddings from different training runs are unrelated, even if their shapes match.
+    A draft head that was trained on a model's hidden states also works with models whose weights
+    are nearly the same. To find such models, embeddings are compared: embeddings from different
+    training runs are unrelated, even if their shapes match.
 
     Attributes:
         vocab_size: Number of rows in the model's embedding.
-        hidden_size: Hidden size of the model, or of the original if it was enlarged
-            (`paceline.bench.cost_scale`).
-        layers: Number of decoder layers in the model, or in the original if it was enlarged.
+        hidden_size: Hidden size of the model. If `paceline.bench.cost_scale` enlarged the model,
+            hidden size of the original model.
+        layers: Number of decoder layers in the model. If the model was enlarged, number of decoder
+            layers in the original model.
         sample: Evenly spaced entries of the embedding, int8 [rows, columns], centred per column
             and scaled by the largest entry.
     """

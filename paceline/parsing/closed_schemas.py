@@ -12,10 +12,10 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects allow only the listed properties.
+    """Return a copy of a schema whose objects allow only the listed properties.
 
-    An object stays open if the schema sets `additionalProperties`, requires a property that it does
-    not list, or combines the object with other schemas through `allOf`.
+    An object may still have other properties if its schema sets `additionalProperties`, requires a
+    property that the schema does not list, or is combined with other schemas through `allOf`.
 
     Args:
         schema: JSON schema.

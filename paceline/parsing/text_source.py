@@ -1,7 +1,8 @@
 """Pass the text of an answer to parsers as it arrives.
 
-A parser is a generator that reads a `TextSource`. Whenever it needs text that has not arrived yet,
-it yields. Its result therefore does not depend on how the text is split.
+A parser is a generator that reads a `TextSource`. Whenever the parser needs text that has not
+arrived yet, the parser yields. The result of parsing therefore does not depend on how the text is
+split.
 """
 
 from __future__ import annotations
@@ -76,14 +77,14 @@ class TextSource:
     def copy_until(
         self, markers: Sequence[str], write: Callable[[str], None]
     ) -> Generator[None, None, str]:
-        """Pass on the text before the first marker, and read the marker.
+        """Pass the text before the first marker to `write`, and read past the marker.
 
         Args:
-            markers: Literals that end the text. If several match at a position, the longest is
-                used.
+            markers: Literals that end the text. If several markers match at the same position, the
+                longest marker is used.
             write: Function that receives the text in parts.
         Returns:
-            The marker; "" at the end of the answer.
+            The marker; "" if the answer ends without a marker.
         """
         ordered = sorted(markers, key=len, reverse=True)
         while True:

@@ -21,8 +21,8 @@ class Tool:
 
     Attributes:
         name: Name of the function.
-        parameters: JSON schema of its arguments, of type object.
-        definition: The whole definition, for the chat template.
+        parameters: JSON schema of the function's arguments; the schema has the type "object".
+        definition: The whole definition of the tool, for the chat template.
         strict: Whether calls must match the schema even if calling the tool is optional.
     """
 
@@ -82,7 +82,7 @@ def tool_use(
         parallel: Whether an answer may contain several calls.
         where: How error messages refer to the argument `tools`.
     Raises:
-        ConfigError: A definition or the choice is invalid.
+        ConfigError: A tool definition or the tool choice is invalid.
     """
     checked = _checked_tools(tools, where)
     choice, name = _checked_choice(tool_choice)

@@ -1,9 +1,9 @@
 """Run recorded answers through a drafter without a model.
 
 A scripted target replays the recorded tokens. In each step, the drafter proposes a tree, and the
-target accepts the longest path that matches the recorded answer. The recorded token after that path
-is the bonus token. The drafter then observes the outcome. There is no prefill step, so the first
-step drafts from the prompt alone.
+target accepts the longest path that matches the recorded answer. The next recorded token is the
+bonus token. The drafter then observes the outcome. There is no prefill step, so the drafter drafts
+from the prompt alone in the first step.
 """
 
 from __future__ import annotations

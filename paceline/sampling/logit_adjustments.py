@@ -1,8 +1,9 @@
 """Adjust logits for biases, penalties, bad words and minimum length.
 
-The order is logit_bias, repetition penalty, frequency and presence penalty, bad_words, min_tokens.
-vLLM and transformers use the same order. At each node, the adjustments depend on the request's text
-and the path to the node, so drafts do not change the result.
+The adjustments are applied in this order: logit_bias, repetition penalty, frequency and presence
+penalty, bad_words, min_tokens. vLLM and transformers use the same order. At each node of a draft
+tree, the adjustments depend on the request's text and on the path to the node. Draft trees
+therefore do not change the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paceline.util.device_copies import upload
 def adjust_scores(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree]
 ) -> Tensor:
-    """Return the scores after applying the adjustments of every request.
+    """Apply each request's biases, penalties and forbidden tokens to its scores.
 
     Args:
         scores: Logits, float32 [batch, 1 + width, vocab]. Row 0 belongs to the root, row 1 + i to
@@ -31,8 +32,8 @@ def adjust_scores(
         requests: Requests of the batch.
         trees: Draft trees of the requests.
     Returns:
-        Adjusted scores with forbidden tokens at -inf; the same tensor if no request adjusts
-        scores.
+        Adjusted scores, with forbidden tokens at -inf. If no request adjusts scores, the result is
+        the tensor `scores` itself.
     """
     rows = [row for row, request in enumerate(requests) if request.params.adjusts]
     if not rows:

@@ -92,7 +92,7 @@ class PlannedChat:
 
 
 async def plan_chat(serving: Serving, body: ChatRequest, top: int | None = None) -> PlannedChat:
-    """Validate a request, and return its prompt and the parameters of its answers.
+    """Validate a chat request; return its prompt and the parameters of its answers.
 
     Args:
         serving: Served model.

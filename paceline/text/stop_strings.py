@@ -21,13 +21,15 @@ class TextDelta(NamedTuple):
 
 
 class DeltaDecoder:
-    """Converts the tokens of an answer to visible and full text.
+    """Converts the tokens of an answer to visible text and to full text.
+
+    The full text contains all special tokens.
 
     Args:
         tokenizer: Tokenizer of the model.
         prompt_ids: Tokens before the answer.
         skip_special_tokens: Whether to omit special tokens from the visible text.
-        full: Whether the full text is needed; otherwise, it equals the visible text.
+        full: Whether the full text is needed. If not, the visible text takes its place.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class DeltaDecoder:
 class StopStrings:
     """The stop strings of one answer.
 
-    A stop string ends the answer with the token that completes it. As in transformers, it may
-    occur in the answer's text with or without special tokens. It must begin in the answer, not in
-    the prompt.
+    The answer ends with the token that completes a stop string. As in transformers, both texts of
+    the answer are searched: the text with special tokens, and the text without them. A stop string
+    must begin in the answer, not in the prompt.
 
     Args:
         stop: Stop strings; at least one.

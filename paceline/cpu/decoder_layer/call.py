@@ -2,7 +2,7 @@
 
 The CPU packages `linear`, `packed` and `attention` provide the jobs that compute matrix products
 and attention. The other steps round to bfloat16 after each operation, as torch does. The result is
-therefore bit-identical to that of running the layer's modules one by one.
+bit-identical to the result of running the layer's modules one by one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Run selective scans along a tree, and advance the stored states along a path.
 
-The state of a channel has only a few values, so a task covers sixteen channels of one request.
-The rows of a state are summed in order, with fused multiply-adds; see `state_rows.scan_rows`.
+A thread takes one task at a time. The state of a single channel has only a few values, so a task
+covers sixteen channels of one request. `state_rows.scan_rows` adds up the rows of a state in order,
+with fused multiply-adds.
 """
 
 from __future__ import annotations

@@ -47,19 +47,19 @@ class _State:
     """The state of one request.
 
     Attributes:
-        window: Lookahead window; None if the target can verify only chains, which give no
+        window: Lookahead window. None if the target can verify only chains, because chains give no
             predictions for the window.
-        pool: N-grams, keyed by the one or two preceding tokens.
-        inner_ngrams: The window's n-grams without their first tokens, for keys missing from the
-            pool.
+        pool: N-grams, keyed by the one or two tokens before each n-gram.
+        inner_ngrams: Parts of the window's n-grams, for keys missing from the pool. The n-gram
+            1 2 3 gives 2 3 for the key 1, and 3 for the key 2.
         drops_wrong_guesses: Whether wrong guesses are removed from the pool; false for a shared
             pool.
         pooled_tokens: Number of text tokens whose n-grams are in the pool.
         accepted: Number of tokens accepted in the last step.
         tree: Last proposed tree.
-        newest_level: Nodes in `tree` for the window's newest level; None if the window was
-            omitted.
-        guesses: N-grams that `tree` contains as guesses.
+        newest_level: Nodes of `tree` that form the newest level of the window; None if `tree` does
+            not contain the window.
+        guesses: N-grams that `tree` contains as guesses, apart from the window.
     """
 
     window: LookaheadWindow | None

@@ -1,13 +1,14 @@
 """Cache the target's next-token distributions by context (Token Recycling).
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
-Token Recycling" (section 3). Every verification computes the target's distribution after every
-node, including rejected nodes. The paper caches the 8 most likely tokens after each single token.
-Here, contexts have 1 to `LONGEST_KEY` tokens, and the longest context that is cached is used.
+Token Recycling" (section 3). When the target verifies a draft tree, it computes its distribution
+after every node, including rejected nodes. The paper caches the 8 most likely next tokens for each
+single token. This module caches them for each context of 1 to `LONGEST_KEY` tokens. A look-up uses
+the longest context that the table contains.
 
-The table has a fixed size. A hash bucket holds `_WAYS` entries, and a new context replaces the
-oldest entry in its bucket. Contexts are stored as 64-bit hashes; a collision leads to a wrong draft
-token.
+The table has a fixed size. A hash bucket holds `_WAYS` contexts, and a new context replaces the
+oldest context in its bucket. Contexts are stored as 64-bit hashes. If two contexts have the same
+hash, a draft token may be wrong.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 class SuccessorTable(NamedTuple):
     """The table of cached next-token distributions.
 
-    A look-up spends most of its time waiting for memory. The contexts in a hash bucket therefore
-    fill exactly one cache line, and so does an entry.
+    The key of a distribution is its context: the tokens before it, as a hash. A look-up spends most
+    of its time waiting for memory. To save time, the contexts in a hash bucket fill exactly one
+    cache line, and the next tokens of one context fill another cache line.
 
     Attributes:
-        slots: Contexts, in hash buckets of `_WAYS`, [rows].
-        entries: Most likely next tokens of each context, [rows].
+        slots: Contexts, [rows]. Each hash bucket consists of `_WAYS` contexts.
+        entries: Most likely next tokens after the context of each slot, [rows].
         clock: Number of writes so far, [1].
     """
 
@@ -102,14 +104,17 @@ def _bucket(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int]:
-    """Find the entry of the longest cached context.
+    """Find the cached distribution for the longest possible context.
+
+    A context consists of the last tokens of the text.
 
     Args:
         table: Cached distributions.
-        tail: Newest tokens, [LONGEST_KEY].
+        tail: Newest tokens of the text, [LONGEST_KEY].
         known: Maximum number of tokens in the context.
     Returns:
-        Index of the entry, and length of its context in tokens; (ABSENT, 0) if there is none.
+        Index of the table entry, and length of its context in tokens; (ABSENT, 0) if the table has
+        none of the contexts.
     """
     for size in range(known, 0, -1):
         key = key_of(tail, size)

@@ -1,18 +1,21 @@
 """Calibrate the acceptance probability of a draft token, given its sources.
 
-One table counts trials and hits for all requests of an engine. The first two sources, cached
-distributions and retrieval, share cells. The cached distributions give a context length and a
-probability, and the tree from retrieval gives a confidence. Each combination of these values has a
-cell (hits/trials), which starts with a prior. A token counts as tried once the target has predicted
-a token after its parent, even if the draft token was not verified.
+A cell counts tried tokens (trials) and accepted tokens (hits); hits/trials is the acceptance
+probability. Each cell starts with prior counts. A draft token counts as tried once the target has
+predicted a token after the draft token's parent, even if the draft token was not verified. All
+requests of an engine share the cells.
+
+The first two sources are cached distributions and retrieval. For a token, the cached distributions
+give a context length and a probability, and the tree from retrieval gives a confidence. Each
+combination of these three values has a cell:
 
                        | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...
 
-Each of the other sources, in the order of `SOURCES`, adjusts the probability that the sources
-before it yield. It has separate cells, one for each combination of that probability and the
+The other sources follow in the order of `SOURCES`. Each of them adjusts the probability p that the
+earlier sources yield. Each of them has its own cells, one for each combination of p and the
 source's confidence.
 """
 
@@ -75,14 +78,15 @@ def new_source_calibration() -> SourceCalibration:
 
 
 def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.float64]:
-    """Return the prior acceptance rates of a source other than retrieval.
+    """Return a table of prior acceptance rates, for a source other than retrieval.
 
-    Each row stands for a probability from the sources before this one, and each column for a
-    probability from this source.
+    Entry [i, j] is the acceptance rate of a token to which the earlier sources give the probability
+    middle[i], and this source gives the probability middle[j].
 
     Args:
-        middle: Middle of each range of probabilities, preceded by 0 for tokens that a source lacks.
-        prior: Prior of the source.
+        middle: Middle of each range of probabilities. Entry 0 is 0 and stands for a token that a
+            source does not propose.
+        prior: Prior of this source.
     """
     odds = middle[1:] / (1 - middle[1:])
     result = np.zeros((len(middle), len(middle)))
@@ -95,9 +99,9 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
 
 @kernel
 def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
-    """Return the index of a token's counts (cell), given its two probabilities.
+    """Return the index of a token's cell, for cached distributions and retrieval.
 
-    One probability comes from the cached distributions, the other from retrieval.
+    A cell counts tried and accepted tokens to which both sources give similar probabilities.
 
     Args:
         sampled: Whether the request samples.
@@ -112,13 +116,16 @@ def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
 
 @kernel
 def weighed_cell(table: int, sampled: bool, before: float, confidence: float) -> int:
-    """Return the index of the counts (cell) for a source other than retrieval.
+    """Return the index of a draft token's cell, for a source other than retrieval.
+
+    A cell counts tried and accepted tokens of similar probability.
 
     Args:
         table: Index of the source's calibration table.
         sampled: Whether the request samples.
-        before: Probability from the sources before this one; 0 if none of them proposed the token.
-        confidence: Confidence of the source; negative if it did not propose the token.
+        before: Probability of the token according to the earlier sources; 0 if no earlier source
+            proposed the token.
+        confidence: Confidence of this source; negative if this source did not propose the token.
     """
     column = 0 if before <= 0 else 1 + bucket_of(_EDGES, before)
     row = 0 if confidence < 0 else 1 + bucket_of(_EDGES, confidence)

@@ -33,12 +33,12 @@ class StateFile:
 
     Args:
         path: File to load and save.
-        cold: Whether to start empty, with a warning, if the file is rejected. The rejected file is
-            renamed to PATH.refused before the first save.
+        cold: What to do if `load` rejects the file. True: warn, and start with an empty state; the
+            first save then renames the rejected file to PATH.refused. False: raise an error.
     Attributes:
-        changed: Whether there may be something to save.
+        changed: Whether the state may have changed since the last save.
     Raises:
-        ConfigError: The folder does not exist.
+        ConfigError: The folder of `path` does not exist.
     """
 
     def __init__(self, path: str, cold: bool = False) -> None:

@@ -27,14 +27,15 @@ _HEAD = 5  # integers before the tokens of a record
 def record_of(
     newest: Sequence[int], tree: DraftTree, new_tokens: Sequence[int], begin: int, end: int
 ) -> list[int]:
-    """Return the integers that describe one verified tree to `learn_step`.
+    """Describe one verified tree as a list of integers, which `learn_step` reads.
 
     Args:
-        newest: The newest tokens, at most LONGEST_KEY, ending with the root.
+        newest: Newest tokens of the text before the step, at most LONGEST_KEY; the last one is the
+            root.
         tree: Verified tree.
-        new_tokens: The target's tokens after the root.
-        begin: Index of the first candidate that `grow_trees` added to the request's tree.
-        end: Index after the last of these candidates; `begin` if there are none.
+        new_tokens: Tokens that the target chose after the root.
+        begin: Index of the tree's first node in the output of `grow_trees`.
+        end: Index after the tree's last node in this output; `begin` if the tree has no node there.
     """
     head = (len(newest), len(tree.token_ids), len(new_tokens), begin, end)
     return [*head, *newest, *tree.token_ids, *tree.parents, *new_tokens]
@@ -50,15 +51,16 @@ def learn_step(
     token_ids: IntArray,
     probs: NDArray[np.float32],
 ) -> None:
-    """Cache the distributions after all nodes, and count accepted candidates.
+    """Cache the distributions after all nodes, and count accepted draft tokens.
 
     Args:
         table: Cached distributions.
         calibration: Acceptance rates by source.
-        max_context: Maximum number of tokens in a context.
+        max_context: Maximum number of tokens in the context of a cached distribution.
         records: Results of `record_of` for all verified trees, in sequence.
-        candidates: Nodes of the trees from `grow_trees`, as records of type CANDIDATE, [n].
-        token_ids: Most likely tokens, as in `TopTokens`, [trees + nodes, k].
+        candidates: Output of `grow_trees`: nodes of all trees, as records of type CANDIDATE, [n].
+        token_ids: Most likely next tokens after each root and node, as in `TopTokens`,
+            [trees + nodes, k].
         probs: Probabilities of these tokens, [trees + nodes, k]; rows of zeros are skipped.
     """
     rows = len(token_ids)

@@ -64,19 +64,20 @@ class HeadCard:
     Attributes:
         target: Human-readable name of the target on which the head was trained.
         draft: Human-readable name of the draft model.
-        draft_fingerprint: Fingerprint of the draft model (`model_identity`). Recordings must have
-            the same fingerprint.
+        draft_fingerprint: Fingerprint of the draft model (`model_identity`). Recordings for this
+            head must have the same fingerprint.
         draft_sketch: Sample of the draft model's embedding (`Sketch.encode`), for recognising
             copies of the model.
         hidden_size: Hidden size of the draft model.
         vocab_size: Vocabulary size of the draft model.
-        depth: D, number of residual blocks.
+        depth: Number of residual blocks (D in the paper).
         inputs: Inputs of the last layer, one of `INPUTS`. The paper's heads use only the hidden
             state.
-        scale: Calibration; the acceptance probability is sigmoid(scale * logit + shift).
-        shift: Calibration; see `scale`.
-        prior: Weights of `SCALARS` and a constant. They give the logit of a token whose hidden
-            state is not yet known. If empty, the draft model's probability is used.
+        scale: Calibration: the acceptance probability is sigmoid(scale * logit + shift).
+        shift: Calibration: see `scale`.
+        prior: Weights of `SCALARS`, and a constant. The head uses these weights to compute the
+            logit of a token whose hidden state is not yet known. If empty, the draft model's
+            probability is used instead.
         recipe: How the head was recorded and trained.
         metrics: Accuracy on held-out prompts.
         curve: Measured costs of each stopping threshold. If empty, `threshold=auto` is not
@@ -176,8 +177,8 @@ class HeadCard:
     def check_draft(self, draft: PreTrainedModel, where: str) -> None:
         """Reject a draft model for which the head was not trained.
 
-        Quantised, fine-tuned and padded copies of the head's draft model are accepted, because
-        errors in a head cost only time.
+        Quantised, fine-tuned and padded copies of the head's draft model are accepted. For such a
+        copy, the head may predict less well, but wrong predictions of a head cost only time.
 
         Raises:
             ConfigError: Hidden size, vocabulary or weights differ; the message gives both values.
@@ -209,13 +210,13 @@ HELP = "Train it again, or copy it again from its source."
 def new_card(
     target: str, draft: str, model: PreTrainedModel, depth: int, inputs: tuple[str, ...] = INPUTS[0]
 ) -> HeadCard:
-    """Return the card of a new head for a draft model.
+    """Return the card (metadata) of a new acceptance head for a draft model.
 
     Args:
         target: Human-readable name of the target.
         draft: Human-readable name of the draft model.
-        model: Draft model of the head.
-        depth: D, number of residual blocks.
+        model: The draft model.
+        depth: Number of residual blocks.
         inputs: Inputs of the last layer, one of `INPUTS`.
     """
     fingerprint, hidden_size = model_identity(model)

@@ -22,8 +22,8 @@ class ProposerOptions:
             "sssd:datastore=/srv/history,update_datastore=true".
         length: "auto" (default) weighs draft length against cost; "full" always uses the longest
             draft.
-        idle: Number of seconds without a step after which all requests count as finished. It must
-            exceed the duration of the longest step.
+        idle: Number of seconds without a step after which all requests count as finished. The
+            number must exceed the duration of the longest step.
     """
 
     drafter: str = "sssd"
@@ -40,7 +40,7 @@ class ProposerOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Properties of the engine, read from a `VllmConfig`.
+    """Properties of vLLM's engine, read from a `VllmConfig`.
 
     Attributes:
         most: Maximum number of draft tokens per request (`num_speculative_tokens`).
@@ -51,7 +51,7 @@ class EngineFacts:
         tokenizer: Name of the tokenizer; None if vLLM runs without one.
         revision: Revision of the tokenizer.
         leads: Whether vLLM uses the drafts from this rank. vLLM calls every rank in a
-            tensor-parallel group, but uses only the drafts from the first.
+            tensor-parallel group, but uses only the drafts from the first rank.
     """
 
     most: int
@@ -67,8 +67,9 @@ class EngineFacts:
 def refuse_recurrent(config: Any) -> None:
     """Reject models with recurrent layers.
 
-    After accepting draft tokens, vLLM stores the state in one slot, but a step without drafts reads
-    a different slot. Answers would therefore be wrong. No vLLM release is known to move this state.
+    When vLLM accepts draft tokens, it stores the recurrent state in one slot. If the next step has
+    no draft tokens, vLLM reads the state from a different slot, and answers would be wrong. No vLLM
+    release is known to move the state between these slots.
 
     Raises:
         ConfigError: The model in the `VllmConfig` is hybrid or has no attention layers.

@@ -35,9 +35,8 @@ class PackedBucket(Bucket):
 
     Args:
         owner: Model to run.
-        key: Shape of the forward passes. `rows` counts the requests, and `columns` counts the
-            tokens of all requests together.
-        cache: KV cache, whose tensors must stay at the same addresses.
+        key: Shape of the forward passes: `key.rows` requests, with `key.columns` tokens in total.
+        cache: KV cache. Its tensors must stay at the same addresses.
     """
 
     def __init__(self, owner: BucketModel, key: BucketKey, cache: SlotCache) -> None:

@@ -18,10 +18,11 @@ class TextBatch(NamedTuple):
     """The text chunks for one forward pass of training.
 
     Attributes:
-        token_ids: Token ids, padded at the end; [b, t].
-        positions: Positions whose next token is predicted, as indices into the flattened [b, t];
-            [n].
-        targets: The target's most likely tokens, as indices in the reduced vocabulary; [n, k].
+        token_ids: Token ids of the b chunks, padded at the end to t tokens, [b, t].
+        positions: Positions whose next token the draft model learns to predict, as indices into the
+            flattened `token_ids`, [n].
+        targets: For each of these positions, the target's k most likely next tokens, as indices in
+            the reduced vocabulary, [n, k].
         probs: The target's probabilities of `targets`, float32 [n, k].
     """
 

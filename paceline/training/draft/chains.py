@@ -1,10 +1,13 @@
-"""Compute the expected number of accepted tokens per chain.
+"""Compute the expected number of accepted tokens per chain of draft tokens.
 
-The input is the acceptance probability of the draft token at each position of an answer. This is
-sufficient, because the text before a draft token matters only if all of it has been accepted and
-therefore equals the answer. The result is exact for greedy answers. For sampled answers, it is the
-expected value under rejection sampling. For draft models that read target states, acceptance also
-depends on the chain position, because draft tokens have no target states.
+The input is the acceptance probability of the draft token at each position of an answer. One
+probability per position is sufficient: a draft token matters only if all draft tokens before it
+have been accepted, and then the text before it equals the answer. If a draft model reads target
+states, acceptance also depends on the position in the chain, because draft tokens have no target
+states.
+
+For greedy answers, the result is exact. For sampled answers, the result is the expected value under
+rejection sampling.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ class Chains:
     Attributes:
         chains: Expected number of chains.
         accepted: Expected number of accepted tokens by chain position, [K].
-        agreed: Sum of the acceptance probabilities of single tokens.
-        places: Number of tokens in that sum.
+        agreed: Sum of the acceptance probabilities of single tokens, as if each started a chain.
+        places: Number of tokens whose probabilities are added up in `agreed`.
     """
 
     chains: float
@@ -57,13 +60,13 @@ def expected_chains(
 ) -> Chains:
     """Return how many draft tokens the target is expected to accept in all answers.
 
-    In each answer, the drafter drafts one chain after another until the answer ends.
+    In each answer, prefill produces the first token. The drafter then drafts one chain after
+    another until the answer ends. The target adds a token after each chain.
 
     Args:
         answers: For each answer, the acceptance probability of the draft token at each position of
-            the answer, [tokens]. If it also depends on the position in the chain: [positions,
-            tokens]; the last row also applies to later positions. The first chain starts after the
-            first token, which prefill produces. The target adds a token after each chain.
+            the answer, [tokens]. If the probability also depends on the position in the chain, the
+            shape is [chain positions, tokens]; the last row also applies to later chain positions.
         length: Number of draft tokens per chain.
     """
     chains = agreed = 0.0
