@@ -1,9 +1,12 @@
 """Measure the cost curve, and check an existing curve with a few forward passes.
 
-Each forward pass processes one token after a short text, plus a chain of draft nodes. Some row
-counts are also timed after a longer text, where each row attends to more positions. The timer
-cycles through the row counts, so that other programs affect all of them equally. For each row
-count, only the shortest time is used, because other programs can only slow a forward pass down.
+The cost curve gives the duration of a forward pass for each row count. For a row count of n, the
+forward pass processes one token and a chain of n - 1 draft nodes, after a short text. Some row
+counts are also timed after a longer text, where each row attends to more positions.
+
+The timer cycles through the row counts, so that other programs affect all row counts equally. For
+each row count, only the shortest time is used, because other programs can only slow a forward pass
+down.
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ class Check:
     """Result of comparing a curve with a few forward passes.
 
     Attributes:
-        off: Largest relative difference between the curve and the new times. Both are first divided
-            by their time for the smallest row count.
+        off: Largest relative difference between the curve and the new times. Before the comparison,
+            the curve's times and the new times are each divided by their own time for the smallest
+            row count.
         quiet: Whether the forward passes ran without noticeable load from other programs.
     """
 
@@ -117,10 +121,10 @@ def measure(
     Args:
         model: The model to time.
         max_rows: Maximum row count; default: all row counts in the settings.
-        max_seconds: Number of seconds after which no new row count is started; default: from the
-            settings.
-        known: Curve from which the cost of longer texts is copied. With None, that cost is
-            measured, too, which takes several additional seconds.
+        max_seconds: Number of seconds after which the timer starts no new row count; default: from
+            the settings.
+        known: Existing curve, from which the cost of longer texts is copied. If None, the cost of
+            longer texts is also measured, which takes several additional seconds.
         settings: Row counts and limits for the measurement.
     """
     limit = settings.max_measure_seconds if max_seconds is None else max_seconds
@@ -205,8 +209,12 @@ def check_rows(curve: CostCurve) -> list[int]:
 def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
     """Return the row counts that can be timed after a long text in the time allowed.
 
-    If the time limit is too short for all row counts, those in the middle of the list are dropped.
-    The result is either empty or has at least two entries.
+    If the time is too short for all row counts in the settings, row counts in the middle of the
+    list are dropped. The result is either empty or has at least two entries.
+
+    Args:
+        best: Shortest measured time in seconds, by row count.
+        settings: Row counts and time limits.
     """
     result = [rows for rows in sorted(settings.measured_rows_long) if rows in best]
     limit = settings.max_measure_seconds - settings.measure_seconds

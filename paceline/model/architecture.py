@@ -105,8 +105,8 @@ class Architecture:
 
         Args:
             model: Loaded model.
-            by_position: Whether to use paceline's batch-invariant attention kernels. A model
-                configured with this attention implementation always uses it.
+            by_position: Whether to use paceline's batch-invariant attention kernels. A model whose
+                configuration names these kernels always uses them.
             chains: Whether to verify only chains, without masks, even if the `forward` method
                 accepts masks.
         Raises:

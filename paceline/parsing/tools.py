@@ -38,7 +38,7 @@ class ToolUse:
 
     Attributes:
         tools: Tools that the model sees.
-        must_call: Whether the answer must be a call.
+        must_call: Whether the answer must be a call of a tool.
         callable_tools: Tools that the model may call if a call is required.
         parallel: Whether an answer may contain several calls.
     """

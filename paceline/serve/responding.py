@@ -120,15 +120,16 @@ async def respond(
 ) -> Response:
     """Generate answers, and return the response of an endpoint.
 
-    A stream starts when the first token is ready. An earlier error is sent as an HTTP status, and a
-    later error as an event.
+    If the client requested a stream, the stream starts when the first token is ready. An error
+    before the first token becomes an HTTP status; a later error becomes an event in the stream.
 
     Args:
         serving: Served model.
         request: HTTP request.
         body: Parsed body of the request.
         prompts: Token ids of the prompts.
-        answer_requests: Answers to generate, in order, with the same number for each prompt.
+        answer_requests: Answers to generate, in the order of the prompts. Each prompt has the same
+            number of answers.
         formatter: Response format of the endpoint.
     Raises:
         ApiError, PacelineError, TimeoutError, ClientDisconnect: The error that ended the answers.

@@ -1,10 +1,14 @@
-"""Lookahead Decoding (Fu et al. 2024, algorithm 1), in which the target drafts.
+"""Draft n-grams with the target itself: Lookahead Decoding (Fu et al. 2024).
 
-Every forward pass also processes a window of guesses for the next positions (section 3.1, the
-lookahead branch: `window.py`). It also verifies up to G earlier n-grams that start with the newest
-token (section 3.2, the verification branch). Algorithms 3 and 4 in the paper correspond to the
-verification code shared by all drafters. The target's predictions at the window's newest level
-complete W n-grams per step. These n-grams enter a pool and become the guesses in later steps.
+As in algorithm 1 of the paper, every forward pass processes two groups of draft nodes:
+
+- A window of tokens guessed for the next positions (section 3.1, the lookahead branch:
+  `window.py`). The target's predictions at the window's newest level complete W n-grams per step.
+  The drafter stores these n-grams in a pool.
+- Up to G n-grams from the pool that start with the newest token (section 3.2, the verification
+  branch). These n-grams are called guesses.
+
+Algorithms 3 and 4 in the paper correspond to the verification code shared by all drafters.
 
 This drafter differs from the authors' code in the following points. `reference_mode=true` disables
 all of them:
@@ -14,10 +18,10 @@ all of them:
   to extend the first guesses with n-grams from the pool.
 - Window nodes can be accepted. From the first step, the window is full and guesses are verified.
 - The drafter first looks up the two newest tokens in the pool, then the newest token alone. If the
-  pool has too few n-grams for a key, the drafter also uses n-grams that contain the key at a later
-  position.
-- Text that the target has confirmed becomes the newest entry for its key. A guess whose first
-  token was wrong is removed from the pool until it is generated again.
+  pool has too few n-grams for these keys, the drafter also uses n-grams that contain the newest
+  token at a later position.
+- An n-gram that the target has confirmed becomes the newest n-gram for its key. A guess whose
+  first token was wrong is removed from the pool until the window produces this n-gram again.
 - The window is omitted while many tokens per step are accepted, and at the end of the answer.
 """
 
@@ -135,9 +139,9 @@ class Lookahead(Drafter):
     def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
         """Return up to `count` n-grams that followed the newest tokens of `text`.
 
-        The key of an n-gram is the tokens that precede it. N-grams with longer keys come first.
-        Among n-grams with the same key, newer ones come
-        first. Continuations of the newest token inside longer n-grams come last.
+        N-grams that followed the two newest tokens come first, then n-grams that followed the
+        newest token alone. Within both groups, newer n-grams come first. Continuations of the
+        newest token inside longer n-grams come last.
         """
         state = self._states[request.id]
         ngrams: dict[Ngram, None] = {}

@@ -1,8 +1,9 @@
 """Count a node's match pointers (`pointers`), grouped by next token and by source.
 
 A match pointer is the position after an earlier match of the newest tokens. Matches are counted by
-source and length band: 1, 2, 3, 4-5, 6-8, 9-15, or 16 and more tokens. Weak matches
-(`weak_matches`) are counted separately. In this example, a node has three pointers:
+source (prompt, output, or datastore) and by length band: 1, 2, 3, 4-5, 6-8, 9-15, or 16 and more
+tokens. Weak matches (`weak_matches`) are counted separately. In this example, a node has three
+match pointers; "match" is the number of matching tokens:
 
     position   shard     match   token   source
     ========   =======   =====   =====   ====================================
@@ -10,8 +11,7 @@ source and length band: 1, 2, 3, 4-5, 6-8, 9-15, or 16 and more tokens. Weak mat
     9          REQUEST   2       8       output (position 9 is in the answer)
     40         0         5       8       store (shard 0 of the datastore)
 
-The pointers offer two different tokens, 7 and 8. Below, each triple stands for prompt, output and
-store:
+The pointers lead to two different tokens, 7 and 8. Each triple stands for prompt, output and store:
 
     counts      token   by_band                        longest     nearest   tokens
     =========   =====   ============================   =========   =======   =========
@@ -59,21 +59,21 @@ BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BA
 class PointerCounts:
     """Counts of a node's match pointers to one token.
 
-    The module describes match pointers.
+    A match pointer is the position after an earlier match of the newest tokens.
 
     Attributes:
         token: Token id.
         by_band: Number of matching pointers, by source (prompt, output or datastore) and by band of
             match lengths.
         longest: Length of the longest match, by source; 0 if the source does not offer the token.
-        cached: Length of the longest match in the recent answers (in-memory shards).
+        cached: Length of the longest match in recent answers (in-memory shards of the datastore).
         pointers: Number of pointers, including weak matches.
         skips: Number of pointers that skip the newest token (`weak_matches`).
         votes: Number of votes for the token as a related token (`weak_matches`).
-        hinted: Source of the last counted weak match.
+        hinted: Source of the weak match that was counted last.
         nearest: Latest position of the token after a match in the request, or -1.
-        off: Number of tokens between the position from which the request is copying text
-            (`follow_copy`) and the token's closest position after a match in the request; at most
+        off: Distance in tokens between two positions in the request: where the text is being copied
+            from (`follow_copy`), and the token's closest position after a match. At most
             MAX_DISTANCE.
     """
 
@@ -92,7 +92,7 @@ class PointerCounts:
 class NodeCounts:
     """Counts of all match pointers of a node.
 
-    The module describes match pointers.
+    A match pointer is the position after an earlier match of the newest tokens.
 
     Attributes:
         by_band: Number of matching pointers, by source (prompt, output or datastore) and by band of
@@ -117,9 +117,9 @@ class SuccessorCounts(NamedTuple):
     """Counts of the tokens that may follow a node.
 
     Attributes:
-        tokens: Counts per token, [MAX_TOKENS], in the order in which pointers offer the tokens.
+        tokens: Counts per token, [MAX_TOKENS], in the order in which the tokens were first found.
         node: Counts of all tokens together, [1].
-        slots: Hash table of indices into `tokens`, [_SLOTS]; -1 means empty.
+        slots: Hash table from token ids to indices into `tokens`, [_SLOTS]; -1 means empty.
     """
 
     tokens: Records[PointerCounts]
@@ -143,17 +143,17 @@ def count_tokens(
     copy_position: int,
     counts: SuccessorCounts,
 ) -> int:
-    """Count a node's match pointers, grouped by the next token.
+    """Count a node's match pointers (positions after earlier matches) by next token.
 
     Args:
         table: Shards of the datastore.
-        pool: Pointers of the tree.
-        pointers: Pointers of the node.
+        pool: Match pointers of all nodes in the tree.
+        pointers: Range of the node's match pointers in `pool`.
         prompt_length: Length of the prompt.
-        copy_position: Position from which the request is copying text (`follow_copy`).
-        counts: Counts to fill.
+        copy_position: Position in the request from which text is being copied (`follow_copy`).
+        counts: Counts to overwrite.
     Returns:
-        The number of different tokens.
+        The number of different next tokens.
     """
     node = counts.node[0]
     counts.slots[:], node.by_band[:], node.longest[:], node.tokens[:] = -1, 0, 0, 0
@@ -235,8 +235,8 @@ def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, in
 def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
     """Return whether a token can be skipped without scoring.
 
-    This is the case if the node has many tokens, the token has only one pointer, and the pointer's
-    match is short. Short means at least two tokens shorter than the node's longest match.
+    A token is skipped if the node has many tokens, and the token has only one match pointer, with a
+    short match. A short match is at least two tokens shorter than the node's longest match.
     """
     token, node = counts.tokens[which], counts.node[0]
     if num_tokens <= MANY_TOKENS or token.pointers > 1 or token.votes > 0:

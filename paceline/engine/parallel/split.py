@@ -27,8 +27,8 @@ class Share:
     """The nodes of a draft tree that one rank computes, in tree order.
 
     Attributes:
-        nodes: Nodes that the rank computes, in ascending order: the nodes it owns and all their
-            ancestors.
+        nodes: Nodes that the rank computes, in ascending order: the nodes that the rank owns, and
+            all their ancestors.
         parents: Parent of each of these nodes, as an index into `nodes`; -1 means the root.
         owned: Indices into `nodes` of the nodes that the rank owns, in ascending order. Exactly one
             rank owns each node.

@@ -112,16 +112,16 @@ def _without_instructions(chat: ChatRequest, body: ResponsesRequest) -> list[Ite
 
 
 class ItemFormatter(PartWriter):
-    """Formats an answer as output items.
+    """Formats an answer as the output items of a response.
 
     Args:
         model: Name of the model.
         id: Request id.
         plan: Prompt, parameters and parser of the answer.
         body: Body of the request.
-        store: Store for the finished conversation.
+        store: Store for the conversation, including the finished answer.
     Attributes:
-        earlier: Messages before the answer, except instructions.
+        earlier: Messages of the conversation before the answer, except instructions.
     """
 
     names_events = True
