@@ -36,7 +36,7 @@ class DrafterBatch:
     Attributes:
         drafter_state: The drafter and its statistics.
         requests: Requests that take part in the step.
-        max_nodes: For each request, the maximum number of nodes in its draft tree.
+        max_nodes: For each request, the maximum number of nodes in the request's draft tree.
         draft_head: Draft head that reads the target's hidden states, or None. The engine adds the
             draft trees from this head to the verification results (outcomes).
         num_head_tokens: Number of tokens that the draft head drafts per request.

@@ -242,7 +242,7 @@ class CachedRequests(TargetBase):
     def load(self, request: Request, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         """Copy existing keys and values of one layer to a request's cache slot.
 
-        After copying all layers, the caller sets `request.cached`.
+        Once all layers have been copied, the caller sets `request.cached`.
 
         Args:
             request: Request with the slot.

@@ -2,8 +2,8 @@
 
 A scripted target replays the recorded tokens. In each step, the drafter proposes a tree, and the
 target accepts the longest path that matches the recorded answer. The next recorded token is the
-bonus token. The drafter then observes the outcome. There is no prefill step, so the drafter drafts
-from the prompt alone in the first step.
+bonus token. The drafter then observes the outcome. There is no prefill step: in the first step, the
+drafter drafts from the prompt alone.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ all of them:
 - The drafter first looks up the two newest tokens in the pool, then the newest token alone. If the
   pool has too few n-grams for these keys, the drafter also uses n-grams that contain the newest
   token at a later position.
-- An n-gram that the target has confirmed becomes the newest n-gram for its key. A guess whose
-  first token was wrong is removed from the pool until the window produces this n-gram again.
+- Text that the target has confirmed becomes the newest n-gram for the tokens before it. A guess
+  whose first token was wrong is removed from the pool until it is generated again.
 - The window is omitted while many tokens per step are accepted, and at the end of the answer.
 """
 
