@@ -24,9 +24,9 @@ from torch import Tensor
 from paceline import demo
 from paceline.bench.cost_scale import enlarge
 from paceline.draft_head.trained import card_of, load, save
+from paceline.model.block_encoding import Q4_K, Q8_0, encode
 from paceline.model.cached_lm import CachedLM
 from paceline.model.identity import Sketch
-from paceline.model.block_encoding import Q4_K, Q8_0, encode
 from paceline.model.loading import load_model
 
 _LAYER_NAMES = {

@@ -5,10 +5,10 @@ One log line reports it.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -79,7 +79,7 @@ def test_compiled_code_of_a_read_only_installation_is_cached(
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     assert imported().twice(4) == 8
-    assert [*(tmp_path / "cache").rglob("doubling.twice*.nbc")]
+    assert [*(tmp_path / "cache").rglob("doubling.twice*.code")]
     assert (tmp_path / "cache" / "compiled").stat().st_mode & 0o077 == 0
     again = imported().twice
     assert again(4) == 8
@@ -101,7 +101,7 @@ def test_the_cache_folder_of_numba_comes_first(
         check=True,
         env=environment,
     )
-    assert [*(tmp_path / "numba").rglob("doubling.twice*.nbc")]
+    assert [*(tmp_path / "numba").rglob("doubling.twice*.code")]
 
 
 def test_compiled_code_next_to_a_read_only_module_is_used(
@@ -234,21 +234,22 @@ def test_a_user_without_rights_can_generate(home: str | None) -> None:
     assert done.stderr.count("PACELINE_CACHE") == 1
 
 
-@pytest.mark.parametrize("damage", ["a class that is gone", "no index"])
-def test_an_unreadable_index_is_written_again(
+@pytest.mark.parametrize("damage", ["a class that is gone", "other bytes"])
+def test_unreadable_code_is_written_again(
     damage: str, module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version of the package may have written an index with other class names."""
+    """Another version of the package may have stored code with other class names."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     assert imported().twice(4) == 8
-    (index,) = (tmp_path / "cache").rglob("*.nbi")
-    gone = (
-        b"cpaceline.util.code_cache\nNoSuchClass\n." if damage == "a class that is gone" else b"x"
+    (path,) = (tmp_path / "cache").rglob("*.code")
+    content = path.read_bytes()
+    gone = b"cpaceline.util.code_cache\nNoSuchClass\n."
+    path.write_bytes(
+        hashlib.sha256(gone).digest() + gone if damage == "a class that is gone" else content + b"x"
     )
-    with index.open("rb") as file:
-        version = pickle.load(file)
-    index.write_bytes(pickle.dumps(version) + gone)
     sys.modules.pop("doubling")
     assert imported().twice(4) == 8
+    assert [*(tmp_path / "cache").rglob("*.code")] == [path]
+    assert len(path.read_bytes()) > len(gone) + 100
     sys.modules.pop("doubling")
     assert imported().twice(4) == 8

@@ -87,4 +87,4 @@ def load_tokenizer(name: str) -> Any:
     from paceline.model.tokenizer_loading import load_tokenizer as load
 
     source = demo.target_of(name)
-    return load(source, source)
+    return load(source, source, unpack=False)

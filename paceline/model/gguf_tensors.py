@@ -135,7 +135,7 @@ class TensorTable:
             {name: WeightEntry(*entry) for name, entry in content["weights"].items()},
             content["orders"],
             content["architecture"],
-            content["has_experts"],
+            content.get("has_experts", False),  # not in older files of packed checkpoints
         )
 
 

@@ -1,31 +1,40 @@
 """Store compiled functions on disk, so that later processes can load them.
 
 Numba uses the first of these folders that is writable: `NUMBA_CACHE_DIR`, the module's
-`__pycache__`, and paceline's cache. If none of them is writable, compiled code stays in memory.
-Numba reads code from a `__pycache__` even if the folder is read-only, so an administrator can
-compile once for all users.
+`__pycache__`, and paceline's cache. If there is none, compiled code stays in memory. Code in a
+`__pycache__` is read even if that folder is read-only, so an administrator can compile once for all
+users.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from pickle import UnpicklingError
+import pickle
+import re
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import numba
+from numba.core import types
 from numba.core.caching import (
     CompileResultCacheImpl,
     FunctionCache,
-    IndexDataCacheFile,
     InTreeCacheLocator,
     UserProvidedCacheLocator,
     UserWideCacheLocator,
 )
+from numba.core.serialize import dumps
 
 from paceline.errors import ConfigError
 from paceline.util import cache
 from paceline.util.code_sources import sources_digest
 
 _FOLDER = "compiled"
+_SUFFIX = ".code"
+_CHECKSUM_BYTES = hashlib.sha256().digest_size
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
@@ -69,6 +78,81 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
     ]
 
 
+class CodeFiles:
+    """Stores each compiled overload of a function in a file of its own.
+
+    The file name contains a hash of everything on which the code depends. Numba instead numbers
+    the files, and lists them in an index. With an index, two processes that compile at the same
+    time may choose the same number. Later processes then run the code of another overload.
+
+    Args:
+        folder: Folder of the files.
+        name: Name of the function, with which all its files begin.
+        stamp: Values that change with the function's source code.
+    """
+
+    def __init__(self, folder: str, name: str, stamp: object) -> None:
+        self._folder, self._name = Path(folder), name
+        self._prefix = f"{name}.{_hash_of((numba.__version__, stamp))[:16]}."
+
+    def load(self, key: tuple[Any, ...]) -> Any:
+        """Return the code for a key; None if there is none, or if the file is damaged."""
+        path = self._path_of(key)
+        if path is None:
+            return None
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        body = content[_CHECKSUM_BYTES:]
+        if hashlib.sha256(body).digest() != content[:_CHECKSUM_BYTES]:
+            return None
+        return pickle.loads(body)
+
+    def save(self, key: tuple[Any, ...], code: Any) -> None:
+        """Store the code for a key, and remove code compiled from older sources."""
+        path = self._path_of(key)
+        if path is None:
+            return
+        body = dumps(code)
+        temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
+        try:
+            temporary.write_bytes(hashlib.sha256(body).digest() + body)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        for outdated in self._folder.glob(f"{self._name}.*{_SUFFIX}"):
+            if not outdated.name.startswith(self._prefix):
+                outdated.unlink(missing_ok=True)
+
+    def flush(self) -> None:
+        """Remove all code of the function."""
+        for path in self._folder.glob(f"{self._name}.*{_SUFFIX}"):
+            path.unlink(missing_ok=True)
+
+    def _path_of(self, key: tuple[Any, ...]) -> Path | None:
+        """Return the file for a key; None if the key contains the address of an object."""
+        signature = key[0]
+        kinds = signature if isinstance(signature, tuple) else (*signature.args, signature)
+        text = repr([_name_of(kind) for kind in kinds]) + repr(key[1:])
+        if _ADDRESS.search(text):
+            return None
+        return self._folder / f"{self._prefix}{_hash_of(text)[:32]}{_SUFFIX}"
+
+
+def _hash_of(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
+
+
+def _name_of(kind: Any) -> str:
+    """Return the name of an argument type; for a compiled function, without its address."""
+    if isinstance(kind, types.Dispatcher):
+        function = kind.dispatcher.py_func
+        return f"function {function.__module__}.{function.__qualname__}"
+    return repr(kind)
+
+
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
@@ -87,11 +171,8 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
     def __init__(self, function: Any) -> None:
         super().__init__(function)
         locator = self._impl.locator
-        self._cache_file = IndexDataCacheFile(
-            self._cache_path,
-            self._impl.filename_base,
-            (locator.get_source_stamp(), sources_digest(function.__code__.co_filename)),
-        )
+        stamp = locator.get_source_stamp(), sources_digest(function.__code__.co_filename)
+        self._cache_file = CodeFiles(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled overload for a signature, or None if it cannot be read."""
@@ -99,8 +180,8 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
             return super().load_overload(sig, target_context)
         except OSError:
             return None
-        except (EOFError, UnpicklingError, AttributeError, ImportError):
-            # The index is damaged, or names a class from another paceline version.
+        except (EOFError, pickle.UnpicklingError, AttributeError, ImportError):
+            # The file names a class from another paceline version.
             self._forget()
             return None
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from numba.core import types
+from numba.core.caching import IndexDataCacheFile
 
 from paceline.cpu.linear import call
 from paceline.util import code_sources
-from paceline.util.code_cache import CodeCache
+from paceline.util.code_cache import CodeCache, CodeFiles
 from paceline.util.code_sources import sources_digest
 
 KERNEL = """from paceline.cpu import lanes
@@ -68,4 +71,75 @@ def test_other_changes_do_not(package: Path, name: str) -> None:
 def test_the_stamp_of_stored_code_contains_its_sources() -> None:
     function: Any = call.read_call
     stored = CodeCache(function.__wrapped__)
-    assert stored._cache_file._source_stamp[1] == sources_digest(str(call.__file__))
+    stamp = stored._impl.locator.get_source_stamp(), sources_digest(str(call.__file__))
+    files = CodeFiles(stored.cache_path, stored._impl.filename_base, stamp)
+    assert stored._cache_file._prefix == files._prefix
+
+
+KEYS = [((kind,), ("cpu",), ("bytecode", "closure")) for kind in (types.int64, types.float64)]
+
+
+class _TwoProcesses(NamedTuple):
+    """Two processes that compile different overloads of a function at the same time."""
+
+    first: Any
+    second: Any
+
+    def save(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the second process save its code while the first one writes its own."""
+        replace, is_first = os.replace, True
+
+        def interrupted(source: str, target: str) -> None:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                self.second.save(KEYS[1], "code for float64")
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", interrupted)
+        self.first.save(KEYS[0], "code for int64")
+
+
+def loaded(files: Any) -> list[Any]:
+    return [files.load(key) for key in KEYS]
+
+
+def test_processes_that_compile_together_do_not_mix_their_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = _TwoProcesses(*(CodeFiles(str(tmp_path), "f", 1) for _ in range(2)))
+    processes.save(monkeypatch)
+    assert loaded(CodeFiles(str(tmp_path), "f", 1)) == ["code for int64", "code for float64"]
+
+
+def test_the_test_detects_mixed_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that numba's numbered files fail the same test."""
+    processes = _TwoProcesses(*(IndexDataCacheFile(str(tmp_path), "f", 1) for _ in range(2)))
+    processes.save(monkeypatch)
+    assert loaded(IndexDataCacheFile(str(tmp_path), "f", 1)) != [
+        "code for int64",
+        "code for float64",
+    ]
+
+
+def test_damaged_and_outdated_code_is_not_loaded(tmp_path: Path) -> None:
+    files = CodeFiles(str(tmp_path), "f", "old source")
+    files.save(KEYS[0], "code")
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"x")
+    assert files.load(KEYS[0]) is None
+    newer = CodeFiles(str(tmp_path), "f", "new source")
+    assert newer.load(KEYS[0]) is None
+    newer.save(KEYS[0], "newer code")
+    assert newer.load(KEYS[0]) == "newer code"
+    assert [each.read_bytes() == content for each in tmp_path.iterdir()] == [False]
+
+
+def test_compiled_functions_as_arguments_have_stable_names(tmp_path: Path) -> None:
+    files = CodeFiles(str(tmp_path), "f", 1)
+    function: Any = call.read_call
+    files.save(((types.Dispatcher(function),), "cpu"), "code")
+    assert len(list(tmp_path.iterdir())) == 1
+    files.save(((object(),), "cpu"), "an address is no name")
+    assert len(list(tmp_path.iterdir())) == 1

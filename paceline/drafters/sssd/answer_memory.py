@@ -42,6 +42,7 @@ class AnswerMemory:
         self._old_shard: tuple[Shard, ...] = ()
         self._sorted = 0  # tokens in the second shard
         self.shards: tuple[Shard, ...] = ()
+        _shard([np.zeros(1, dtype=np.uint32)])  # compiles the sort now, not during an answer
 
     def follow(self, outputs: Mapping[int, Sequence[int]]) -> None:
         """Add tokens of unfinished answers, and sort the shards if necessary.
