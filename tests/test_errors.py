@@ -193,6 +193,7 @@ def test_a_model_without_a_tokenizer_takes_token_ids(pair: Pair) -> None:
 
 
 GOOD = [1, 5, 9]
+MESSAGE = {"role": "user", "content": "Hi"}
 BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ([GOOD, []], ConfigError, "prompt 1: got no token; expected at least one"),
     ([GOOD, [1, 256]], ConfigError, r"prompt 1: got token ids from 1 to 256; expected 0 to 255"),
@@ -206,6 +207,8 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ([GOOD, [True, False]], ConfigError, "prompt 1: got .*; expected a text or a list"),
     ([GOOD, 7], ConfigError, "prompt 1: got .*; expected a text or a list"),
     ([GOOD, None], ConfigError, "prompt 1: got .*; expected a text or a list"),
+    ([GOOD, [MESSAGE]], ConfigError, r"prompt 1: got .*role.* token ids\. For messages, call chat"),
+    ([GOOD, MESSAGE], ConfigError, r"pass the token ids from chat_prompt\(messages\)\.$"),
     ([GOOD, "text"], ConfigError, "prompt 1: got text and no tokenizer"),
     ("text", ConfigError, "prompt 0: got text and no tokenizer; expected token ids"),
     (GOOD, ConfigError, r"got one list of token ids; expected a list of such lists"),

@@ -208,7 +208,7 @@ class InputProcessor:
         if not isinstance(ids, Sequence) or isinstance(ids, _BYTES) or not all(map(_is_id, ids)):
             raise ConfigError(
                 f"prompt {index}: got {str(ids)[:60]!r}; expected a text or a list of integer"
-                " token ids."
+                f" token ids.{_message_hint(ids)}"
             )
         return [operator.index(i) for i in ids]
 
@@ -220,6 +220,14 @@ def _plain(value: Any) -> Any:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _message_hint(prompt: Any) -> str:
+    """Return what to do with messages instead; empty if the prompt contains none."""
+    parts = prompt if isinstance(prompt, list | tuple) else [prompt]
+    if not any(isinstance(part, Mapping) and "role" in part for part in parts):
+        return ""
+    return " For messages, call chat, or pass the token ids from chat_prompt(messages)."
 
 
 def _params_per_prompt(params: Any, count: int) -> list[SamplingParams]:
