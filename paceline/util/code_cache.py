@@ -79,7 +79,7 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class CodeFiles:
-    """Stores each compiled overload of a function in a file of its own.
+    """Stores each compiled overload of a function in a separate file.
 
     The file name contains a hash of everything on which the code depends. Numba instead numbers
     the files, and lists them in an index. With an index, two processes that compile at the same
@@ -146,7 +146,7 @@ def _hash_of(value: object) -> str:
 
 
 def _name_of(kind: Any) -> str:
-    """Return the name of an argument type; for a compiled function, without its address."""
+    """Return the name of an argument type; without an address for compiled functions."""
     if isinstance(kind, types.Dispatcher):
         function = kind.dispatcher.py_func
         return f"function {function.__module__}.{function.__qualname__}"
