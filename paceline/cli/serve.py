@@ -95,8 +95,8 @@ def serve(
 ) -> int:
     """Serve a model over an OpenAI-compatible HTTP API.
 
-    After Ctrl-C or SIGTERM, the server finishes open requests and then stops. A second signal stops
-    the server immediately.
+    After Ctrl-C or SIGTERM, the server prints the number of open requests, finishes them and then
+    stops. A second signal stops the server immediately.
 
     Example: paceline serve smollm2 --port 8080
     """

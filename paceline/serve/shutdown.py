@@ -9,6 +9,8 @@ import uvicorn
 
 from paceline.serve.settings import ConnectionSettings
 
+_log = logging.getLogger("paceline.serve")
+
 
 class ShutdownState:
     """Holds the shutdown state and counts open requests.
@@ -27,7 +29,8 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that keeps listening until the open requests have finished.
 
     Clients can therefore query the server's health during shutdown. SIGTERM or Ctrl-C begins the
-    shutdown; a second signal stops the server immediately.
+    shutdown. If requests are open, the server then logs their number. A second signal stops the
+    server immediately.
 
     Args:
         config: uvicorn settings.
@@ -42,6 +45,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._drain = drain
         self.forced: int | None = None
+        self._has_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the shutdown; on a second signal, stop the server immediately."""
@@ -55,4 +59,15 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to exit now; called by uvicorn ten times a second."""
+        if self._drain.begun and not self._has_logged:
+            self._has_logged = True
+            self._log_open_requests()
         return await super().on_tick(counter) or (self._drain.begun and not self._drain.open)
+
+    def _log_open_requests(self) -> None:
+        if count := self._drain.open:
+            _log.info(
+                "stopping: waiting for %d open request%s; another Ctrl-C or SIGTERM stops now",
+                count,
+                "s" * (count > 1),
+            )

@@ -177,8 +177,13 @@ def test_too_many_drafters_are_refused_for_now(
         assert client.completions.create(**LONG, extra_body=other).choices[0].finish_reason
 
 
-def test_shutdown_waits_for_open_requests(tiny: LLM) -> None:
-    with served(tiny) as ending, ending.client() as client, ending.client() as other:
+def test_shutdown_waits_for_open_requests(tiny: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.INFO, "paceline.serve"),
+        served(tiny) as ending,
+        ending.client() as client,
+        ending.client() as other,
+    ):
         stream = iter(client.completions.create(**LONG, **ENDLESS, stream=True))
         next(stream)
         ending.server.handle_exit(signal.SIGTERM, None)
@@ -188,6 +193,8 @@ def test_shutdown_waits_for_open_requests(tiny: LLM) -> None:
         assert caught.value.status_code == 503
         assert list(stream)[-1].choices[0].finish_reason == "length"
     assert ending.server.forced is None
+    waiting = [line for line in caplog.messages if line.startswith("stopping: ")]
+    assert waiting == ["stopping: waiting for 1 open request; another Ctrl-C or SIGTERM stops now"]
     with pytest.raises(httpx2.ConnectError):
         ending.get("/health")
 
