@@ -20,8 +20,9 @@ from paceline.cli.model_option import with_model_first
 from paceline.cli.options import DEFAULTS, UNGROUPED
 from paceline.cli.parallel import prints_for_all
 from paceline.cli.parse_errors import parse_error_text
-from paceline.cli.show import INTERRUPTED, print_error
+from paceline.cli.show import INTERRUPTED, print_error, print_note
 from paceline.errors import PacelineError
+from paceline.util.compilation import on_first_compilation
 from paceline.util.frame_memory import call_with_frame_memory
 from paceline.util.util_settings import YOUNG_OBJECTS
 
@@ -32,6 +33,7 @@ _QUIET = {
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
+_COMPILING = "paceline: compiling kernels, once; this can take about a minute"
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
 _HELP = ("--help", "-h")
 _FAILED, _BROKEN_PIPE = 2, 141  # exit statuses
@@ -145,12 +147,14 @@ def main() -> None:
     """Run the command line of this process, and exit.
 
     On an error, the process prints one line and exits with status 2. On Ctrl-C, the process exits
-    with status 130. If an output pipe is closed, the process exits silently.
+    with status 130. If an output pipe is closed, the process exits silently. Before the process
+    compiles kernels, it prints one line.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     gc.set_threshold(YOUNG_OBJECTS)
     _prepare_streams()
+    on_first_compilation(lambda: print_note(_COMPILING))
     status = call_with_frame_memory(lambda: _status(sys.argv[1:]))
     for stream in (sys.stdout, sys.stderr):
         try:

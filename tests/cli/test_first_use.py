@@ -1,0 +1,42 @@
+"""Test that a command says when it compiles code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+
+MODULE = """from paceline.util.compiled import compiled
+
+
+@compiled
+def twice(number):
+    return 2 * number
+"""
+NOTE = "paceline: compiling kernels, once; this can take about a minute\n"
+
+
+def twice_in_a_new_process(words: object) -> int:
+    sys.modules.pop("doubled", None)
+    twice = importlib.import_module("doubled").twice
+    return int(twice(4) + twice(0.5))
+
+
+def test_the_first_use_prints_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code from the disk is not compiled."""
+    (tmp_path / "doubled.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(main, "_status", twice_in_a_new_process)
+    for note in (NOTE, ""):
+        with pytest.raises(SystemExit, match="9"):
+            main.main()
+        assert capsys.readouterr().err == note
+    sys.modules.pop("doubled")
