@@ -66,7 +66,7 @@ class InvarianceCost:
         model: Name of the model.
         clock: "processor" (processor time) with one thread, otherwise "wall". Other processes
             barely affect processor time.
-        reasons: For each dtype, the reason why batch invariance holds.
+        reasons: For each dtype, the results of the probes.
         costs: Step times of all combinations.
         environment: Description of the machine.
     """
@@ -106,7 +106,7 @@ def measure(
     for dtype in dtypes:
         loaded = load_model(model, dtype, "cpu")
         invariance = resolve_batch_invariance(loaded, True, max(batches))
-        reasons[dtype] = invariance.reason
+        reasons[dtype] = invariance.details
         for context in contexts:
             for batch in batches:
                 steps = [

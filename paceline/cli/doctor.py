@@ -179,7 +179,7 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
         "attention": attention,
         "matrix products": _products(llm.model),
         "forward-pass cost": _costs(llm),
-        "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
+        "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.details}",
     }
 
 
@@ -192,7 +192,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
         "context": f"{llm.max_length} tokens",
         "drafts": "trees and chains" if llm.model.takes_trees else "chains only: recurrent layers",
         "forward-pass cost": _costs(llm),
-        "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.reason}",
+        "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.details}",
     }
 
 

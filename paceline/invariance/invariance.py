@@ -20,7 +20,12 @@ from paceline.errors import ConfigError
 from paceline.invariance.obstacles import dependent_layers, why_no_kernels, why_not_probed
 from paceline.invariance.probe_report import ProbeReport
 from paceline.invariance.probing import load_report, worst_conditions
-from paceline.invariance.settings import FIXED_ROWS, FIXED_ROWS_ON_CUDA, MAX_COST
+from paceline.invariance.settings import (
+    FIXED_ROWS,
+    FIXED_ROWS_ON_CUDA,
+    HOW_TO_ENABLE,
+    MAX_COST,
+)
 from paceline.model.architecture import Architecture
 from paceline.util.stopwatch import Conditions
 
@@ -80,6 +85,13 @@ class Invariance:
         }
 
     @property
+    def details(self) -> str:
+        """The reason, followed by the results of the probes."""
+        if self.report is None or self.report.reason:
+            return self.reason
+        return f"{self.reason}; {_findings(self.report)}"
+
+    @property
     def min_rows(self) -> int:
         """Minimum number of rows in a forward pass; shorter passes are padded."""
         return self.report.least if self.on and self.report else 1
@@ -119,11 +131,19 @@ def resolve_batch_invariance(
             raise ConfigError(f"batch_invariant: got True; {obstacle}. Pass 'auto' or False.")
         return Invariance(False, obstacle, report, threads)
     assert report is not None
-    reason, limit = _findings(report), allowed(report.conditions)
-    if setting == "auto" and max(report.cost, report.whole_cost) > limit:
-        reason += f", and 'auto' allows {MAX_COST:.2f}x; True switches it on"
+    cost = max(report.cost, report.whole_cost)
+    if setting == "auto" and cost > allowed(report.conditions):
+        reason = (
+            f"forward passes would be up to {_percent(cost)} slower, and 'auto' allows"
+            f" {_percent(MAX_COST)}; {HOW_TO_ENABLE}"
+        )
         return Invariance(False, reason, report, threads)
-    return Invariance(True, reason, report, threads, products)
+    return Invariance(True, "the self-test passed on this machine", report, threads, products)
+
+
+def _percent(cost: float) -> str:
+    """Return how much a relative cost exceeds 1."""
+    return f"{(cost - 1) * 100:.3g} %"
 
 
 def _probe(
@@ -147,8 +167,8 @@ def _probe(
         return None, Products(), failure
     if not report.reason and report.most - report.least + 1 < max_batch:
         obstacle = (
-            f"rows {report.least} to {report.most} agree bit for bit, which is too few for"
-            f" max_batch={max_batch}"
+            f"forward passes over up to {report.most - report.least + 1} tokens give identical"
+            f" bits, which is too few for max_batch={max_batch}"
         )
         return report, products, obstacle
     return report, products, report.reason

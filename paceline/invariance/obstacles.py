@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from paceline.attention import why_not_by_position
 from paceline.core.settings import BatchInvariant
+from paceline.invariance.settings import HOW_TO_ENABLE
 from paceline.model.layer_kinds import states_of
 from paceline.model.mixers.seam import convolutions_of, mixer_for, mixers_of
 from paceline.model.per_layer import layer_values
@@ -32,7 +33,7 @@ def dependent_layers(model: PreTrainedModel) -> str:
 def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
     """Return why a model with batch-invariant attention is not tested, or None."""
     if setting == "auto" and model.device.type == "cuda":
-        return "not tried on CUDA unless batch_invariant=True"
+        return f"'auto' does not test it on CUDA; {HOW_TO_ENABLE}"
     foreign = foreign_weights(model)
     return foreign and (
         f"{foreign}, and sums over quantised weights, or by another library's code, cannot be"

@@ -150,13 +150,11 @@ def _probe_module(module: RowModule) -> ProbeResult:
 def _why_too_narrow(rows: RowClass, findings: Sequence[ProbeResult]) -> str:
     if rows.max_rows >= max(MIN_CLASS_ROWS, 2 * rows.min_rows):
         return ""
-    starts = "; ".join(
-        f"{finding.name} {', '.join(map(str, finding.runs))}" for finding in findings
-    )
+    example = max(findings, key=lambda finding: len(finding.runs))
     return (
-        f"the widest class of row counts that agree bit for bit is {rows.min_rows} to"
-        f" {rows.max_rows}; expected one that is wide enough for a batch. A new class begins at:"
-        f" {starts}"
+        "the bits of a result depend on the number of tokens in the forward pass: only"
+        f" {rows.min_rows} to {rows.max_rows} tokens give identical bits, which is too few;"
+        f" `paceline doctor MODEL` lists the modules that differ, such as {example.name}"
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 # Maximum cost at which "auto" enables batch invariance, relative to a usual forward pass.
 MAX_COST = 1.05
 
+# End of a message that says why "auto" leaves batch invariance off.
+HOW_TO_ENABLE = "--batch-invariant on (in Python, batch_invariant=True) enables it"
+
 # Rows: the largest row count that is probed. No batch-invariant forward pass is larger.
 MAX_ROWS = 1024
 

@@ -119,6 +119,6 @@ def test_auto_skips_batch_invariance_on_cuda(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("paceline.cpu.product_choice.trial", fail)
     found = resolve_batch_invariance(model, "auto")
     assert (found.on, found.report, found.products) == (False, None, None)
-    assert found.reason == "not tried on CUDA unless batch_invariant=True"
+    assert found.reason.startswith("'auto' does not test it on CUDA; --batch-invariant on")
     with pytest.raises(ConfigError, match="tried on cuda:0 and failed"):
         resolve_batch_invariance(model, True)

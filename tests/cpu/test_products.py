@@ -287,7 +287,7 @@ def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair:
     monkeypatch.setattr(probing, "forward_cost", lambda *requested: Cost(1.0, QUIET))
     result = resolve_batch_invariance(pair.target, "auto")
     assert result.on, result.reason
-    assert "with our products" in result.reason
+    assert "with our products" in result.details
     assert result.min_rows == 1
     assert result.products == everywhere(pair.target)
     llm = LLM(pair.target, "prompt_lookup", batch_invariant=True)

@@ -75,7 +75,7 @@ def test_a_mixer_whose_rows_depend_on_one_another_is_refused() -> None:
     model = copy.deepcopy(make("lfm2"))
     mixer = next(layer.conv for layer in model.model.layers if hasattr(layer, "conv"))
     mixer.out_proj = Uneven(mixer.out_proj)
-    with pytest.raises(ConfigError, match=r"agree bit for bit|recurrent"):
+    with pytest.raises(ConfigError, match=r"give identical bits|recurrent"):
         resolve_batch_invariance(model, True)
 
 
