@@ -30,6 +30,7 @@ from numba.core.serialize import dumps
 from paceline.errors import ConfigError
 from paceline.util import cache
 from paceline.util.code_sources import sources_digest
+from paceline.util.compilation import before_compilation
 
 _FOLDER = "compiled"
 _SUFFIX = ".code"
@@ -175,15 +176,18 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
         self._cache_file = CodeFiles(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled overload for a signature, or None if it cannot be read."""
+        """Return the compiled overload for a signature; None means that numba compiles it."""
+        overload = None
         try:
-            return super().load_overload(sig, target_context)
+            overload = super().load_overload(sig, target_context)
         except OSError:
-            return None
+            pass
         except (EOFError, pickle.UnpicklingError, AttributeError, ImportError):
             # The file names a class from another paceline version.
             self._forget()
-            return None
+        if overload is None:
+            before_compilation()
+        return overload
 
     def _forget(self) -> None:
         try:

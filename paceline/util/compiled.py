@@ -31,7 +31,6 @@ from numba.core.registry import CPUDispatcher
 from numba.core.types.misc import unliteral
 
 from paceline.util.code_cache import CodeCache
-from paceline.util.compilation import before_compilation
 
 # No C code calls these functions, so numba need not compile a wrapper for it.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
@@ -149,20 +148,9 @@ def callback(function: Callable[[int], int]) -> CFunc:
     return compiled_function
 
 
-class _NotifyingCache(CodeCache):
-    """Calls `before_compilation` if the code of a function is not stored."""
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled overload for a signature; None means that numba compiles it."""
-        overload = super().load_overload(sig, target_context)
-        if overload is None:
-            before_compilation()
-        return overload
-
-
 def _stored(dispatcher: Any) -> Any:
     """Let a dispatcher load its compiled code from disk and save it there."""
-    dispatcher._cache = _NotifyingCache(dispatcher.__wrapped__)
+    dispatcher._cache = CodeCache(dispatcher.__wrapped__)
     return dispatcher
 
 
