@@ -51,9 +51,9 @@ class DraftBudget:
         curve: Function that returns the cost curve: the duration of a forward pass by number of
             rows and text length. The budget calls the function when it first needs the curve.
         renew: Function that checks the curve between steps, and returns whether the curve has
-            changed. The function's argument is the expected duration, in seconds, of the steps
-            since the previous call. None means that the user supplied the curve, and that measured
-            steps do not correct the curve.
+            changed. The function's arguments are the expected duration, in seconds, of the steps
+            since the previous call, and whether measured steps confirm the curve. None means that
+            the user supplied the curve, and that measured steps do not correct the curve.
         settings: Settings for the selection of nodes and the correction of the curve.
     Attributes:
         decisions: Decisions in the most recent steps; empty unless `record` or
@@ -63,7 +63,7 @@ class DraftBudget:
     def __init__(
         self,
         curve: Callable[[], CostCurve],
-        renew: Callable[[float], bool] | None = lambda seconds: False,
+        renew: Callable[[float, bool], bool] | None = lambda seconds, confirmed: False,
         settings: DraftBudgetSettings = DEFAULTS,
     ) -> None:
         self._renew, self._settings = renew, settings
@@ -187,7 +187,8 @@ class DraftBudget:
 
     def renew(self) -> None:
         """Check the cost curve between two steps, if a check is due."""
-        if self._renew is not None and self._renew(self._seconds_used):
+        confirmed = self._newest is not None and self._newest.confirms_curve
+        if self._renew is not None and self._renew(self._seconds_used, confirmed):
             self._curve = self._newest = self._expected = None
             self._costs.clear()
             self._corrections.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
+from paceline.util.timing_settings import TIMING
 
 
 class CostCorrection:
@@ -47,6 +48,16 @@ class CostCorrection:
     def plain(self) -> float:
         """Correction factor for plain steps, which have no drafts."""
         return self._limited(self._log_ratios[0]) if self._num_steps[0] else 1.0
+
+    @property
+    def confirms_curve(self) -> bool:
+        """True if enough steps with and without drafts took the times that the curve states.
+
+        Only the ratio of the two kinds of steps matters for the number of draft nodes.
+        """
+        has_enough = min(self._num_steps) >= self._settings.confirming_steps
+        difference = self._log_ratios[1] - self._log_ratios[0]
+        return has_enough and abs(difference) <= math.log1p(TIMING.max_cost_error)
 
     def note(self, drafted: bool, seconds: float, expected: float) -> None:
         """Record a step.

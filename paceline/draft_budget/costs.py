@@ -51,6 +51,7 @@ class Costs:
         self._given = given or _curve_of_environment()
         self._measured: MeasuredCurve | None = None
         self._used_s, self._due_s, self._pause_s = 0.0, 0.0, 0.0
+        self._checks_load = False  # whether the next check is the first one of a loaded curve
 
     @property
     def given(self) -> bool:
@@ -78,11 +79,14 @@ class Costs:
         self._replace(measured)
         return measured
 
-    def renew(self, seconds: float) -> bool:
+    def renew(self, seconds: float, confirmed: bool = False) -> bool:
         """Check the curve between two steps, if a check is due.
 
         Args:
             seconds: Expected duration of the steps since the previous call, in seconds.
+            confirmed: Whether measured steps confirm the curve. The first check of a curve from
+                disk then runs no forward passes, unless the measurement of the curve was disturbed.
+                Default False.
         Returns:
             Whether a different curve replaced it.
         """
@@ -92,6 +96,11 @@ class Costs:
         if self._used_s < self._due_s:
             return False
         before = self._measured
+        is_first, self._checks_load = self._checks_load, False
+        if is_first and confirmed and before.conditions.quiet:
+            self._pause_s *= 2
+            self._schedule(0.0)
+            return False
         after = self._checked(before)
         spent = cost_measuring.check_seconds(before.curve)
         if after is not before:
@@ -119,6 +128,7 @@ class Costs:
             self._replace(self._measure())
         else:
             self._adopt(loaded)
+            self._checks_load = True
             self._due_s = self._used_s + TIMING.loaded_pause_s
             self._pause_s /= 2  # `renew` doubles the value after this additional check
 

@@ -47,6 +47,8 @@ class DraftBudgetSettings:
         max_correction: Cost correction: maximum factor by which the cost curve is corrected; at
             least 1.
         outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.
+        confirming_steps: Cost correction: number of steps with drafts, and of plain steps, that can
+            confirm a cost curve from disk; at least 1.
         outlier_factor: Cost correction: maximum ratio of an outlier to the expected time; above 1.
         burst_samples: Back-off: number of drafts after which a burst (a short trial of the drafter)
             may end, counted over all steps and requests of the burst; at least 1.
@@ -113,6 +115,7 @@ class DraftBudgetSettings:
     early_forgetting: float = 0.05
     max_correction: float = 3.0
     outlier_steps: int = 4
+    confirming_steps: int = 8
     outlier_factor: float = 1.5
     burst_samples: int = 8
     min_burst_steps: int = 2

@@ -10,9 +10,11 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.draft_budget.budget import DraftBudget
+from paceline.draft_budget.cost_correction import CostCorrection
 from paceline.draft_budget.cost_curve import CostCurve
 from paceline.draft_budget.cost_measuring import ROWS, check, measure
 from paceline.draft_budget.costs import Costs
+from paceline.draft_budget.settings import DraftBudgetSettings
 from paceline.model.cached_lm import CachedLM
 from paceline.util.stopwatch import Conditions
 from paceline.util.timing_settings import TIMING
@@ -214,6 +216,41 @@ def test_loaded_curve_can_be_checked_before_use(model: CachedLM, machine: Machin
     budget.check_loaded()
     assert machine.forwards > before
     assert seconds_of_checks(costs, machine, 100) == [TIMING.first_pause_s]
+
+
+@pytest.mark.usefixtures("measured_costs")
+@pytest.mark.parametrize("waited", [0.0, 0.4])
+def test_measured_steps_replace_the_first_check(
+    model: CachedLM, machine: Machine, waited: float
+) -> None:
+    """Only later checks, and checks of a disturbed measurement, run forward passes."""
+    machine.waited = waited
+    Costs(model).curve()
+    costs = Costs(model)
+    costs.curve()
+    before = machine.forwards
+    assert not costs.renew(TIMING.loaded_pause_s, True)
+    assert (machine.forwards == before) == (waited == 0.0)
+    before = machine.forwards
+    costs.renew(2 * TIMING.first_pause_s, True)
+    assert machine.forwards > before
+
+
+def correction_of(plain: float, drafted: float, count: int) -> CostCorrection:
+    """Return the correction after some steps that took a multiple of the expected time."""
+    correction = CostCorrection()
+    for _ in range(count):
+        correction.note(False, plain, 1.0)
+        correction.note(True, drafted, 1.0)
+    return correction
+
+
+def test_steps_confirm_a_curve_by_the_ratio_of_their_times() -> None:
+    many = DraftBudgetSettings().confirming_steps
+    assert correction_of(1.3, 1.3, many).confirms_curve
+    assert not correction_of(1.0, 1.5, many).confirms_curve
+    assert not correction_of(1.3, 1.3, many - 1).confirms_curve
+    assert not CostCorrection().confirms_curve
 
 
 @pytest.mark.usefixtures("measured_costs")
