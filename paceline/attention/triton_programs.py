@@ -1,7 +1,8 @@
 """Define the Triton programs of batch-invariant attention; see `triton_kernel`.
 
-All launches with the same dtype and head size run the same machine code, because Triton specialises
-the programs only for head sizes. The compiler does not fuse additions with multiplications.
+Triton specialises the programs only for dtypes and head sizes. All launches with the same dtype and
+head size therefore run the same machine code. The compiler does not fuse additions with
+multiplications.
 """
 
 from __future__ import annotations

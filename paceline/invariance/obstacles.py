@@ -31,7 +31,10 @@ def dependent_layers(model: PreTrainedModel) -> str:
 
 
 def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model with batch-invariant attention is not tested, or None."""
+    """Return why a model is not tested for batch invariance; None if it is tested.
+
+    The model's attention must be batch-invariant.
+    """
     if setting == "auto" and model.device.type == "cuda":
         return f"'auto' does not test it on CUDA; {HOW_TO_ENABLE}"
     foreign = foreign_weights(model)

@@ -54,9 +54,9 @@ class RowExperts(RowModule):
 
 
 class RowDenseExperts(RowModule):
-    """Experts, each of which receives every token.
+    """Experts that all receive every token.
 
-    A row contains the inputs of all experts.
+    A row (one token) contains one input vector for each expert.
     """
 
     def counts(self) -> tuple[int, ...]:

@@ -62,11 +62,12 @@ class CacheMemory:
         return self.blocks.take(states, self.allocated)
 
     def preallocate(self, maximum: CacheSize, has_memory: bool, used: CacheSize) -> bool:
-        """Set the maximum size to allocate; return whether keys and values have moved.
+        """Set the cache's maximum size; return whether keys and values have moved.
 
         Args:
-            maximum: Maximum size.
-            has_memory: Whether the maximum may be allocated on a device other than a CPU.
+            maximum: Maximum size. The cache allocates it if possible.
+            has_memory: Whether a GPU has enough memory for the maximum size. On a CPU, the cache
+                ignores this argument, and tries to reserve the memory.
             used: Current size of the cache.
         """
         self._maximum, self._is_preallocated = maximum, has_memory

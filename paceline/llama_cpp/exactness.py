@@ -40,7 +40,7 @@ class Exactness:
 
     @classmethod
     def read(cls, attributes: dict[str, Any]) -> Exactness:
-        """Return the result, given its saved attributes."""
+        """Create a result from its saved attributes."""
         return cls(**attributes)
 
 

@@ -1,8 +1,8 @@
 """Decide per batch size whether running the draft model saves time.
 
-When the draft model runs, the drafter has two trees for each request. The target verifies the
-first tree, which contains the draft model's nodes. The second tree has no nodes of the draft model,
-and is cut to the size of the first tree. The text generated in this and later steps shows how many
+When the draft model runs, the drafter has two trees for each request. The target verifies the first
+tree, which contains the draft model's nodes. The second tree has no nodes from the draft model, and
+is cut to the size of the first tree. The text generated in this and later steps shows how many
 tokens of the second tree the target would have accepted. The gain is the number of accepted tokens
 of the first tree minus this number. The gain varies much less between texts than either number.
 
@@ -113,7 +113,7 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """Compares the generated text with a tree that has no nodes of the draft model.
+    """Compares the generated text with a tree without nodes from the draft model.
 
     The comparison may need the text of later steps.
 

@@ -73,7 +73,11 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
 
 
 def _untied(stored: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
-    """Return separate tensors for each block, named as in `AcceptanceHead`."""
+    """Return the tensors of a published head, named as in `AcceptanceHead`.
+
+    If the file does not contain a block, the block gets a copy of the tensors of the first block in
+    the file.
+    """
     blocks = sorted(
         {
             int(match[1])

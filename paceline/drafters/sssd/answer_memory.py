@@ -69,7 +69,7 @@ class AnswerMemory:
         self._unfinished.drop(output)
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Add a finished answer; one of the next calls of `follow` sorts it."""
+        """Add a finished answer; a later call of `follow` adds it to a sorted shard."""
         self._finished.append(np.array(token_ids, dtype=np.uint32))
 
     def _age(self) -> None:

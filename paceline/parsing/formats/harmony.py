@@ -17,7 +17,7 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 
 
 def read_harmony(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report analysis as reasoning, messages to functions as calls, the rest as text."""
+    """Report analysis as reasoning, function messages as calls, the rest as content."""
     while (yield from source.peek()):
         header, marker = yield from source.read_until([MESSAGE])
         if not marker:  # an answer that ends in a header, or has none

@@ -102,7 +102,7 @@ class EagleStudent:
         return states_loss(drafted[text, row], target, weight, bias, shares / shares.sum())
 
     def _in_product_dtype(self, module: nn.Module) -> Callable[..., Any]:
-        """Return a function that runs the module in the dtype of matrix products."""
+        """Return a function that runs the module with weights in `product_dtype`."""
         weights = {
             name: weight.to(self._dtype)
             for name, weight in module.state_dict(keep_vars=True).items()
