@@ -54,15 +54,15 @@ def backend_of(device: torch.device) -> Backend:
 
 
 def argmax_tokens(logits: Tensor) -> Tensor:
-    """Call `Backend.argmax` of the backend for the logits' device."""
+    """Call `argmax` on the backend for the logits' device."""
     return backend_of(logits.device).argmax(logits)
 
 
 def topk_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Call `Backend.topk` of the backend for the logits' device."""
+    """Call `topk` on the backend for the logits' device."""
     return backend_of(logits.device).topk(logits, count)
 
 
 def logit_entropies(logits: Tensor) -> Tensor:
-    """Call `Backend.entropies` of the backend for the logits' device."""
+    """Call `entropies` on the backend for the logits' device."""
     return backend_of(logits.device).entropies(logits)

@@ -26,5 +26,5 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def takes_norm(weight: Tensor) -> bool:
-    """Return whether `rms_norm` supports a weight [size]."""
+    """Return whether `rms_norm` supports this weight vector."""
     return weight.is_cuda and weight.is_contiguous() and len(weight) <= MAX_NORM_SIZE

@@ -179,6 +179,6 @@ def has_plain_embeddings(model: CachedLM) -> bool:
 
 
 def shape_of(model: CachedLM) -> tuple[int, int]:
-    """Return the size of the inputs (a state plus an embedding), and of a state."""
+    """Return two sizes: of an input (a state plus an embedding), and of a state."""
     embedding, head = embedding_and_head(model)
     return head.in_features + embedding.embedding_dim, head.in_features

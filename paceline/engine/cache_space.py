@@ -54,7 +54,7 @@ class CacheSpace(ABC):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request; return False if memory is short.
+        """Make room for another request; return False if memory runs out.
 
         Args:
             request: Request to admit.
@@ -64,7 +64,7 @@ class CacheSpace(ABC):
 
     @abstractmethod
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if memory is short."""
+        """Make room for the next tokens of all requests; return False if memory runs out."""
 
     @property
     @abstractmethod
@@ -139,14 +139,14 @@ class EqualSlots(CacheSpace):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request; return False if memory is short."""
+        """Make room for another request; return False if memory runs out."""
         members = (*active, request)
         longest = max(map(_admission_length, members))
         final = max(member.max_length for member in members) + SPARE_NODE_POSITIONS
         return self._ensure(len(members), longest, min(longest + CACHE_GROWTH_POSITIONS, final))
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if memory is short."""
+        """Make room for the next tokens of all requests; return False if memory runs out."""
         longest = max((len(request) for request in active), default=0) + SPARE_NODE_POSITIONS
         if longest <= self._model.capacity:
             return True
@@ -155,7 +155,7 @@ class EqualSlots(CacheSpace):
         return self._ensure(len(active), longest, min(ideal, final))
 
     def _ensure(self, num_active: int, positions: int, ideal: int) -> bool:
-        """Allocate slots of a given length; return False if memory is short.
+        """Allocate slots of a given length; return False if memory runs out.
 
         False is returned only after all finished requests have been evicted.
 
@@ -192,7 +192,7 @@ class SlotRegions(CacheSpace):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request; return False if memory is short.
+        """Make room for another request; return False if memory runs out.
 
         Once the request has a slot, `lengthen` assigns cache positions to it.
         """
@@ -211,7 +211,7 @@ class SlotRegions(CacheSpace):
                 return False
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if memory is short."""
+        """Make room for the next tokens of all requests; return False if memory runs out."""
         slots = self._model.slots
         return all(
             slots.length(request) >= len(request) + SPARE_NODE_POSITIONS
@@ -220,7 +220,7 @@ class SlotRegions(CacheSpace):
         )
 
     def _lengthen(self, request: Request, num_active: int) -> bool:
-        """Lengthen the slot of a request; evict finished requests if memory is short."""
+        """Lengthen the slot of a request; evict finished requests if memory runs out."""
         slots = self._model.slots
         needed = len(request) + SPARE_NODE_POSITIONS
         while True:
@@ -233,7 +233,7 @@ class SlotRegions(CacheSpace):
                 return False
 
     def _provide(self, slots: int, positions: int, wish: int, num_active: int) -> bool:
-        """Allocate slots and positions; return False if memory is short.
+        """Allocate slots and positions; return False if memory runs out.
 
         Args:
             slots: Minimum number of slots.

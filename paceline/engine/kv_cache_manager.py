@@ -145,7 +145,7 @@ class KVCacheManager:
         return True
 
     def grow(self, active: Sequence[Request]) -> bool:
-        """Make room for the next tokens of all requests; return False if memory is short."""
+        """Make room for the next tokens of all requests; return False if memory runs out."""
         return self._space.grow(active)
 
     def close(self, request: Request, reusable: bool = True) -> None:

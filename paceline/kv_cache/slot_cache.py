@@ -35,7 +35,8 @@ class SlotCache(Cache):  # type: ignore[misc]
             values of one layer. One operation moves all stores of a tensor. While the cache is
             copied, these stores need twice their memory. Default 1.
         states: Layers with recurrent states, by index; None means no such layers.
-        maximum: Size for which the cache reserves address space. Growing further copies the cache.
+        maximum: Size for which the cache reserves address space. If the cache grows beyond this
+            size, it is copied.
     Attributes:
         slots: Total number of slots.
         capacity: Number of cache positions per slot.

@@ -1,4 +1,4 @@
-"""Emit code that decodes blocks of 32 values; define the base class of readers.
+"""Define the base class of readers, which emit code that decodes blocks.
 
 A part is 32 consecutive numbers of a row, and a half part is 16. A reader emits code that decodes a
 part of a block to integers, and that reads the two `factors` in the formula

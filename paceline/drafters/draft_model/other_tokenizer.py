@@ -23,11 +23,10 @@ from paceline.model.cached_lm import CachedLM
 class OtherTokenizerDrafter(Drafter):
     """Drafts with a draft model whose tokenizer differs from the target's.
 
-    A draft consists of shared tokens, which both models have (`model.token_map`), or the draft
-    model drafts text, which is then tokenised for the target (`text_chains`). Sampled drafts always
-    consist of shared tokens, because they need the draft model's distribution over the target's
-    tokens. Other drafts consist of shared tokens only if the draft model has nearly all tokens of
-    the target.
+    The draft model drafts either shared tokens, which both models have (`model.token_map`), or
+    text, which is then tokenised for the target (`text_chains`). Sampled drafts always consist of
+    shared tokens, because they need the draft model's distribution over the target's tokens. Other
+    drafts consist of shared tokens only if the draft model has nearly all tokens of the target.
 
     Args:
         options: Options of the drafter.

@@ -102,7 +102,7 @@ class ThresholdRule(LengthRule):
         self._min_tokens = min_tokens
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return each new token's confidence; by default, the first of its `figures`."""
+        """Return each new token's confidence; by default, the first statistic."""
         confidences: list[float] = new.figures[0].tolist()
         return confidences
 

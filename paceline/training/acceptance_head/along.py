@@ -1,4 +1,4 @@
-"""Draft chains along answers, as training data for an acceptance head.
+"""Draft every token of an answer, as training data for an acceptance head.
 
 This module is for draft models that read the target's hidden states (target states). In SpecDec++
 (Huang et al. 2024), the draft model reads an answer in which draft tokens replace some tokens.

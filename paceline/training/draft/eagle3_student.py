@@ -102,7 +102,7 @@ class Eagle3Student:
 
     @torch.no_grad()
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of draft chains of `length` tokens on held-out answers."""
+        """Measure on held-out answers how many of `length` draft tokens are accepted."""
         return expected_chains([self._agreement(chunk, length) for chunk in held_out], length)
 
     def save(self, folder: Path) -> None:

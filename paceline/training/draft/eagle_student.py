@@ -114,7 +114,7 @@ class EagleStudent:
         save_draft(self.model, self._token_ids.tolist(), folder)
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the acceptance of draft chains of `length` tokens on held-out answers."""
+        """Measure on held-out answers how many of `length` draft tokens are accepted."""
         return expected_chains(
             [guesses_agree(self.model, chunk, length) for chunk in held_out], length
         )

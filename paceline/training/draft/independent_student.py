@@ -66,7 +66,7 @@ class IndependentStudent:
         save_draft(self.model, self._token_ids.tolist(), folder)
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Return the expected acceptance of `length`-token chains on held-out answers."""
+        """Measure on held-out answers how many of `length` draft tokens are accepted."""
         return expected_chains(agreements(self.model, held_out, self._token_ids), length)
 
 
