@@ -89,6 +89,12 @@ def test_every_drafter_has_a_method_page_with_its_options() -> None:
         assert f"<!-- table of options-{name} -->" in pages
 
 
+def test_pages_have_no_marks_of_a_merge_conflict() -> None:
+    marks = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+    assert marks.search("text\n<<<<<<< HEAD\n")
+    assert not [page for page in PAGES if marks.search(page.read_text(encoding="utf-8"))]
+
+
 def test_options_in_drafter_strings_exist() -> None:
     for page in PAGES:
         if page.parent.name != "benchmarks" and page.name != "CHANGELOG.md":

@@ -51,9 +51,10 @@ class CostCorrection:
 
     @property
     def confirms_curve(self) -> bool:
-        """True if enough steps with and without drafts took the times that the curve states.
+        """True if enough measured steps confirm the cost curve.
 
-        Only the ratio of the two kinds of steps matters for the number of draft nodes.
+        Steps with drafts are compared with plain steps, because only this ratio matters for the
+        number of draft nodes.
         """
         has_enough = min(self._num_steps) >= self._settings.confirming_steps
         difference = self._log_ratios[1] - self._log_ratios[0]
