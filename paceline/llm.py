@@ -129,9 +129,11 @@ class LLM(ChatFacade):
         with collection_paused():
             from paceline.engine.target_loading import load_target
             from paceline.media.processor import MediaProcessor
-            from paceline.model.loading import eos_token_ids, must_unpack
+            from paceline.model.loading import eos_token_ids, must_unpack, require_draft
             from paceline.model.tokenizer_loading import load_tokenizer
 
+        if isinstance(drafter, str):
+            require_draft(draft_model)
         # llama.cpp needs only the tokenizer.
         unpack = engine == ENGINE and must_unpack(model, dtype, device, unpack)
         loaded = load_target(model, engine, dtype, device, unpack, weights)

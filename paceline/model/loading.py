@@ -34,13 +34,19 @@ from paceline.model.load_options import dtype_named, require_packing_possible, u
 from paceline.model.quantisation import foreign_weights
 from paceline.model.reduced_vocabulary import keep_tokens, read_kept
 from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS, MAX_NAMED_WEIGHTS
-from paceline.model.sources import checkpoint_source, missing_source, packed_source
+from paceline.model.sources import (
+    checkpoint_source,
+    missing_source,
+    packed_source,
+    unusable_source,
+)
 
 _LOADERS = (
     (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
     (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),
     (MODEL_FOR_MULTIMODAL_LM_MAPPING, AutoModelForMultimodalLM),
 )
+_NOT_ON_HUB = "the hub refuses it. Check the name, or pass a directory or a GGUF file."
 
 
 def load_model(
@@ -77,9 +83,7 @@ def load_model(
         )
     torch_dtype = dtype_named(dtype)
     device = usable_device(device)
-    reason = missing_source(model)
-    if reason:
-        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {reason}")
+    require_source(model)
     packed = None if must_unpack(model, torch_dtype, device, unpack) else packed_source(model)
     if packed is not None:
         from paceline.model.packed_model import load_packed  # an optional package
@@ -95,6 +99,25 @@ def load_model(
     return _load_checkpoint(model, source, torch_dtype).to(device).eval()
 
 
+def require_source(model: str | Path) -> None:
+    """Check that a model's name is not a path without a model.
+
+    Args:
+        model: Directory, hub id, GGUF file or built-in name.
+    Raises:
+        ConfigError: No model was found.
+    """
+    reason = missing_source(model) or unusable_source(model)
+    if reason:
+        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {reason}")
+
+
+def require_draft(model: object) -> None:
+    """Check that a draft model exists, as in `require_source`."""
+    if isinstance(model, str | Path):
+        require_source(demo.draft_of(model) if isinstance(model, str) else model)
+
+
 def _load_checkpoint(
     model: str | Path, source: str, torch_dtype: torch.dtype | None
 ) -> PreTrainedModel:
@@ -108,8 +131,9 @@ def _load_checkpoint(
             output_loading_info=True,
         )
     except Exception as error:  # a damaged checkpoint fails at the point where it is first read
+        hub = "" if Path(source).exists() else f"it is not a local path, and {_NOT_ON_HUB} "
         raise ConfigError(
-            f"cannot load a causal language model from {str(model)!r}: {error}"
+            f"cannot load a causal language model from {str(model)!r}: {hub}{error}"
             f" ({type(error).__name__})"
         ) from error
     _require_all_weights(model, loaded, loading_info)

@@ -16,6 +16,8 @@ from paceline.model import gguf, gguf_header
 from paceline.model.settings import MAX_HUB_SECONDS
 from paceline.util.files import parse_json
 
+_ADAPTER = "adapter_config.json"  # config of a PEFT adapter
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
@@ -37,6 +39,34 @@ def missing_source(source: str | Path) -> str:
             )
         return "" if exists or source in (demo.NAME, demo.SMOLLM2) else _hub_problem(str(source))
     return f"there is no such {'file' if is_file else 'folder'}. Check the path."
+
+
+def unusable_source(source: str | Path) -> str:
+    """Explain why an existing path is no model, as a clause for an error message.
+
+    The result is "" if the path may be a model, or if there is no such path.
+    """
+    path = Path(demo.target_of(source) if isinstance(source, str) else source)
+    if not path.is_dir():
+        if gguf.is_gguf(path) or not path.exists():
+            return ""
+        return "it is a file, but not a GGUF file. Pass a directory, hub id or GGUF file."
+    try:
+        files = {file.name for file in path.iterdir()}
+    except OSError as error:
+        return f"{error.strerror}. Check the path and its permissions."
+    if "config.json" not in files:
+        if _ADAPTER in files:  # transformers loads the base model and the adapter
+            return ""
+        packed = next((name for name in sorted(files) if gguf.is_gguf(name)), None)
+        fix = f"its file {packed}" if packed else "the directory of a model"
+        return f"the directory has no config.json. Pass {fix}."
+    if not any(name.endswith(_WEIGHTS) for name in files):
+        return (
+            "the directory has a config, but no weights. Download model.safetensors into it, or"
+            " pass a GGUF file."
+        )
+    return ""
 
 
 def _hub_problem(hub_id: str) -> str:

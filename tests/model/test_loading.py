@@ -40,6 +40,47 @@ def test_damaged_weights(checkpoint: Path, content: bytes | float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        ([WEIGHTS], "a config, but no weights. Download model.safetensors into it"),
+        ([WEIGHTS, "config.json"], "the directory has no config.json. Pass the directory of a mod"),
+    ],
+)
+def test_directories_without_a_model(checkpoint: Path, removed: list[str], message: str) -> None:
+    for name in removed:
+        (checkpoint / name).unlink()
+    with pytest.raises(ConfigError, match=message):
+        load_model(checkpoint)
+
+
+def test_a_directory_around_a_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(ConfigError, match=r"no config\.json\. Pass its file x\.gguf"):
+        load_model(tmp_path)
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="it is a file, but not a GGUF file"):
+        load_model(path)
+
+
+def test_a_missing_draft_model_is_found_before_the_target_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.engine.target_loading.load_target", None)
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        LLM(DATA / "tiny_target", "draft_model", "./none")
+
+
+def test_a_model_that_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.model.sources._hub_problem", lambda hub_id: "")
+    with pytest.raises(ConfigError, match="'no/model': it is not a local path, and the hub ref"):
+        load_model("no/model")
+
+
+@pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"num_attention_heads": 7}, "not a multiple"),
