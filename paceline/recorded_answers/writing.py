@@ -38,6 +38,12 @@ from paceline.util.files import write_atomically
 
 # Settings that may differ between runs of one file: the fingerprint identifies the model.
 _DESCRIPTIVE = ("model",)
+# What differs between two runs, for settings that no option names.
+_OTHERS = {
+    "count": "to other prompts",
+    "prompts": "to other prompts",
+    "model_fingerprint": "of another model",
+}
 
 
 class AnswerFile:
@@ -157,6 +163,11 @@ def _require_same_settings(
     old, new = _flat(recorded), _flat(json.loads(json.dumps(wanted)))
     for name in [*new, *(old.keys() - new.keys())]:
         if name not in _DESCRIPTIVE and old.get(name) != new.get(name):
+            if name in _OTHERS:
+                counts = f" ({old.get(name)}, not {new.get(name)})" if name == "count" else ""
+                raise ConfigError(
+                    f"{path} holds answers {_OTHERS[name]}{counts}. Name another file with --out."
+                )
             raise ConfigError(
                 f"answers {str(path)!r}: {name}: got {new.get(name)!r}; expected"
                 f" {old.get(name)!r}, as at the start of the file. Continue with the same"
