@@ -57,6 +57,6 @@ class ParallelError(PacelineError):
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """Return the closest match and the allowed names, to end an error message."""
     names = sorted(allowed)
-    close = get_close_matches(word, names, n=1, cutoff=0.5)
+    close = get_close_matches(word, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{hint} Expected one of: {', '.join(names) if names else 'none'}."

@@ -37,6 +37,7 @@ def test_the_hierarchy_of_errors() -> None:
     [
         ("promt_lookup", "Did you mean 'prompt_lookup'"),
         ("", "there is no drafter ''"),
+        ("turbo", r"'module:Class'\. Expected one of"),
         ("zzz", f"Expected one of: {', '.join(sorted(available()))}"),
         (
             "prompt_lookup:max_draft_token=4",
@@ -49,7 +50,7 @@ def test_the_hierarchy_of_errors() -> None:
         ),
         (
             "prompt_lookup:max_draft_tokens=four",
-            "prompt_lookup.:max_draft_tokens: got 'four'; expected a whole number",
+            "^prompt_lookup: max_draft_tokens: got 'four'; expected a whole number",
         ),
         ("prompt_lookup:max_draft_tokens=4.5", "expected a whole number"),
         ("prompt_lookup:max_draft_tokens=0", "max_draft_tokens: got 0; expected at least 1"),

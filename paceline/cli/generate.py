@@ -78,6 +78,8 @@ def generate(
         require_writable(source.output)
     file_prompts = [] if source.file is None else read_prompts(source.file)
     if not prompts and not file_prompts:
+        if source.file is not None:
+            raise ConfigError(f"{source.file}: there are no prompts. Add one per line.")
         raise ConfigError(
             "generate: no prompt was given. Add one after the model, as in `paceline generate MODEL"
             " PROMPT`, or a file of prompts with --file."
@@ -112,9 +114,9 @@ def read_prompts(path: Path) -> list[CliPrompt]:
         ConfigError: The file cannot be read, or a line is not a prompt; the message names the file
             and line.
     """
-    records = read_prompt_file(path, lambda number: f"{path}, line {number}")
     return [
-        CliPrompt(record.text, record.id, record.messages or record.text) for _, record in records
+        CliPrompt(record.text, record.id, record.messages or record.text)
+        for _, record in read_prompt_file(path)
     ]
 
 

@@ -17,6 +17,7 @@ from paceline import __version__
 from paceline.cli.commands import COMMANDS, GROUPS, command_path
 from paceline.cli.help import HelpFormatter
 from paceline.cli.model_option import with_model_first
+from paceline.cli.option_names import with_option_names
 from paceline.cli.options import DEFAULTS, UNGROUPED
 from paceline.cli.parallel import prints_for_all
 from paceline.cli.parse_errors import parse_error_text
@@ -133,14 +134,18 @@ def run(words: Sequence[str], program: App | None = None) -> int:
     except (CycloptsError, PacelineError) as error:
         if prints_for_all(words):
             print_error(
-                error
+                with_option_names(str(error), selected, words)
                 if isinstance(error, PacelineError)
                 else parse_error_text(
                     error, selected.name[0], has_model_option=ordered != list(words)
                 )
             )
         sys.exit(_FAILED)
-    return command(*bound.args, **bound.kwargs) or 0
+    try:
+        return command(*bound.args, **bound.kwargs) or 0
+    except PacelineError as error:
+        error.args = (with_option_names(str(error), selected, words),)
+        raise
 
 
 def main() -> None:

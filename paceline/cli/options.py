@@ -46,11 +46,11 @@ _TITLES = (
     "Parallel run",
 )
 UNGROUPED = Group("Options", sort_key=-1)  # the command's own options
-_SHORT = {"draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
+SHORT = {"draft_model": "-d", "max_new_tokens": "-n", "temperature": "-t"}
 
 
 def _short_name(field: FieldInfo, taken: frozenset[str]) -> str | None:
-    return _SHORT.get(field.name)
+    return SHORT.get(field.name)
 
 
 def _shown_default(value: Any) -> str | None:

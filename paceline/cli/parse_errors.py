@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
 
-from cyclopts import CycloptsError
+from cyclopts import App, CycloptsError
 from cyclopts.exceptions import (
     CoercionError,
     MissingArgumentError,
@@ -44,6 +44,8 @@ def parse_error_text(error: CycloptsError, program: str, *, has_model_option: bo
                     f"Unexpected argument {word!r}: --model already names the model. Leave one of"
                     " them out."
                 )
+            if not _takes_words(error.app):
+                return f"`{command}` takes no argument. Leave {word!r} out."
             return (
                 f"Unexpected argument {word!r}. Leave it out, or put quotes around a value with"
                 " spaces."
@@ -95,3 +97,11 @@ def _expected(value: str, kind: Any) -> str:
 def _closest(word: str, names: Iterable[str]) -> str:
     close = get_close_matches(word, list(names), n=1)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def _takes_words(command: App | None) -> bool:
+    """Return whether a command has arguments other than options."""
+    return command is None or any(
+        argument.index is not None
+        for argument in command.assemble_argument_collection(parse_docstring=False)
+    )

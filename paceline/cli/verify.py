@@ -19,8 +19,10 @@ from paceline.cli.bench import chosen_drafters
 from paceline.cli.files import ResultFiles
 from paceline.cli.options import MethodOptions, TargetModel, without
 from paceline.cli.show import INTERRUPTED, err, out, print_note
+from paceline.drafters import PLAIN
 from paceline.errors import ConfigError
 from paceline.report.prompts import cut_note
+from paceline.util.config import parse_spec
 from paceline.util.files import STANDARD_OUTPUT, write_atomically
 from paceline.util.options import changed
 
@@ -74,6 +76,11 @@ def verify(
     config = changed(config, model=model)
     drafters = chosen_drafters(methods.drafters, config.models)
     config = replace(config, drafters=drafters, baselines=())
+    if {parse_spec(spec)[0] for spec in drafters} == {PLAIN} and (batches, chunks) == ([1], [512]):
+        raise ConfigError(
+            f"verify: {PLAIN!r} alone compares plain decoding with itself. Add a drafter to"
+            " --drafters, or pass --batch 1,8."
+        )
     from paceline.bench.verify import run_verify
 
     console = err if files.json == STANDARD_OUTPUT else out

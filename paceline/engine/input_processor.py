@@ -128,7 +128,7 @@ class InputProcessor:
             if self.tokenizer is None:
                 raise ConfigError(
                     "bad_words: got words and no tokenizer; expected both, or token ids. Pass"
-                    " tokenizer=... to LLM."
+                    " tokenizer=DIR."
                 )
             spelled = {ids for word in words for ids in word_ids(self.tokenizer, word, "bad_words")}
             given = [entry for entry in params.bad_words if not isinstance(entry, str)]
@@ -155,7 +155,7 @@ class InputProcessor:
         if self.tokenizer is None:
             raise ConfigError(
                 "prediction: got text and no tokenizer; expected both, or token ids. Pass"
-                " tokenizer=... to LLM."
+                " tokenizer=DIR."
             )
         return [int(id) for id in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
 
@@ -180,7 +180,7 @@ class InputProcessor:
             )
         if params.stop and self.tokenizer is None:
             raise ConfigError(
-                "stop: got stop strings and no tokenizer; expected both. Pass tokenizer=... to LLM."
+                "stop: got stop strings and no tokenizer; expected both. Pass tokenizer=DIR."
             )
         media = prompt.media if isinstance(prompt, EncodedPrompt) else None
         request = self._new_request(ids, params, media)
@@ -201,7 +201,7 @@ class InputProcessor:
 
                 raise ConfigError(
                     f"prompt {index}: got text and no tokenizer; expected token ids, or"
-                    f" tokenizer=... to LLM.{tokenizer_error(self.source)}"
+                    f" tokenizer=DIR.{tokenizer_error(self.source)}"
                 )
             return text_ids(self.tokenizer, prompt, f"prompt {index}")
         ids = _plain(prompt)

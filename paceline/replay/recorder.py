@@ -213,8 +213,7 @@ def encode_prompts(
     """
     if llm.tokenizer is None:
         raise ConfigError(
-            "record: the model has no tokenizer, but the prompts are text. Pass tokenizer=... to"
-            " LLM."
+            "record: the model has no tokenizer, but the prompts are text. Pass tokenizer=DIR."
         )
     require_range("record", "max_new_tokens", max_new_tokens, 1)
     context = llm.max_length if context is None else context

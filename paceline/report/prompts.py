@@ -60,9 +60,7 @@ def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 
         entries = list(_read(path).items())[::every]
         prompts |= dict(entries[:limit] if limit else entries)
     if not prompts:
-        raise ConfigError(
-            f"bench: got no prompts in {', '.join(map(str, paths))}; expected at least one line."
-        )
+        raise ConfigError(f"{', '.join(map(str, paths))}: there are no prompts. Add one per line.")
     counts = Counter(prompt.id for prompt in prompts.values())
     return [
         prompt if counts[prompt.id] == 1 else replace(prompt, id=where)
@@ -113,8 +111,10 @@ def cut_note(count: int) -> str:
 
 def _read(path: Path) -> dict[str, Prompt]:
     """Return the prompts of a file; the keys are "file:line number"."""
-    records = read_prompt_file(path, lambda number: f"{path}:{number}")
-    return {f"{path}:{number}": _prompt_of(record, path, number) for number, record in records}
+    return {
+        f"{path}:{number}": _prompt_of(record, path, number)
+        for number, record in read_prompt_file(path)
+    }
 
 
 def _prompt_of(record: PromptRecord, path: Path, number: int) -> Prompt:

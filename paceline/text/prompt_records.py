@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,18 +30,16 @@ class PromptRecord(NamedTuple):
     category: str | None
 
 
-def read_prompt_file(
-    path: Path, position_of: Callable[[int], str]
-) -> list[tuple[int, PromptRecord]]:
+def read_prompt_file(path: Path) -> list[tuple[int, PromptRecord]]:
     """Return the prompts in a file, each with its line number.
 
     Args:
         path: A .jsonl file has one JSON object per line, with one of the fields prompt, text, turns
             (the first turn is used) or messages and, optionally, id and category. Any other file
             has one prompt per line. Empty lines are skipped.
-        position_of: Function that describes a line in errors, given its number.
     Raises:
-        ConfigError: The file cannot be read, or a line is not a prompt.
+        ConfigError: The file cannot be read, or a line is not a prompt; the message names the file
+            and line.
     """
     try:
         # splitlines() would cut texts at U+2028 and the like.
@@ -53,11 +50,11 @@ def read_prompt_file(
         ) from error
     parse = _parse if path.suffix == ".jsonl" else _plain
     numbered = (
-        (number, require_text(position_of(number), line.rstrip("\r")))
+        (number, require_text(f"{path}:{number}", line.rstrip("\r")))
         for number, line in enumerate(lines, 1)
         if line.strip()
     )
-    return [(number, parse(line, position_of(number))) for number, line in numbered]
+    return [(number, parse(line, f"{path}:{number}")) for number, line in numbered]
 
 
 def _plain(line: str, where: str) -> PromptRecord:

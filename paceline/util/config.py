@@ -113,7 +113,7 @@ def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
             raise ConfigError(f"{owner} has no option {key!r}.{did_you_mean(key, fields)}")
     hints = get_type_hints(cls)
     return cls(
-        **{key: _convert(value, hints[key], f"{owner}:{key}") for key, value in values.items()}
+        **{key: _convert(value, hints[key], f"{owner}: {key}") for key, value in values.items()}
     )
 
 

@@ -98,7 +98,7 @@ def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"The prompts .* cannot be read"):
         load_prompts([tmp_path / "none.jsonl"])
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="got no prompts"):
+    with pytest.raises(ConfigError, match=r"empty\.jsonl: there are no prompts\. Add one"):
         load_prompts([tmp_path / "empty.jsonl"])
 
 

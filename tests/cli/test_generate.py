@@ -114,7 +114,7 @@ def test_the_error_names_invalid_lines(line: str, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(
         '{"prompt": "x"}\n' + line, encoding="utf-8", errors="surrogateescape"
     )
-    with pytest.raises(ConfigError, match=r"p\.jsonl, line 2"):
+    with pytest.raises(ConfigError, match=r"p\.jsonl:2"):
         read_prompts(tmp_path / "p.jsonl")
 
 

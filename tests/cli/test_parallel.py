@@ -47,7 +47,7 @@ def test_only_rank_0_prints(
             generate("--drafter", "prompt_lookup"),
             "trees cannot be split among processes",
         ),
-        (generate("--drafter", WINDOW, "-t", "-1"), "temperature: got -1.0"),
+        (generate("--drafter", WINDOW, "-t", "-1"), "-t: got -1.0"),
         (("generate", "demo", "-", "--lookahead-parallel"), "only one of the processes could"),
         (
             ("bench", "--drafter", "none", "--lookahead-parallel"),

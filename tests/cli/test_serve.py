@@ -33,18 +33,18 @@ def test_keys_come_from_options_files_and_the_environment(
     "words", [["--api-key", ""], ["--api-key-file", "nowhere"], ["--api-key-file", "/dev/null"]]
 )
 def test_empty_keys_are_refused(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="api_key"):
+    with pytest.raises(ConfigError, match="--api-key"):
         call("serve", "demo", "--port", "0", *words)
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--port", "70000"], "port: got 70000"),
-        (["--max-batch", "0"], "max_batch: got 0"),
-        (["--max-waiting", "-1"], "max_waiting: got -1"),
-        (["--timeout", "-1"], "timeout: got -1"),
-        (["--max-prompt", "0"], "max_prompt: got 0"),
+        (["--port", "70000"], "--port: got 70000"),
+        (["--max-batch", "0"], "--max-batch: got 0"),
+        (["--max-waiting", "-1"], "--max-waiting: got -1"),
+        (["--timeout", "-1"], "--timeout: got -1"),
+        (["--max-prompt", "0"], "--max-prompt: got 0"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -208,7 +208,7 @@ def test_listing_names_imports_nothing() -> None:
         ("outside_drafters:Silent", "which does not define propose; expected"),
         ("outside_drafters:Unoptioned", "which has no dataclass named Options; expected"),
         ("outside_drafters:Unbuilt", "which has no class method build; expected"),
-        ("outside_drafters:Needy", "needs a draft model: got none; expected"),
+        ("outside_drafters:Needy", "needs a draft model. Pass draft_model=DIR"),
         (
             "outside_drafters:Elsewhere",
             r"got a RepeatOptions from Elsewhere.build; expected a Drafter",

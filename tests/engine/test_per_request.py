@@ -253,7 +253,7 @@ def test_top_tokens_reach_only_their_own_drafter(pair: Pair) -> None:
     ("spec", "message"),
     [
         ("nonsense", "prompt 2: speculation: there is no drafter 'nonsense'"),
-        ("sssd:max_nodes=x", "prompt 2: speculation: drafter 'sssd':max_nodes: got 'x'"),
+        ("sssd:max_nodes=x", "prompt 2: speculation: sssd: max_nodes: got 'x'"),
         (
             "sssd:nodes",
             "prompt 2: speculation: drafter 'sssd': got 'nodes' for its options; expected options"

@@ -26,24 +26,24 @@ generate --foo                                          -> Unknown option: --foo
 generate demo hi --temperature                          -> temperature
 generate demo hi --drafter                              -> drafter
 generate demo hi -n                                     -> .
-generate demo hi -n -3                                  -> max_new_tokens: got -3
+generate demo hi -n -3                                  -> -n: got -3
 generate demo hi -n 1.5                                 -> 1.5
 generate demo hi -n 1e3                                 -> 1e3
 generate demo hi -n many                                -> many
 generate demo hi -n ''                                  -> got ''
-generate demo hi --temperature -1                       -> temperature: got -1
-generate demo hi --temperature nan                      -> temperature: got nan
-generate demo hi --temperature inf                      -> temperature: got inf
+generate demo hi --temperature -1                       -> --temperature: got -1
+generate demo hi --temperature nan                      -> --temperature: got nan
+generate demo hi --temperature inf                      -> --temperature: got inf
 generate demo hi --temperature hot                      -> hot
-generate demo hi --top-k -1                             -> top_k: got -1
+generate demo hi --top-k -1                             -> --top-k: got -1
 generate demo hi --top-k 2.5                            -> 2.5
-generate demo hi --top-p 0                              -> top_p: got 0
-generate demo hi --top-p 1.1                            -> top_p: got 1.1
-generate demo hi --top-p nan                            -> top_p: got nan
-generate demo hi --min-p 2                              -> min_p: got 2
-generate demo hi --min-p -0.1                           -> min_p: got -0.1
-generate demo hi --repetition-penalty 0                 -> repetition_penalty: got 0
-generate demo hi --repetition-penalty -1                -> repetition_penalty: got -1
+generate demo hi --top-p 0                              -> --top-p: got 0
+generate demo hi --top-p 1.1                            -> --top-p: got 1.1
+generate demo hi --top-p nan                            -> --top-p: got nan
+generate demo hi --min-p 2                              -> --min-p: got 2
+generate demo hi --min-p -0.1                           -> --min-p: got -0.1
+generate demo hi --repetition-penalty 0                 -> --repetition-penalty: got 0
+generate demo hi --repetition-penalty -1                -> --repetition-penalty: got -1
 generate demo hi --seed x                               -> x
 generate demo hi --seed 0.5                             -> 0.5
 generate demo hi --stop ''                              -> stop
@@ -53,8 +53,8 @@ generate demo hi --ignore-eos=perhaps                   -> perhaps
 generate demo hi --no-ignore-eos                        -> no-ignore-eos
 generate demo hi --speculation none                     -> speculation
 generate demo hi --max-nodes 3                          -> max-nodes
-generate demo hi --max-length 1                         -> max_length: got 1
-generate demo hi --max-length -5                        -> max_length: got -5
+generate demo hi --max-length 1                         -> --max-length: got 1
+generate demo hi --max-length -5                        -> --max-length: got -5
 generate demo hi --max-length x                         -> x
 generate demo 'a much longer prompt than that' --max-length 3 -> longer|tokens
 generate demo hi --drafter ''                           -> drafter
@@ -111,18 +111,18 @@ generate @target hi --drafter sssd:datastore=@store --tokenizer @tiny.gguf    ->
 generate demo hi --tokenizer /missing                   -> /missing
 generate demo hi --tokenizer @tiny                      -> tokenizer
 generate demo hi --tokenizer ''                         -> tokenizer
-generate demo hi --device cuda                          -> device: got 'cuda'
-generate demo hi --device cuda:7                        -> device: got 'cuda:7'
-generate demo hi --device mps                           -> device: got 'mps'
-generate demo hi --device meta                          -> device: got 'meta'
+generate demo hi --device cuda                          -> --device: got 'cuda'
+generate demo hi --device cuda:7                        -> --device: got 'cuda:7'
+generate demo hi --device mps                           -> --device: got 'mps'
+generate demo hi --device meta                          -> --device: got 'meta'
 generate demo hi --device ''                            -> device
-generate demo hi --device gpu                           -> device: got 'gpu'
+generate demo hi --device gpu                           -> --device: got 'gpu'
 generate demo hi --device cpu:x                         -> device
 generate demo hi --dtype float8                         -> float8
 generate demo hi --dtype int8                           -> int8
 generate demo hi --dtype ''                             -> dtype
-generate demo hi --threads 0                            -> threads: got 0
-generate demo hi --threads 100000                       -> threads: got 100000
+generate demo hi --threads 0                            -> --threads: got 0
+generate demo hi --threads 100000                       -> --threads: got 100000
 generate demo hi --threads two                          -> two
 generate demo hi --batch-invariant maybe                -> maybe
 generate demo hi --file /missing                        -> /missing
@@ -130,14 +130,14 @@ generate demo hi --file @store                          -> Is a directory
 generate demo hi --file @prompts.jsonl --output /missing/x -> /missing
 generate demo hi --output @store                        -> folder
 generate demo hi --output ''                            -> .
-generate demo --file @tiny.gguf                         -> tiny.gguf, line 1
-generate demo --file @answers.jsonl                     -> answers.jsonl, line 1
-generate demo --file /dev/null                          -> no prompt
+generate demo --file @tiny.gguf                         -> tiny.gguf:1
+generate demo --file @answers.jsonl                     -> answers.jsonl:1
+generate demo --file /dev/null                          -> /dev/null: there are no prompts
 generate demo hi --lookahead-parallel                   -> torchrun
-generate demo hi --process-timeout 0                    -> process_timeout
+generate demo hi --process-timeout 0                    -> --process-timeout
 chat --foo                                              -> Unknown option
 chat demo hello                                         -> hello
-chat -n -1                                              -> max_new_tokens
+chat -n -1                                              -> -n
 chat --drafter nothing                                  -> nothing
 chat @tiny                                              -> template|tokenizer
 chat --ignore-eos                                       -> ignore-eos
@@ -148,13 +148,13 @@ bench --drafter ','                                     -> .
 bench --baseline hope                                   -> hope
 bench --baseline transformers:prompt_lookup=0           -> prompt_lookup=0
 bench --baseline none --drafter ''                      -> .
-bench --batch 0                                         -> batch: got 0
-bench --limit -1                                        -> limit: got -1
-bench --every 0                                         -> every: got 0
-bench --repeats 0                                       -> repeats: got 0
-bench --warmup -1                                       -> warmup: got -1
-bench --max-seconds -1                                  -> max_seconds: got -1
-bench --max-seconds nan                                 -> max_seconds: got nan
+bench --batch 0                                         -> --batch: got 0
+bench --limit -1                                        -> --limit: got -1
+bench --every 0                                         -> --every: got 0
+bench --repeats 0                                       -> --repeats: got 0
+bench --warmup -1                                       -> --warmup: got -1
+bench --max-seconds -1                                  -> --max-seconds: got -1
+bench --max-seconds nan                                 -> --max-seconds: got nan
 bench --cost-scale big                                  -> cost scale
 bench --cost-scale 1x1                                  -> cost
 bench --stop x                                          -> stop
@@ -173,14 +173,14 @@ bench -n 100000 --limit 1 --drafter none                -> context
 paper nothing                                           -> nothing
 paper lookahead --batch 0                               -> batch
 paper sssd --datastore /missing                         -> /missing|datastore
-record --out /missing/x/y.jsonl --limit 0 -n -1         -> max_new_tokens
+record --out /missing/x/y.jsonl --limit 0 -n -1         -> -n
 record --out @store --limit 1 -n 2                      -> store
 record --out @prompts.jsonl --limit 1 -n 2              -> prompts.jsonl
 record --out @answers.jsonl --limit 1 -n 2              -> answers.jsonl
-record --batch 0                                        -> batch: got 0
-record --top 65 --limit 1 -n 2                          -> top: got 65
-record --top -1 --limit 1 -n 2                          -> top: got -1
-record --limit 1 -n 1000000                             -> max_new_tokens: got 1000000
+record --batch 0                                        -> --batch: got 0
+record --top 65 --limit 1 -n 2                          -> --top: got 65
+record --top -1 --limit 1 -n 2                          -> --top: got -1
+record --limit 1 -n 1000000                             -> -n: got 1000000
 record --prompts /missing                               -> /missing
 record @tiny --limit 1 -n 2                             -> tokenizer
 replay                                                  -> TRACE
@@ -210,11 +210,11 @@ datastore build x @documents.txt --tokenizer @store     -> tokenizer
 datastore build x /missing.txt --tokenizer demo         -> /missing.txt
 datastore build x @tiny.gguf --tokenizer demo           -> tiny.gguf
 datastore build x @documents.txt --tokenizer demo --vocab-size 10 -> vocab|below|10
-datastore build x @documents.txt --tokenizer demo --vocab-size -1 -> vocab_size
+datastore build x @documents.txt --tokenizer demo --vocab-size -1 -> --vocab-size
 datastore build x @documents.txt --tokenizer demo --memory 0 -> memory
 datastore build x @documents.txt --tokenizer demo --memory nan -> memory
 datastore build x @documents.txt --tokenizer demo --workers -1 -> workers
-datastore build x @documents.txt --tokenizer demo --shard-tokens -1 -> shard_tokens
+datastore build x @documents.txt --tokenizer demo --shard-tokens -1 -> --shard-tokens
 datastore build x datasets:nothing --tokenizer demo     -> datasets
 datastore build x datasets: --tokenizer demo            -> datasets
 datastore build @documents.txt @documents.txt --tokenizer demo -> documents.txt
@@ -248,17 +248,18 @@ head train @recording --out x --depth 9                 -> depth
 head train @recording --out x --epochs 0                -> epochs
 head train @recording --out x --batch 0                 -> batch
 head train @recording --out x --dev 0.9                 -> dev
-head train @recording --out x --weight-decay nan        -> weight_decay
+head train @recording --out x --weight-decay nan        -> --weight-decay
 head evaluate                                           -> HEAD|RECORDING
 head evaluate /missing @recording                       -> .
 head evaluate @head /missing                            -> /missing
 head evaluate @head @recording -d @tiny                 -> .
 head calibrate demo @head /missing                      -> /missing
 head calibrate demo @head @recording --limit -1         -> limit
-drafters extra                                          -> extra
+drafters extra                                          -> takes no argument
 cache clear everything                                  -> everything
 verify --drafter nothing                                -> nothing
-verify --batch 0                                        -> batch
+verify --batch 0                                        -> --batch: got
+verify --drafters none                                  -> with itself
 verify --json /missing/x                                -> /missing
 verify --drafter rest:datastore=/missing --limit 1 -n 2 -> /missing
 doctor /missing                                         -> /missing
