@@ -6,6 +6,8 @@ import pytest
 
 from paceline.cli.main import app
 from paceline.cli.option_names import with_option_names
+from paceline.errors import ConfigError
+from paceline.training.inputs import hold_out
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,10 @@ def test_python_names_become_options(message: str, expected: str) -> None:
 )
 def test_other_names_do_not_change(message: str) -> None:
     assert with_option_names(message, app, ["generate", "demo", "hi"]) == message
+
+
+def test_too_few_answers_to_hold_any_out() -> None:
+    with pytest.raises(ConfigError, match="got 3 answers; expected at least 16") as caught:
+        hold_out("draft-head train", [1, 2, 3], 16)
+    shown = with_option_names(str(caught.value), app, ["draft-head", "train", "demo"])
+    assert shown.endswith("Record more answers, or pass a smaller --held-out N.")
