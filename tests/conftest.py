@@ -150,9 +150,9 @@ def converted_smollm2(pytestconfig: pytest.Config) -> None:
 
     if pytestconfig.cache is None:
         return
-    for kind, name in ((gguf.KIND, "smollm2"), (gguf_header.KIND, "smollm2-header")):
+    for kind in (gguf.KIND, gguf_header.KIND):
         with suppress(FileExistsError):  # another process linked it
-            (cache.root() / kind).symlink_to(pytestconfig.cache.mkdir(name))
+            (cache.root() / kind).symlink_to(pytestconfig.cache.mkdir(f"smollm2-{kind}"))
 
 
 @pytest.fixture
