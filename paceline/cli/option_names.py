@@ -15,7 +15,12 @@ from paceline.drafters import available
 
 # The name of a checked value, after the command or file to which it belongs.
 _CHECKED = re.compile(r"^(?:(answers '[^']*': )|[A-Za-z][A-Za-z -]*: )?(\w+)(?=: )")
-_ASSIGNED = re.compile(r"""(?<![\w:,.'"=/-])(\w+)=('[^']*'|[\w/-]+|\.\.\.)""")
+# A value that the message recommends: "(unpack=True)", "Pass seed=1", "or batch=2".
+_ASSIGNED = re.compile(
+    r"(^|\(|\b(?:pass|use|set|with|or|and|smaller|larger) )"
+    r"""(\w+)=('[^']*'|[\w/-]+|\.\.\.)""",
+    re.IGNORECASE,
+)
 _BARE = re.compile(r"""(?<![\w:,.'"=/-])([a-z]+(?:_[a-z]+)+)(?![\w'"=/:-]|\.\w)""")
 _SWITCHES = {"True": "on", "False": "off"}
 
@@ -38,8 +43,13 @@ def with_option_names(message: str, program: App, words: Sequence[str]) -> str:
         return (match[1] or "") + options[match[2]] if match[2] in options else match[0]
 
     def assigned(match: re.Match[str]) -> str:
-        value = _SWITCHES.get(match[2], match[2].strip("'"))
-        return f"{options[match[1]]} {value}" if match[1] in options else match[0]
+        before, name, value = match.groups()
+        if name not in options:
+            return match[0]
+        if value in _SWITCHES and f"no_{name}" in options:  # a flag takes no value
+            return before + (f"--no-{options[name][2:]}" if value == "False" else options[name])
+        typed = _SWITCHES.get(value, value.strip("'"))
+        return f"{before}{options[name]} {typed}"
 
     message = _CHECKED.sub(checked, message)
     message = _ASSIGNED.sub(assigned, message)
@@ -58,6 +68,8 @@ def _options(program: App, words: Sequence[str]) -> dict[str, str]:
         names = [name for name in argument.names if name.startswith("--") and argument.show]
         for name in names:
             key = name[2:].replace("-", "_")
-            forms = [name, *names, SHORT.get(key, name)]
+            is_off = name.startswith("--no-")
+            same = [other for other in names if other.startswith("--no-") == is_off]
+            forms = [name, *same, SHORT.get(key, name)]
             options[key] = next((form for form in forms if form in typed), name)
     return options

@@ -187,17 +187,19 @@ class DraftBudget:
 
     def renew(self) -> None:
         """Check the cost curve between two steps, if a check is due."""
-        confirmed = self._newest is not None and self._newest.confirms_curve
+        self._check_curve(self._newest is not None and self._newest.confirms_curve)
+
+    def check_loaded(self) -> None:
+        """Check a loaded cost curve immediately, so that no answer waits for the check."""
+        self._seconds_used += TIMING.loaded_pause_s
+        self._check_curve(confirmed=False)
+
+    def _check_curve(self, confirmed: bool) -> None:
         if self._renew is not None and self._renew(self._seconds_used, confirmed):
             self._curve = self._newest = self._expected = None
             self._costs.clear()
             self._corrections.clear()
         self._seconds_used = 0.0
-
-    def check_loaded(self) -> None:
-        """Check a loaded cost curve immediately, so that no answer waits for the check."""
-        self._seconds_used += TIMING.loaded_pause_s
-        self.renew()
 
     def _correction(self, num_requests: int) -> CostCorrection:
         """Return the correction of the cost curve for steps with `num_requests` requests.

@@ -36,6 +36,9 @@ class CostCorrection:
         self._num_steps: list[int] = (
             [0, 0] if similar is None else [min(steps, 1) for steps in similar._num_steps]
         )
+        # Sums of the measured log ratios, and their numbers; unlike the averages, neither kind of
+        # step changes the values of the other.
+        self._totals, self._num_measured = [0.0, 0.0], [0, 0]
 
     @property
     def factor(self) -> float:
@@ -56,9 +59,12 @@ class CostCorrection:
         Steps with drafts are compared with plain steps, because only this ratio matters for the
         number of draft nodes.
         """
-        has_enough = min(self._num_steps) >= self._settings.confirming_steps
-        difference = self._log_ratios[1] - self._log_ratios[0]
-        return has_enough and abs(difference) <= math.log1p(TIMING.max_cost_error)
+        if min(self._num_measured) < self._settings.confirming_steps:
+            return False
+        plain, drafted = (
+            total / count for total, count in zip(self._totals, self._num_measured, strict=True)
+        )
+        return abs(drafted - plain) <= math.log1p(TIMING.max_cost_error)
 
     def note(self, drafted: bool, seconds: float, expected: float) -> None:
         """Record a step.
@@ -73,6 +79,8 @@ class CostCorrection:
             # Another program may have used the processor in the meantime.
             limit = math.log(self._settings.outlier_factor)
             ratio = min(average + limit, max(average - limit, ratio))
+        self._totals[drafted] += ratio
+        self._num_measured[drafted] += 1
         self._num_steps[drafted] += 1
         rate = max(self._settings.correction_rate, 1 / self._num_steps[drafted])
         self._log_ratios[drafted] += rate * (ratio - average)

@@ -19,8 +19,8 @@ class DraftHeads:
     """Draft heads for one engine.
 
     A head is loaded or fitted when a drafter first needs it. On a GPU, the fit runs in portions
-    between the steps of the engine, so that no answer waits for it. On a CPU, a portion takes much
-    longer than a step, so the whole fit runs at once.
+    between the steps of the engine, so that no answer waits for the whole fit. On a CPU, a portion
+    takes much longer than a step, so the whole fit runs at once.
 
     Args:
         model: Target model.
@@ -54,7 +54,7 @@ class DraftHeads:
     def finish(self, drafter: Drafter) -> None:
         """Load or fit a drafter's draft head now."""
         if drafter.num_head_tokens():
-            if self._portions is not None:
+            if drafter.draft_head is None and self._portions is not None:
                 portions, self._portions = self._portions, None
                 self._heads[None] = finished(portions)
             self._find(drafter.draft_head)

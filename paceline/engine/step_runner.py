@@ -79,8 +79,13 @@ class StepRunner:
 
     def finish_draft_head(self, drafter: Drafter) -> None:
         """Load or fit a drafter's draft head now, if the drafter uses one."""
-        if self._draft_heads is not None:
+        if self._draft_heads is None:
+            return
+        try:
             self._draft_heads.finish(drafter)
+        except Exception as error:  # the steps of the drafter's requests report it, too
+            if not self._lifecycle.drafter_failed([], error):
+                raise
 
     def _decode(self, group: StepGroup) -> list[Outcome]:
         batches, failed = self._with_draft_heads(

@@ -91,12 +91,12 @@ class TensorTable:
         stored_tensors = {
             name: stored
             for name, _ in model.named_parameters()
-            if (stored := _stored_name(names, name)) in self.tensors
+            if _EXPERTS not in name and (stored := _stored_name(names, name)) in self.tensors
         }
-        missing = [name for name, _ in model.named_parameters() if name not in stored_tensors]
-        experts = [name for name in missing if _EXPERTS in name]
-        self.has_experts = bool(experts)
-        if len(missing) > len(experts):
+        required = [name for name, _ in model.named_parameters() if _EXPERTS not in name]
+        missing = [name for name in required if name not in stored_tensors]
+        self.has_experts = any(_EXPERTS in name for name, _ in model.named_parameters())
+        if missing:
             raise ValueError(f"no weights for {', '.join(sorted(missing)[:3])}")
         processor = TensorReordering(architecture, model, stored_tensors)
         for name, stored in stored_tensors.items():
@@ -216,6 +216,9 @@ def empty_model(config: Any) -> PreTrainedModel:
 
 def _stored_name(names: Any, name: str) -> str | None:
     """Return the name of a weight's tensor in the file, or None."""
+    named = names.get_name(name)  # of a parameter that is not called "weight"
+    if named is not None:
+        return f"{named}.weight"
     base, _, suffix = name.rpartition(".")
     while base:
         stored = names.get_name(base)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -131,7 +132,7 @@ def _load_checkpoint(
             output_loading_info=True,
         )
     except Exception as error:  # a damaged checkpoint fails at the point where it is first read
-        hub = "" if Path(source).exists() else f"it is not a local path, and {_NOT_ON_HUB} "
+        hub = f"it is not a local path, and {_NOT_ON_HUB} " if _is_refused(error) else ""
         raise ConfigError(
             f"cannot load a causal language model from {str(model)!r}: {hub}{error}"
             f" ({type(error).__name__})"
@@ -139,6 +140,15 @@ def _load_checkpoint(
     _require_all_weights(model, loaded, loading_info)
     checked: PreTrainedModel = loaded
     return checked
+
+
+def _is_refused(error: BaseException | None) -> bool:
+    """Return whether a reply of the model hub caused an error."""
+    while error is not None:
+        if isinstance(error, HfHubHTTPError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def must_unpack(

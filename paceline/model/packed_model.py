@@ -67,8 +67,7 @@ def load_described(path: Path, files: Sequence[Path], folder: Path) -> PreTraine
     if table.has_experts:
         raise ConfigError(
             f"model {str(path)!r}: got a mixture of experts, whose weights cannot stay packed."
-            " Run it in llama.cpp (--engine llama.cpp, or engine='llama.cpp'), or convert it to"
-            " bfloat16 (--unpack, or unpack=True)."
+            " Run it in llama.cpp (engine='llama.cpp'), or convert it to bfloat16 (unpack=True)."
         )
     _require_known_formats(path, table)
     model = empty_model(AutoConfig.from_pretrained(folder))
@@ -100,7 +99,7 @@ def _require_known_formats(path: Path, table: TensorTable) -> None:
         known = ", ".join(block_format.name for block_format in BLOCK_FORMATS.values())
         raise ConfigError(
             f"model {str(path)!r}: got weights in {names}; expected one of: {known}. Use another"
-            " file of the model, or unpack this one (--unpack, or unpack=True)."
+            " file of the model, or unpack this one (unpack=True)."
         )
 
 

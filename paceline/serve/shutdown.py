@@ -65,7 +65,8 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter) or (self._drain.begun and not self._drain.open)
 
     def _log_open_requests(self) -> None:
-        if count := self._drain.open:
+        count = self._drain.open
+        if count and self.forced is None:
             _log.info(
                 "stopping: waiting for %d open request%s; another Ctrl-C or SIGTERM stops now",
                 count,

@@ -12,6 +12,8 @@ import hashlib
 import os
 import pickle
 import re
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -36,6 +38,7 @@ _FOLDER = "compiled"
 _SUFFIX = ".code"
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_LINE = re.compile(r"-\d+(?=\.py\d)")
 
 
 class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
@@ -94,7 +97,9 @@ class CodeFiles:
 
     def __init__(self, folder: str, name: str, stamp: object) -> None:
         self._folder, self._name = Path(folder), name
-        self._prefix = f"{name}.{_hash_of((numba.__version__, stamp))[:16]}."
+        self._mark = f".{_hash_of((numba.__version__, stamp))[:16]}."
+        # The function's files at any line of its module, also those of numba's own cache.
+        self._family = f"{_LINE.sub('-*', escape(name))}.*"
 
     def load(self, key: tuple[Any, ...]) -> Any:
         """Return the code for a key; None if there is none, or if the file is damaged."""
@@ -123,23 +128,30 @@ class CodeFiles:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        for outdated in self._folder.glob(f"{self._name}.*{_SUFFIX}"):
-            if not outdated.name.startswith(self._prefix):
-                outdated.unlink(missing_ok=True)
+        self._remove_outdated()
 
     def flush(self) -> None:
         """Remove all code of the function."""
-        for path in self._folder.glob(f"{self._name}.*{_SUFFIX}"):
+        for path in self._folder.glob(self._family):
             path.unlink(missing_ok=True)
 
     def _path_of(self, key: tuple[Any, ...]) -> Path | None:
-        """Return the file for a key; None if the key contains the address of an object."""
+        """Return the file for a key; None if the key contains the address of an object.
+
+        Compiled functions as arguments have addresses. Their code is stored with their caller.
+        """
         signature = key[0]
         kinds = signature if isinstance(signature, tuple) else (*signature.args, signature)
         text = repr([_name_of(kind) for kind in kinds]) + repr(key[1:])
         if _ADDRESS.search(text):
             return None
-        return self._folder / f"{self._prefix}{_hash_of(text)[:32]}{_SUFFIX}"
+        return self._folder / f"{self._name}{self._mark}{_hash_of(text)[:32]}{_SUFFIX}"
+
+    def _remove_outdated(self) -> None:
+        for path in self._folder.glob(self._family):
+            if self._mark not in path.name:
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _hash_of(value: object) -> str:
@@ -147,10 +159,13 @@ def _hash_of(value: object) -> str:
 
 
 def _name_of(kind: Any) -> str:
-    """Return the name of an argument type; without an address for compiled functions."""
-    if isinstance(kind, types.Dispatcher):
-        function = kind.dispatcher.py_func
-        return f"function {function.__module__}.{function.__qualname__}"
+    """Return the name of an argument type.
+
+    The name of a named tuple includes its module and fields.
+    """
+    if isinstance(kind, types.NamedTuple | types.NamedUniTuple):
+        owner = kind.instance_class
+        return f"{owner.__module__}.{owner.__qualname__}{kind.fields}{kind!r}"
     return repr(kind)
 
 

@@ -20,10 +20,13 @@ from paceline.training.inputs import hold_out
         ("weights='q8_0': got a GGUF file.", "--weights q8_0: got a GGUF file."),
         ("Pass draft_model=DIR, or a file.", "Pass --draft-model DIR, or a file."),
         ("Reduce max_new_tokens.", "Reduce -n."),
+        ("Convert it (unpack=True).", "Convert it (--unpack)."),
+        ("Leave it packed (unpack=False).", "Leave it packed (--no-unpack)."),
     ],
 )
-def test_python_names_become_options(message: str, expected: str) -> None:
-    words = ["generate", "demo", "hi", "-n", "3"]
+@pytest.mark.parametrize("flag", ["--unpack", "--no-unpack"])
+def test_python_names_become_options(message: str, expected: str, flag: str) -> None:
+    words = ["generate", "demo", "hi", "-n", "3", flag]
     assert with_option_names(message, app, words).startswith(expected)
 
 
@@ -36,6 +39,7 @@ def test_python_names_become_options(message: str, expected: str) -> None:
         "cannot load a model from 'max_new_tokens.gguf': seed: it is damaged.",
         "p.jsonl:2: system: got 1; expected a text.",
         "got 'draft_model:max_length=4,seed=5' twice.",
+        "/data/my seed=3 prompts.txt: there are no prompts. Add one per line.",
     ],
 )
 def test_other_names_do_not_change(message: str) -> None:

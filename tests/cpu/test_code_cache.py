@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,21 @@ from paceline.util import code_sources
 from paceline.util.code_cache import CodeCache, CodeFiles
 from paceline.util.code_sources import sources_digest
 
+PASSING = """
+from paceline.util.compiled import compiled, kernel
+
+@kernel
+def times(number):
+    return 3 * number
+
+@kernel
+def run(function, number):
+    return function(number)
+
+@compiled
+def caller(number):
+    return run(times, number)
+"""
 KERNEL = """from paceline.cpu import lanes
 from paceline.cpu.settings import (
     BLOCK,
@@ -73,7 +90,7 @@ def test_the_stamp_of_stored_code_contains_its_sources() -> None:
     stored = CodeCache(function.__wrapped__)
     stamp = stored._impl.locator.get_source_stamp(), sources_digest(str(call.__file__))
     files = CodeFiles(stored.cache_path, stored._impl.filename_base, stamp)
-    assert stored._cache_file._prefix == files._prefix
+    assert stored._cache_file._mark == files._mark
 
 
 KEYS = [((kind,), ("cpu",), ("bytecode", "closure")) for kind in (types.int64, types.float64)]
@@ -136,10 +153,39 @@ def test_damaged_and_outdated_code_is_not_loaded(tmp_path: Path) -> None:
     assert [each.read_bytes() == content for each in tmp_path.iterdir()] == [False]
 
 
-def test_compiled_functions_as_arguments_have_stable_names(tmp_path: Path) -> None:
+def test_code_for_compiled_functions_as_arguments_is_not_stored(tmp_path: Path) -> None:
+    """The key of such code would not change when the function changes."""
     files = CodeFiles(str(tmp_path), "f", 1)
     function: Any = call.read_call
-    files.save(((types.Dispatcher(function),), "cpu"), "code")
-    assert len(list(tmp_path.iterdir())) == 1
-    files.save(((object(),), "cpu"), "an address is no name")
-    assert len(list(tmp_path.iterdir())) == 1
+    key = (types.Dispatcher(function), types.int64), ("cpu",)
+    files.save(key, "code")
+    assert files.load(key) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_caller_is_compiled_again_without_its_file(tmp_path: Path) -> None:
+    """The file of the caller also has the code of `run` for the function that it receives."""
+    (tmp_path / "passing.py").write_text(PASSING)
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "code")}
+    environment["PYTHONPATH"] = f"{Path(call.__file__).parents[3]}{os.pathsep}{tmp_path}"
+    for number in (3, 5):
+        (tmp_path / "passing.py").write_text(PASSING.replace("3", str(number)))
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-c", "import passing; print(passing.caller(10))"],
+                capture_output=True,
+                text=True,
+                env=environment,
+            )
+            assert done.stdout == f"{10 * number}\n", done.stderr
+            for path in (tmp_path / "code").rglob("passing.caller*.code"):
+                path.unlink()
+
+
+def test_a_function_at_another_line_replaces_its_older_code(tmp_path: Path) -> None:
+    CodeFiles(str(tmp_path), "module.f-1.py311", "old source").save(KEYS[0], "code")
+    (tmp_path / "module.f-1.py311.nbi").touch()
+    (tmp_path / "module.g-1.py311.nbi").touch()
+    CodeFiles(str(tmp_path), "module.f-2.py311", "new source").save(KEYS[0], "code")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.split(".py")[0] for name in names] == ["module.f-2", "module.g-1"]

@@ -251,6 +251,11 @@ def test_steps_confirm_a_curve_by_the_ratio_of_their_times() -> None:
     assert not correction_of(1.0, 1.5, many).confirms_curve
     assert not correction_of(1.3, 1.3, many - 1).confirms_curve
     assert not CostCorrection().confirms_curve
+    # Later steps of one kind change only their own mean.
+    drifted = correction_of(1.0, 1.5, many)
+    for _ in range(500):
+        drifted.note(True, 1.5, 1.0)
+    assert not drifted.confirms_curve
 
 
 @pytest.mark.usefixtures("measured_costs")
