@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as to_json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from paceline.cli.bench import chosen_drafters
 from paceline.cli.files import ResultFiles
 from paceline.cli.options import MethodOptions, TargetModel, without
 from paceline.cli.show import INTERRUPTED, err, out, print_note
+from paceline.core.settings import PREFILL_CHUNK
 from paceline.drafters import PLAIN
 from paceline.errors import ConfigError
 from paceline.report.prompts import cut_note
@@ -72,15 +74,14 @@ def verify(
         prefill_chunk: Maximum number of prompt tokens per forward pass; at least 1; repeatable, or
             separated by spaces or commas. Default: 512.
     """
-    batches, chunks = _numbers("batch", batch, 1), _numbers("prefill_chunk", prefill_chunk, 512)
+    batches, chunks = (
+        _numbers("batch", batch, 1),
+        _numbers("prefill_chunk", prefill_chunk, PREFILL_CHUNK),
+    )
     config = changed(config, model=model)
     drafters = chosen_drafters(methods.drafters, config.models)
     config = replace(config, drafters=drafters, baselines=())
-    if {parse_spec(spec)[0] for spec in drafters} == {PLAIN} and (batches, chunks) == ([1], [512]):
-        raise ConfigError(
-            f"verify: {PLAIN!r} alone compares plain decoding with itself. Add a drafter to"
-            " --drafters, or pass --batch 1,8."
-        )
+    _require_difference(drafters, batches, chunks)
     from paceline.bench.verify import run_verify
 
     console = err if files.json == STANDARD_OUTPUT else out
@@ -95,6 +96,18 @@ def verify(
     if result.differing:
         return 1
     return 0 if result.complete else INTERRUPTED
+
+
+def _require_difference(
+    drafters: Sequence[str], batches: Sequence[int], chunks: Sequence[int]
+) -> None:
+    """Refuse to compare plain decoding with itself."""
+    is_plain = {parse_spec(spec)[0] for spec in drafters} == {PLAIN}
+    if is_plain and (list(batches), list(chunks)) == ([1], [PREFILL_CHUNK]):
+        raise ConfigError(
+            f"verify: {PLAIN!r} alone compares plain decoding with itself. Add a drafter to"
+            " --drafters, or pass --batch 1,8."
+        )
 
 
 def _print_summary(console: Console, result: VerifyResult) -> None:

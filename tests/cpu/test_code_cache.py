@@ -164,7 +164,7 @@ def test_code_for_compiled_functions_as_arguments_is_not_stored(tmp_path: Path) 
 
 
 def test_a_caller_is_compiled_again_without_its_file(tmp_path: Path) -> None:
-    """The file of the caller also has the code of `run` for the function that it receives."""
+    """The file of the caller contains the code of `run` and `times`."""
     (tmp_path / "passing.py").write_text(PASSING)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "code")}
     environment["PYTHONPATH"] = f"{Path(call.__file__).parents[3]}{os.pathsep}{tmp_path}"

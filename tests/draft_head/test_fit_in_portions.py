@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,19 @@ def test_the_fit_can_be_finished_at_once(pair: Pair, predictions: list[int]) -> 
         llm.finish_draft_head()
         answers(llm, pair.prompts[:1], 1)
     assert len(predictions) == 1
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_an_engine_that_survives_drafter_errors_starts_without_a_head(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, survives: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise ConfigError("a failure")
+
+    monkeypatch.setattr(module, "_advance", fail)
+    llm = LLM(pair.target, SPEC, on_drafter_error="plain" if survives else "raise")
+    with nullcontext() if survives else pytest.raises(ConfigError, match="a failure"):
+        llm.finish_draft_head()
 
 
 def test_a_failed_portion_starts_the_fit_again(
