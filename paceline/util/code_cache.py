@@ -19,7 +19,6 @@ from typing import Any
 from uuid import uuid4
 
 import numba
-from numba.core import types
 from numba.core.caching import (
     CompileResultCacheImpl,
     FunctionCache,
@@ -163,10 +162,10 @@ def _name_of(kind: Any) -> str:
 
     The name of a named tuple includes its module and fields.
     """
-    if isinstance(kind, types.NamedTuple | types.NamedUniTuple):
-        owner = kind.instance_class
-        return f"{owner.__module__}.{owner.__qualname__}{kind.fields}{kind!r}"
-    return repr(kind)
+    owner = getattr(kind, "instance_class", None)  # only types of named tuples have it
+    if owner is None:
+        return repr(kind)
+    return f"{owner.__module__}.{owner.__qualname__}{owner._fields}{kind!r}"
 
 
 class CodeCache(FunctionCache):  # type: ignore[misc]
