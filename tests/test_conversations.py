@@ -188,7 +188,7 @@ def test_prompt_files_and_stores_accept_messages(llm: LLM, tmp_path: Path) -> No
     )
     with pytest.raises(
         ConfigError,
-        match=r"talks.jsonl, line 1: messages.0.content.0: got 'image_url'; expected a text part",
+        match=r"talks.jsonl:1: messages.0.content.0: got 'image_url'; expected a text part",
     ):
         read_prompts(path)
 

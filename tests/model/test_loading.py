@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForMultimodalLM
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
+from paceline.model import loading
 from paceline.model.loading import load_model
 from tests.conftest import DATA
 from tests.support.models import make
@@ -75,7 +78,14 @@ def test_a_missing_draft_model_is_found_before_the_target_is_loaded(
 
 
 def test_a_model_that_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        # The class needs a response of the library that huggingface_hub uses for requests.
+        raise OSError("no access") from HfHubHTTPError.__new__(HfHubHTTPError)
+
     monkeypatch.setattr("paceline.model.sources._hub_problem", lambda hub_id: "")
+    monkeypatch.setattr(
+        loading, "_auto_class", lambda source: SimpleNamespace(from_pretrained=refuse)
+    )
     with pytest.raises(ConfigError, match="'no/model': it is not a local path, and the hub ref"):
         load_model("no/model")
 
