@@ -62,6 +62,11 @@ def unusable_source(source: str | Path) -> str:
         fix = f"its file {packed}" if packed else "the directory of a model"
         return f"the directory has no config.json. Pass {fix}."
     if not any(name.endswith(_WEIGHTS) for name in files):
+        if any(name.startswith("pytorch_model") for name in files):
+            return (
+                "its weights are pickles (pytorch_model.bin), which paceline does not load. Convert"
+                " them to safetensors, or pass a GGUF file."
+            )
         return (
             "the directory has a config, but no weights. Download model.safetensors into it, or"
             " pass a GGUF file."

@@ -77,6 +77,12 @@ def test_a_missing_draft_model_is_found_before_the_target_is_loaded(
         LLM(DATA / "tiny_target", "draft_model", "./none")
 
 
+def test_pickled_weights_are_named(checkpoint: Path) -> None:
+    (checkpoint / WEIGHTS).rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"weights are pickles .* Convert them to safetensors"):
+        load_model(checkpoint)
+
+
 def test_a_model_that_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         # The class needs a response of the library that huggingface_hub uses for requests.
