@@ -99,7 +99,8 @@ def test_all_options_are_exact_under_every_drafter(
         outs = llm.generate(pair.prompts, requests(pair, temperature))
         same(outs, plain[temperature])
         accepted += sum(out.stats.accepted_tokens for out in outs)
-    assert accepted > 0
+    # With a budget, measured times decide whether drafts are verified.
+    assert accepted > 0 or "budget=true" in spec
     assert llm.model.open_sequences == 0
 
 
