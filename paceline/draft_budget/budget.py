@@ -52,8 +52,9 @@ class DraftBudget:
             rows and text length. The budget calls the function when it first needs the curve.
         renew: Function that checks the curve between steps, and returns whether the curve has
             changed. The function's arguments are the expected duration, in seconds, of the steps
-            since the previous call, and whether measured steps confirm the curve. None means that
-            the user supplied the curve, and that measured steps do not correct the curve.
+            since the previous call, and a function that returns whether measured steps confirm the
+            curve. None means that the user supplied the curve, and that measured steps do not
+            correct the curve.
         settings: Settings for the selection of nodes and the correction of the curve.
     Attributes:
         decisions: Decisions in the most recent steps; empty unless `record` or
@@ -63,7 +64,7 @@ class DraftBudget:
     def __init__(
         self,
         curve: Callable[[], CostCurve],
-        renew: Callable[[float, bool], bool] | None = lambda seconds, confirmed: False,
+        renew: Callable[[float, Callable[[], bool]], bool] | None = lambda *_: False,
         settings: DraftBudgetSettings = DEFAULTS,
     ) -> None:
         self._renew, self._settings = renew, settings
@@ -187,15 +188,15 @@ class DraftBudget:
 
     def renew(self) -> None:
         """Check the cost curve between two steps, if a check is due."""
-        self._check_curve(self._newest is not None and self._newest.confirms_curve)
+        self._check_curve(lambda: self._newest is not None and self._newest.confirms_curve)
 
     def check_loaded(self) -> None:
         """Check a loaded cost curve immediately, so that no answer waits for the check."""
         self._seconds_used += TIMING.loaded_pause_s
-        self._check_curve(confirmed=False)
+        self._check_curve(lambda: False)
 
-    def _check_curve(self, confirmed: bool) -> None:
-        if self._renew is not None and self._renew(self._seconds_used, confirmed):
+    def _check_curve(self, is_confirmed: Callable[[], bool]) -> None:
+        if self._renew is not None and self._renew(self._seconds_used, is_confirmed):
             self._curve = self._newest = self._expected = None
             self._costs.clear()
             self._corrections.clear()

@@ -9,6 +9,7 @@ environment variable $PACELINE_COST_CURVE may name a JSON file with one curve (t
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -79,14 +80,14 @@ class Costs:
         self._replace(measured)
         return measured
 
-    def renew(self, seconds: float, confirmed: bool = False) -> bool:
+    def renew(self, seconds: float, is_confirmed: Callable[[], bool] = lambda: False) -> bool:
         """Check the curve between two steps, if a check is due.
 
         Args:
             seconds: Expected duration of the steps since the previous call, in seconds.
-            confirmed: Whether measured steps confirm the curve. The first check of a curve from
-                disk then runs no forward passes, unless the measurement of the curve was disturbed.
-                Default False.
+            is_confirmed: Function that returns whether measured steps confirm the curve. If they
+                do, the first check of a curve from disk runs no forward passes, unless the
+                measurement of the curve was disturbed. The default returns False.
         Returns:
             Whether a different curve replaced it.
         """
@@ -97,7 +98,7 @@ class Costs:
             return False
         before = self._measured
         is_first, self._checks_load = self._checks_load, False
-        if is_first and confirmed and before.conditions.quiet:
+        if is_first and before.conditions.quiet and is_confirmed():
             self._pause_s *= 2
             self._schedule(0.0)
             return False

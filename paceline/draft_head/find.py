@@ -28,6 +28,8 @@ class DraftHeads:
 
     def __init__(self, model: CachedLM) -> None:
         self._model = model
+        # Finding a model's device takes too long for every step.
+        self._fits_in_portions = model.device.type == "cuda"
         self._heads: dict[str | None, DraftHead | None] = {}  # by file
         self._portions: Portions[DraftHead | None] | None = None  # of the fit that is running
 
@@ -46,7 +48,7 @@ class DraftHeads:
         If the head is being fitted in portions, each call runs one of them.
         """
         file = drafter.draft_head
-        if file is None and self._model.device.type == "cuda":
+        if file is None and self._fits_in_portions:
             self._run_portion()
             return self._heads.get(file)
         return self._find(file)

@@ -6,7 +6,7 @@ of the token that was sampled from this state, the map predicts the next hidden 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -53,13 +53,7 @@ def fitted_weights(model: CachedLM) -> Weights | None:
         The weights; None if the model is too slow, or computes its logits without its LM head
         module.
     """
-    weights = result_cache.load_or_compute_bytes(
-        _key(model),
-        lambda: finished(_fit(model, _num_pairs(model))),
-        lambda weights: weights.to_bytes({}),
-        lambda content: _read(content, model),
-    )
-    return weights if len(weights.token_ids) else None
+    return _cached(model, lambda: finished(_fit(model, _num_pairs(model))))
 
 
 def fit_in_portions(model: CachedLM) -> Portions[Weights | None]:
@@ -67,16 +61,10 @@ def fit_in_portions(model: CachedLM) -> Portions[Weights | None]:
 
     The engine can decode between two portions. If the cache has the weights, there are no portions.
     """
-    key = _key(model)
-    weights = result_cache.load_bytes(key, lambda content: _read(content, model))
+    weights = result_cache.load_bytes(_key(model), lambda content: _read(content, model))
     if weights is None:
-        computed = yield from _fit(model, _num_pairs(model))
-        weights = result_cache.load_or_compute_bytes(
-            key,
-            lambda: computed,
-            lambda weights: weights.to_bytes({}),
-            lambda content: _read(content, model),
-        )
+        weights = yield from _fit(model, _num_pairs(model))
+        return _cached(model, lambda: weights)
     return weights if len(weights.token_ids) else None
 
 
@@ -88,6 +76,17 @@ def finished(portions: Portions[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def _cached(model: CachedLM, compute: Callable[[], Weights]) -> Weights | None:
+    """Return the weights from the cache, or compute and store them; None without text."""
+    weights = result_cache.load_or_compute_bytes(
+        _key(model),
+        compute,
+        lambda weights: weights.to_bytes({}),
+        lambda content: _read(content, model),
+    )
+    return weights if len(weights.token_ids) else None
 
 
 def _key(model: CachedLM) -> result_cache.ResultKey:

@@ -229,10 +229,10 @@ def test_measured_steps_replace_the_first_check(
     costs = Costs(model)
     costs.curve()
     before = machine.forwards
-    assert not costs.renew(TIMING.loaded_pause_s, True)
+    assert not costs.renew(TIMING.loaded_pause_s, lambda: True)
     assert (machine.forwards == before) == (waited == 0.0)
     before = machine.forwards
-    costs.renew(2 * TIMING.first_pause_s, True)
+    costs.renew(2 * TIMING.first_pause_s, lambda: True)
     assert machine.forwards > before
 
 
