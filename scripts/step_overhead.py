@@ -40,7 +40,6 @@ from paceline.draft_budget.cost_curve import CostCurve  # noqa: E402
 from paceline.engine.engine import Engine  # noqa: E402
 from paceline.engine.request_handle import RequestHandle  # noqa: E402
 
-DEFAULT = Path(__file__).parent.parent / "docs" / "results" / "step-overhead.json"
 # Seconds of a forward pass by rows, as on a large GPU: rows cost almost nothing.
 CURVE = CostCurve((1, 16, 32, 64, 128), (6e-3, 6.05e-3, 6.1e-3, 6.3e-3, 7e-3))
 WITH_DRAFT = "+draft"  # suffix of a drafter that also gets the embedded draft model
