@@ -145,12 +145,12 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="session")
 def converted_smollm2(pytestconfig: pytest.Config) -> None:
     """Store the converted SmolLM2 in pytest's cache, which outlives the session."""
-    from paceline.model import gguf, gguf_header
+    from paceline.model import gguf_checkpoint, gguf_header
     from paceline.util import cache
 
     if pytestconfig.cache is None:
         return
-    for kind in (gguf.KIND, gguf_header.KIND):
+    for kind in (gguf_checkpoint.KIND, gguf_header.KIND):
         with suppress(FileExistsError):  # another process linked it
             (cache.root() / kind).symlink_to(pytestconfig.cache.mkdir(f"smollm2-{kind}"))
 

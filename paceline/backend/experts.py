@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from paceline.backend.interface import Backend
 from paceline.backend.overrides import ForwardOverride, is_free
+from paceline.backend.packed_experts import PackedExperts
 from paceline.backend.plain_tensors import PLAIN, is_matrix, is_plain
 from paceline.backend.product_calls import (
     ConvolutionOverride,
@@ -74,6 +75,8 @@ class ExpertsOverride(ForwardOverride):
 
     def _suits(self, rows: Tensor) -> bool:
         weight = self._attributes["_parameters"].get("down_proj")
+        if type(weight) is PackedExperts:  # transformers' code would unpack all experts
+            return type(rows) in PLAIN and rows.dtype == weight.dtype
         return (
             self.products.min_rows <= len(rows) <= self.products.max_rows
             and type(weight) in PLAIN
@@ -92,8 +95,12 @@ class ExpertsOverride(ForwardOverride):
         linear, first, products = self.products.backend.linear, 0, []
         for expert, count in enumerate(counts):
             if count:
-                bias = None if biases is None else biases[expert]
-                products.append(linear(rows[first : first + count], weights[expert], bias))
+                inputs = rows[first : first + count]
+                if isinstance(weights, PackedExperts):
+                    products.append(weights.multiply_rows(inputs, expert, linear))
+                else:
+                    bias = None if biases is None else biases[expert]
+                    products.append(linear(inputs, weights[expert], bias))
                 first += count
         return torch.cat(products)
 
@@ -144,14 +151,23 @@ def _has_experts(module: nn.Module, backend: Backend) -> bool:
         and not attributes.get("_is_expert_parallel")
         and len(names) == 2
         and held.keys() <= {*_MATRICES, *(f"{name}_bias" for name in _MATRICES)}
-        and all(
-            is_plain(held[name])
-            and held[name].dim() == 3
-            and backend.takes_weight(_oriented(module, name)[0])
-            for name in names
+        and (
+            has_packed_experts(module)
+            or all(
+                is_plain(held[name])
+                and held[name].dim() == 3
+                and backend.takes_weight(_oriented(module, name)[0])
+                for name in names
+            )
         )
         and is_free(module)
     )
+
+
+def has_packed_experts(module: nn.Module) -> bool:
+    """Return True for an experts module whose weights are all stored in blocks."""
+    held: list[Any] = [*module._parameters.values()]
+    return bool(held) and all(type(weight) is PackedExperts for weight in held)
 
 
 def _is_dense_experts(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.backend.packed_tensor import PackedTensor
 from paceline.backend.packed_weight import PackedWeight
 
 # Subclasses, such as quantised weights, may store their values in any layout.
@@ -20,8 +21,8 @@ MULTIPLIED = PLAIN | {PackedWeight}
 
 
 def has_numbers(tensor: Any) -> bool:
-    """Return whether paceline can read a weight: a plain tensor or a packed weight."""
-    return type(tensor) is PackedWeight or is_plain(tensor)
+    """Return whether paceline can read a weight: a plain tensor or a packed one."""
+    return isinstance(tensor, PackedTensor) or is_plain(tensor)
 
 
 def is_matrix(weight: Tensor) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from paceline.backend.experts import ExpertsOverride, routing_overrides
+from paceline.backend.experts import ExpertsOverride, has_packed_experts, routing_overrides
 from paceline.backend.products import Products
 from paceline.backend.settings import NUM_ROUNDS, TIMED_ROWS
 from paceline.cpu.backend import CPU
@@ -73,11 +73,14 @@ def time_experts(
 ) -> ExpertTimes:
     """Time all experts of a model, with each row routed to random experts.
 
+    Packed experts are not timed: transformers' code would unpack them in every call.
+
     Args:
         kinds: Experts of the model.
         products: paceline's matrix products.
         stopwatch: Stopwatch that times the calls.
     """
+    kinds = [kind for kind in kinds if not has_packed_experts(kind.module)]
     if not kinds:
         return ExpertTimes((), (), ())
     totals: list[list[float]] = [[], []]

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.backend.experts import ExpertsOverride, is_depthwise, routing_overrides
+from paceline.backend.experts import (
+    ExpertsOverride,
+    has_packed_experts,
+    is_depthwise,
+    routing_overrides,
+)
 from paceline.backend.plain_tensors import is_matrix
 from paceline.backend.products import Products, replaceable
 from paceline.backend.settings import (
@@ -119,8 +124,11 @@ def fastest(model: PreTrainedModel) -> Products:
     min_rows, max_rows = times.range
     if not max_rows:
         return Products()
-    routing = routing_overrides(model, CPU) if times.experts_are_faster else {}
-    experts = {module: kind for module, kind in routing.items() if kind is ExpertsOverride}
+    experts = {
+        module: kind
+        for module, kind in routing_overrides(model, CPU).items()
+        if kind is ExpertsOverride and (times.experts_are_faster or has_packed_experts(module))
+    }
     products = Products.of_backend(model, CPU, min_rows, max_rows, experts)
     return with_fastest_team(model, products)
 

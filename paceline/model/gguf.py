@@ -1,32 +1,26 @@
-"""Convert GGUF models and their tokenizers to cached bfloat16 checkpoints."""
+"""Read the metadata and tokenizer of GGUF files."""
 
 from __future__ import annotations
 
 import importlib.util
 import struct
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from transformers import (
     TOKENIZER_MAPPING,
-    AutoModelForCausalLM,
-    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from paceline.errors import ConfigError
-from paceline.util import cache
 
 SUFFIX = ".gguf"
-KIND = "gguf-v1"  # increase the number when the written files change
 _PACKAGES = ("gguf", "accelerate")
 # llama.cpp ends an answer at any of these tokens.
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -35,68 +29,6 @@ _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def is_gguf(source: str | Path) -> bool:
     """Return whether `source` names a GGUF file."""
     return Path(source).suffix.lower() == SUFFIX
-
-
-def unpacked(file: str | Path) -> Path:
-    """Return the checkpoint directory of a GGUF model, converting the model if needed.
-
-    Conversion prints its progress to standard error.
-
-    Raises:
-        ConfigError: The file does not exist, transformers cannot unpack it, a package is missing,
-            or the cache cannot be written.
-    """
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"model: there is no GGUF file at {str(file)!r}. Correct the path.")
-    try:
-        return cache.obtain(
-            KIND,
-            path,
-            lambda folder: _convert(path, folder),
-            lambda: say(f"another process converts {path}"),
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"model: {str(file)!r} cannot be read ({error}). Check the file and its permissions."
-        ) from error
-
-
-def _convert(path: Path, folder: Path) -> dict[str, Any]:
-    """Write the model and tokenizer to `folder`; return the cache entry's metadata."""
-    require_packages(path)
-    metadata = read_metadata(path)
-    if metadata.get("split.count", 1) > 1:
-        raise refused(path, f"one of {metadata['split.count']} parts")
-    start = time.perf_counter()
-    say(
-        f"converting {path.name} ({path.stat().st_size / 1e6:.0f} MB), once, into {cache.root()}"
-        " ..."
-    )
-    try:
-        with quiet():
-            model = _model(path, metadata)
-            tokenizer = read_tokenizer(path, metadata, model.config)
-    except Exception as error:  # the readers raise many types for a file they cannot read
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise refused(
-            path, f"one that transformers {transformers.__version__} cannot unpack ({reason})"
-        ) from error
-    try:
-        with quiet():
-            model.save_pretrained(folder)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(folder)
-    except Exception as error:  # safetensors raises its own type if the disk is full
-        raise OSError(f"cannot write {folder}: {error}") from error
-    say(f"converted {path.name} in {time.perf_counter() - start:.0f} s")
-    return {
-        "architecture": metadata["general.architecture"],
-        "dtype": "bfloat16",
-        "parameters": model.num_parameters(),
-        "tokenizer": tokenizer is not None,
-        "transformers": transformers.__version__,
-    }
 
 
 def require_packages(path: Path) -> None:
@@ -129,23 +61,6 @@ def read_metadata(path: Path) -> dict[str, Any]:
     if end > path.stat().st_size:
         raise refused(path, f"{path.stat().st_size} of its {end} bytes: the file is truncated")
     return metadata
-
-
-def _model(path: Path, metadata: dict[str, Any]) -> PreTrainedModel:
-    """Return the model in bfloat16, with the file's end-of-sequence ids."""
-    model: PreTrainedModel
-    model, loading = AutoModelForCausalLM.from_pretrained(
-        str(path.parent),
-        gguf_file=path.name,
-        dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
-        output_loading_info=True,
-        local_files_only=True,
-    )
-    if loading["missing_keys"]:  # transformers would fill these weights with random values
-        raise ValueError(f"no weights for {', '.join(sorted(loading['missing_keys'])[:3])}")
-    set_end_ids(model, metadata)
-    return model
 
 
 def set_end_ids(model: PreTrainedModel, metadata: dict[str, Any]) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from paceline.errors import ConfigError
-from paceline.model import gguf, gguf_directory
+from paceline.model import gguf
+from paceline.model.gguf_config import read_config
 from paceline.model.settings import MAX_HEADER_BYTES
 from paceline.util import cache
 
-KIND = "gguf-header-v4"  # increase the number when the written files change
+KIND = "gguf-header-v5"  # increase the number when the written files change
 _TOKEN_ATTRIBUTES = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -52,14 +53,14 @@ def described(files: Sequence[Path]) -> Path:
     Args:
         files: The model's GGUF files; the first one holds the metadata.
     Raises:
-        ConfigError: As for `gguf.unpacked`.
+        ConfigError: As for `gguf_checkpoint.converted`.
     """
     first = files[0]
     try:
         return cache.obtain_folder(
             cache.root() / KIND / _headers_checksum(files),
             str(first),
-            lambda folder: _describe(files, folder),
+            lambda folder: describe(files, folder),
             lambda: gguf.say(f"another process reads {first}"),
         )
     except OSError as error:
@@ -102,15 +103,6 @@ def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int
         raise gguf.refused(path, f"one of {metadata['split.count']} parts")
 
 
-def _read_config(path: Path, folder: Path) -> Any:
-    """Return the configuration in a file's header; `folder` is for temporary files."""
-    copy = folder / path.name
-    gguf_directory.copy_header(path, copy)
-    config = AutoConfig.from_pretrained(str(folder), gguf_file=copy.name, local_files_only=True)
-    copy.unlink()
-    return config
-
-
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write a tokenizer, with its added tokens in the configuration.
 
@@ -127,26 +119,33 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
-    """Write the contents of the headers to `folder`; return the entry's metadata.
+def describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
+    """Write the contents of GGUF headers to a folder; return the entry's metadata.
 
-    The contents are the configuration, the tokenizer and the tensor table. `folder` becomes an
-    entry of the cache.
+    The contents are the configuration, the tokenizer and the tensor table.
+
+    Args:
+        files: The model's GGUF files; the first one holds the metadata.
+        folder: Empty folder, which becomes an entry of the cache.
+    Raises:
+        ConfigError: A file is damaged, is not a decoder, or a package is missing.
     """
     path = files[0]
     gguf.require_packages(path)
     metadata = gguf.read_metadata(path)
     _require_whole_model(path, metadata, len(files))
     from paceline.model import gguf_tensors  # imports the `gguf` package
+    from paceline.model.gguf_rope import set_rope_scaling
 
     try:
         with gguf.quiet():
-            config = _read_config(path, folder)
+            config = read_config(path, metadata, folder)
             if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
                 raise ValueError(
                     f"architecture {metadata['general.architecture']} is not a decoder"
                 )
             table = gguf_tensors.read(files)
+            set_rope_scaling(config, metadata, lambda name: table.vector(files, name))
             config.tie_word_embeddings = gguf_tensors.HEAD not in table.tensors
             model = gguf_tensors.empty_model(config)
             gguf.set_end_ids(model, metadata)

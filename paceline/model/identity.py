@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.backend.packed_weight import PackedWeight
+from paceline.backend.packed_tensor import PackedTensor
 from paceline.backend.plain_tensors import is_plain
 from paceline.errors import UnsupportedModelError
 from paceline.model.per_layer import value_of
@@ -43,7 +43,7 @@ def model_identity(model: PreTrainedModel) -> tuple[str, int]:
     digest = hashlib.sha256(json.dumps([value_of(config, name) for name in _SIZES]).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
-        if type(parameter) is PackedWeight:
+        if isinstance(parameter, PackedTensor):
             digest.update(_bits(_entries(parameter)))
             continue
         if not is_plain(parameter):  # a quantised class may not give access to individual values
@@ -61,11 +61,11 @@ def _bits(sample: Tensor) -> bytes:
     return sample.view(torch.int16).numpy().tobytes()
 
 
-def _entries(weight: PackedWeight) -> Tensor:
+def _entries(weight: PackedTensor) -> Tensor:
     """Return the entries of a packed weight that the fingerprint samples."""
     step = max(1, weight.numel() // FINGERPRINT_SAMPLES)
     indices = torch.arange(0, weight.numel(), step)[:FINGERPRINT_SAMPLES]
-    inner = weight.shape[1]
+    inner = weight.shape[-1]
     rows = weight.unpacked(indices // inner)
     return rows.gather(1, (indices % inner)[:, None])[:, 0].contiguous()
 

@@ -1,8 +1,10 @@
-"""Build transformers models that read their weights from memory-mapped GGUF files."""
+"""Build transformers models from memory-mapped GGUF files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from paceline.backend.block_formats import BF16, BLOCK_FORMATS, BlockFormat
+from paceline.backend.packed_experts import PackedExperts
 from paceline.backend.packed_weight import PackedWeight
 from paceline.errors import ConfigError
 from paceline.model import gguf, gguf_header
-from paceline.model.gguf_tensors import (
-    TensorEntry,
-    TensorReordering,
-    TensorTable,
-    WeightEntry,
-    empty_model,
-)
+from paceline.model.gguf_conversion import CHANGED, Conversion, conversion_of
+from paceline.model.gguf_tensors import TensorEntry, TensorTable, WeightEntry, empty_model
 from paceline.model.settings import INPUT_MULTIPLE, OUTPUT_MULTIPLE
 
 # Files of a checkpoint with packed weights.
@@ -51,33 +49,29 @@ def load_packed(path: Path) -> PreTrainedModel:
     return model
 
 
-def load_described(path: Path, files: Sequence[Path], folder: Path) -> PreTrainedModel:
-    """Return a model with packed weights, from GGUF files that a folder describes.
+def load_described(
+    path: Path, files: Sequence[Path], folder: Path, packed: bool = True
+) -> PreTrainedModel:
+    """Return a bfloat16 model from GGUF files that a folder describes.
 
     Args:
         path: Name of the model, for error messages.
         files: GGUF files with the weights.
         folder: Folder with the model's configuration, the table of tensors, and any buffers.
+        packed: Whether weights stay packed where possible; default True.
     Raises:
         ConfigError: A file is damaged, or contains weights in an unsupported format.
         OSError: A file cannot be read.
     """
     maps = [torch.from_numpy(np.memmap(file, np.uint8, mode="c")) for file in files]
     table = TensorTable.load(folder)
-    if table.has_experts:
-        raise ConfigError(
-            f"model {str(path)!r}: got a mixture of experts, whose weights cannot stay packed."
-            " Run it in llama.cpp (engine='llama.cpp'), or convert it to bfloat16 (unpack=True)."
-        )
-    _require_known_formats(path, table)
+    if packed:
+        _require_packed_formats(path, table)
     model = empty_model(AutoConfig.from_pretrained(folder))
     model.generation_config = GenerationConfig.from_pretrained(folder)
-    names = {name: weight.tensor for name, weight in table.weights.items()}
-    reordering = TensorReordering(table.architecture, model, names)
-    for name, weight in table.weights.items():
-        entry = table.tensors[weight.tensor]
-        blocks = _blocks(files[entry.file], maps[entry.file], weight.tensor, entry)
-        _assign(model, name, _weight(model, name, blocks, table, weight, reordering))
+    weights = _Weights(model, table, files, maps, packed)
+    for name in table.weights:
+        _assign(model, name, weights.load(name))
     if (folder / BUFFERS).is_file():
         model.load_state_dict(load_file(folder / BUFFERS), strict=False)
     model.tie_weights()
@@ -89,13 +83,16 @@ def _stamp(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def _require_known_formats(path: Path, table: TensorTable) -> None:
-    used = {table.tensors[weight.tensor].type_id for weight in table.weights.values()}
+def _require_packed_formats(path: Path, table: TensorTable) -> None:
+    """Raise an error if the kernels do not support a format in a file."""
+    used = {
+        table.tensors[tensor].type_id
+        for weight in table.weights.values()
+        for tensor in weight.tensors
+    }
     unknown = sorted(used - BLOCK_FORMATS.keys())
     if unknown:
-        from gguf import GGMLQuantizationType  # an optional package
-
-        names = ", ".join(GGMLQuantizationType(number).name for number in unknown)
+        names = ", ".join(_format_of(type_id).name for type_id in unknown)
         known = ", ".join(block_format.name for block_format in BLOCK_FORMATS.values())
         raise ConfigError(
             f"model {str(path)!r}: got weights in {names}; expected one of: {known}. Use another"
@@ -103,9 +100,19 @@ def _require_known_formats(path: Path, table: TensorTable) -> None:
         )
 
 
+def _format_of(type_id: int) -> BlockFormat:
+    """Return the block format with an id in GGUF files."""
+    if type_id in BLOCK_FORMATS:
+        return BLOCK_FORMATS[type_id]
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # an optional package
+
+    kind = GGMLQuantizationType(type_id)
+    return BlockFormat(kind.name, type_id, *GGML_QUANT_SIZES[kind])
+
+
 def _blocks(path: Path, content: Tensor, name: str, entry: TensorEntry) -> Tensor:
     """Return the bytes of a tensor, uint8 [rows, bytes per row]."""
-    block_format, (*outer, inner) = BLOCK_FORMATS[entry.type_id], entry.shape
+    block_format, (*outer, inner) = _format_of(entry.type_id), entry.shape
     rows, row_bytes = int(np.prod(outer, dtype=np.int64)), block_format.row_bytes(inner)
     end = entry.offset + rows * row_bytes
     if end > len(content) or inner % block_format.numbers:
@@ -113,32 +120,69 @@ def _blocks(path: Path, content: Tensor, name: str, entry: TensorEntry) -> Tenso
     return content[entry.offset : end].view(rows, row_bytes)
 
 
-def _weight(
-    model: PreTrainedModel,
-    name: str,
-    blocks: Tensor,
-    table: TensorTable,
-    weight: WeightEntry,
-    reordering: TensorReordering,
-) -> Tensor:
-    """Return a weight, packed if its module is a matrix product or an embedding."""
-    entry = table.tensors[weight.tensor]
-    block_format = BLOCK_FORMATS[entry.type_id]
-    expected = tuple(model.get_parameter(name).shape)
-    module = model.get_submodule(name.rpartition(".")[0])
-    if _is_packable(module, name, entry, weight):
-        order = None if weight.order is None else torch.tensor(table.orders[weight.order])
-        tensor = _packed(blocks, block_format, entry.shape[1], order)
-    else:
-        numbers = _unpacked(blocks, block_format).reshape(entry.shape)
-        changed = reordering.applied(weight.tensor, numbers)
-        tensor = torch.from_numpy(np.ascontiguousarray(changed)).bfloat16()
-    if tuple(tensor.shape) != expected:
-        raise ConfigError(
-            f"cannot load a causal language model: got weights that do not fit the metadata, as"
-            f" {name} is of shape {list(tensor.shape)}, not {list(expected)}. Fetch the file again."
-        )
-    return tensor
+class _Weights:
+    """Loads the weights of a model from its files.
+
+    Args:
+        model: Model without weights.
+        table: Tensors in the files.
+        files: GGUF files.
+        maps: Contents of the files, uint8.
+        packed: Whether weights stay packed where possible.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        table: TensorTable,
+        files: Sequence[Path],
+        maps: Sequence[Tensor],
+        packed: bool,
+    ) -> None:
+        self._model, self._table, self._files, self._maps = model, table, files, maps
+        self._packed = packed
+
+    @cached_property
+    def _conversion(self) -> Conversion:
+        return conversion_of(self._table.architecture, self._model, self._table.tensors)
+
+    def load(self, name: str) -> Tensor:
+        """Return a weight, packed if its module computes with packed weights."""
+        weight = self._table.weights[name]
+        entries = [self._table.tensors[tensor] for tensor in weight.tensors]
+        blocks = [
+            _blocks(self._files[entry.file], self._maps[entry.file], tensor, entry)
+            for tensor, entry in zip(weight.tensors, entries, strict=True)
+        ]
+        module = self._model.get_submodule(name.rpartition(".")[0])
+        expected = tuple(attrgetter(name)(self._model).shape)
+        if self._packed and _is_packable(module, name, entries, weight):
+            order = None if weight.order is None else torch.tensor(self._table.orders[weight.order])
+            tensor = _pack(blocks[0], entries[0], order)
+        elif self._packed and weight.order is None and _are_packable_experts(module):
+            parts = [_pack(*part, None) for part in zip(blocks, entries, strict=True)]
+            tensor = PackedExperts(parts, entries[0].shape[0])
+        else:
+            tensor = self._unpack(name, blocks, entries)
+        if tuple(tensor.shape) != expected:
+            raise ConfigError(
+                f"cannot load a causal language model: got weights that do not fit the metadata, as"
+                f" {name} is of shape {list(tensor.shape)}, not {list(expected)}."
+                " Fetch the file again."
+            )
+        return tensor
+
+    def _unpack(
+        self, name: str, blocks: Sequence[Tensor], entries: Sequence[TensorEntry]
+    ) -> Tensor:
+        """Return a weight as bfloat16 numbers, with the changes that transformers makes."""
+        numbers = [
+            _numbers(part, _format_of(entry.type_id)).reshape(entry.shape)
+            for part, entry in zip(blocks, entries, strict=True)
+        ]
+        if len(numbers) > 1 or self._table.weights[name].order is not None:
+            numbers = [self._conversion.converted(name, numbers)]
+        return torch.from_numpy(np.ascontiguousarray(numbers[0])).bfloat16()
 
 
 def is_multiplied(module: nn.Module) -> bool:
@@ -146,27 +190,46 @@ def is_multiplied(module: nn.Module) -> bool:
     return type(module) is nn.Linear or isinstance(module, nn.Embedding)
 
 
-def _is_packable(module: nn.Module, name: str, entry: TensorEntry, weight: WeightEntry) -> bool:
-    shape = entry.shape
+def _is_packable(
+    module: nn.Module, name: str, entries: Sequence[TensorEntry], weight: WeightEntry
+) -> bool:
+    shape = entries[0].shape
     return (
         is_multiplied(module)
         and name.endswith(".weight")
-        and weight.order != -1
+        and weight.order != CHANGED
+        and len(entries) == 1
         and len(shape) == 2
         and shape[0] % OUTPUT_MULTIPLE == 0
         and shape[1] % INPUT_MULTIPLE == 0
     )
 
 
-def _packed(blocks: Tensor, block_format: BlockFormat, inner: int, order: Tensor | None) -> Tensor:
+def _are_packable_experts(module: nn.Module) -> bool:
+    """Return whether the backend can compute a module's experts from packed weights."""
+    return (
+        vars(module).get("is_transposed") is False
+        and module._parameters.keys() == {"gate_up_proj", "down_proj"}
+        and all(
+            weight.dim() == 3
+            and weight.shape[1] % (2 * OUTPUT_MULTIPLE) == 0  # gate and up may be two tensors
+            and weight.shape[2] % INPUT_MULTIPLE == 0
+            for weight in module.parameters(recurse=False)
+        )
+    )
+
+
+def _pack(blocks: Tensor, entry: TensorEntry, order: Tensor | None) -> Tensor:
     """Return a packed weight, or a plain tensor if the file holds bfloat16 values."""
+    block_format = BLOCK_FORMATS[entry.type_id]
     if block_format is not BF16:
-        return PackedWeight(blocks, block_format, inner, order)
+        return PackedWeight(blocks, block_format, entry.shape[-1], order)
     numbers = blocks.view(torch.bfloat16)
     return numbers if order is None else numbers[order]
 
 
-def _unpacked(blocks: Tensor, block_format: BlockFormat) -> Any:
+def _numbers(blocks: Tensor, block_format: BlockFormat) -> Any:
+    """Return the numbers in packed rows as float32."""
     plain = {"F32": np.float32, "F16": np.float16}.get(block_format.name)
     if plain is not None:
         return blocks.numpy().view(plain).astype(np.float32)
@@ -176,6 +239,10 @@ def _unpacked(blocks: Tensor, block_format: BlockFormat) -> Any:
 
 
 def _assign(model: PreTrainedModel, name: str, weight: Tensor) -> None:
+    """Set a parameter or buffer of a model."""
     owner, _, attribute = name.rpartition(".")
-    parameter = nn.Parameter(weight, requires_grad=False)
-    model.get_submodule(owner).register_parameter(attribute, parameter)
+    module = model.get_submodule(owner)
+    if attribute in module._buffers:
+        module._buffers[attribute] = weight
+    else:
+        module.register_parameter(attribute, nn.Parameter(weight, requires_grad=False))

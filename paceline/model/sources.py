@@ -12,7 +12,7 @@ from huggingface_hub.file_download import repo_folder_name
 from transformers import PreTrainedModel
 
 from paceline import demo
-from paceline.model import gguf, gguf_header
+from paceline.model import gguf, gguf_checkpoint, gguf_header
 from paceline.model.settings import MAX_HUB_SECONDS
 from paceline.util.files import parse_json
 
@@ -120,7 +120,7 @@ def checkpoint_source(source: str | Path | PreTrainedModel) -> str:
     """Return a model's directory or hub id, converting a GGUF file if needed."""
     path = demo.target_of(source) if isinstance(source, str) else source
     return (
-        str(gguf.unpacked(path))
+        str(gguf_checkpoint.converted(path))
         if isinstance(path, str | Path) and gguf.is_gguf(path)
         else str(path)
     )

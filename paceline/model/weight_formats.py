@@ -8,6 +8,8 @@ from collections import Counter
 from torch import nn
 from transformers import PreTrainedModel
 
+from paceline.backend.packed_experts import PackedExperts
+from paceline.backend.packed_tensor import PackedTensor
 from paceline.backend.packed_weight import PackedWeight
 
 
@@ -18,8 +20,9 @@ def packed_formats(model: PreTrainedModel) -> tuple[str, ...]:
     """
     counts: Counter[str] = Counter()
     for weight in model.parameters():
-        if isinstance(weight, PackedWeight):
-            counts[weight.block_format.name] += weight.numel()
+        for part in weight.parts if isinstance(weight, PackedExperts) else (weight,):
+            if isinstance(part, PackedWeight):
+                counts[part.block_format.name] += part.numel()
     return tuple(name for name, _ in counts.most_common())
 
 
@@ -32,6 +35,6 @@ def with_plain_weights(model: PreTrainedModel) -> PreTrainedModel:
     plain = {
         id(weight): nn.Parameter(weight.unpacked(), requires_grad=False)
         for weight in model.parameters()
-        if isinstance(weight, PackedWeight)
+        if isinstance(weight, PackedTensor)
     }
     return copy.deepcopy(model, plain)

@@ -29,7 +29,7 @@ from paceline.model.packed_model import BUFFERS, WEIGHTS, is_multiplied, load_de
 from paceline.model.settings import OUTPUT_MULTIPLE, WEIGHT_ALIGNMENT
 from paceline.util import cache
 
-_KIND = "packed-weights-v1"  # increase the number when the written files change
+_KIND = "packed-weights-v2"  # increase the number when the written files change
 # Formats for an option, in order of preference: the first whose blocks divide a row is used.
 _FORMATS = {"q8_0": (Q8_0,), "q4_k": (Q4_K, Q8_0)}
 _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
@@ -117,7 +117,7 @@ def _pack(source: str, weights: str, model: PreTrainedModel, folder: Path) -> di
             file.write(bytes(-file.tell() % WEIGHT_ALIGNMENT))
             shape = list(parameter.shape)
             table.tensors[name] = TensorEntry(0, file.tell(), block_format.type_id, shape)
-            table.weights[name] = WeightEntry(name, None)
+            table.weights[name] = WeightEntry((name,), None)
             file.write(encode(parameter, block_format).numpy().data)
             used[block_format.name] += parameter.numel()
     table.write(folder)

@@ -109,24 +109,6 @@ def _checksum(path: Path, size: int, time_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def obtain(
-    kind: str, source: Path, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
-) -> Path:
-    """Return the folder generated from a file, generating it if necessary.
-
-    Args:
-        kind: Kind of the folder, with its format version, such as "gguf-v1".
-        source: Source file.
-        make: Function that receives an empty folder, fills it, and returns entries for its
-            metadata. It runs in only one process at a time.
-        waiting: Function called once if another process is already creating the folder.
-    Raises:
-        ConfigError: The cache cannot be written, or `make` raised the error. In either case, no
-            folder remains.
-    """
-    return obtain_folder(root() / kind / checksum(source), str(source), make, waiting)
-
-
 def obtain_folder(
     folder: Path, source: str, make: Callable[[Path], dict[str, Any]], waiting: Callable[[], None]
 ) -> Path:

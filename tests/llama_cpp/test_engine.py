@@ -10,7 +10,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError, PacelineError, UnsupportedModelError
-from tests.support.gguf import write_experts
+from tests.support.gguf_architectures import write_experts
 from tests.support.llama_cpp import needs_library
 
 pytestmark = needs_library

@@ -16,7 +16,7 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.llama_cpp.gguf_model import GgufModel
 from paceline.llama_cpp.target import GgufTarget
-from tests.support.gguf import write_hybrid
+from tests.support.gguf_architectures import write_hybrid
 from tests.support.llama_cpp import needs_library
 
 pytestmark = needs_library

@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from paceline import LLM, SamplingParams
 from paceline.drafters import create
 from paceline.errors import ConfigError
 from paceline.integrations.transformers import Strategy
-from paceline.model import gguf as module
+from paceline.model import gguf as gguf_module
+from paceline.model import gguf_checkpoint as module
 from paceline.model.loading import load_model
 from paceline.model.tokenizer_loading import load_tokenizer
 from paceline.util import cache
@@ -185,7 +187,7 @@ def _with_type(path: Path, kind: int) -> Path:
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(module, "_PACKAGES", ("torch", "nobody_has_this"))
+    monkeypatch.setattr(gguf_module, "_PACKAGES", ("torch", "nobody_has_this"))
     with pytest.raises(
         ConfigError, match=r"needs nobody_has_this\. Run: pip install nobody_has_this"
     ):
@@ -224,26 +226,26 @@ def test_finished_conversion_may_be_read_only(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
-    first = module.unpacked(path)
+    first = module.converted(path)
 
     def refused(*_: Any) -> None:
         raise OSError("read-only file system")
 
     monkeypatch.setattr(cache, "_locked", refused)
-    assert module.unpacked(path) == first
+    assert module.converted(path) == first
 
 
 def test_changed_file_gets_a_new_folder(tmp_path: Path, folder: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
-    first = module.unpacked(path)
-    assert module.unpacked(write_gguf(tmp_path / "copy.gguf")) == first
-    assert module.unpacked(write_gguf(path, seed=1)) != first
+    first = module.converted(path)
+    assert module.converted(write_gguf(tmp_path / "copy.gguf")) == first
+    assert module.converted(write_gguf(path, seed=1)) != first
     assert len(kept(folder)) == 2
 
 
 def test_damaged_conversion_is_repeated(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
-    weights = module.unpacked(path) / "model.safetensors"
+    weights = module.converted(path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert len(LLM(path, "none").generate(PROMPTS[:1], SamplingParams(4))[0].token_ids) == 4
 
@@ -266,13 +268,13 @@ def _convert(path: Path, cache_folder: Path, answers: Any) -> None:
     os.environ["PACELINE_CACHE"] = str(cache_folder)
     honest, calls = module._convert, []
 
-    def counted(source: Path, folder: Path) -> dict[str, Any]:
+    def counted(source: Path, files: Sequence[Path], folder: Path) -> dict[str, Any]:
         calls.append(source)
         time.sleep(1.0)  # so that the other one comes meanwhile
-        return honest(source, folder)
+        return honest(source, files, folder)
 
     setattr(module, "_convert", counted)  # noqa: B010
-    found = module.unpacked(path)
+    found = module.converted(path)
     answers.put((len(calls), str(found)))
 
 
@@ -289,21 +291,21 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path, folder: Path)
     process.join()
     assert kept(folder) == [f"{cache.checksum(path)}.part"]
     assert cache.entries() == []
-    module.unpacked(other)
+    module.converted(other)
     assert kept(folder) == [cache.checksum(other)]
-    assert (module.unpacked(path) / "model.safetensors").is_file()
+    assert (module.converted(path) / "model.safetensors").is_file()
 
 
 def _hang(path: Path, cache_folder: Path) -> None:
     os.environ["PACELINE_CACHE"] = str(cache_folder)
 
-    def hanging(source: Path, folder: Path) -> dict[str, Any]:
+    def hanging(source: Path, files: Sequence[Path], folder: Path) -> dict[str, Any]:
         (folder / "half").write_text("half of it")
         time.sleep(300)
         return {}
 
     setattr(module, "_convert", hanging)  # noqa: B010
-    module.unpacked(path)
+    module.converted(path)
 
 
 def test_the_cache_is_listed_and_cleared(
@@ -311,7 +313,7 @@ def test_the_cache_is_listed_and_cleared(
 ) -> None:
     call("cache", "list")
     assert "0 folders" in capsys.readouterr().err
-    made = module.unpacked(write_gguf(tmp_path / "tiny.gguf"))
+    made = module.converted(write_gguf(tmp_path / "tiny.gguf"))
     card = json.loads((made / cache.CARD).read_text())
     assert card["architecture"] == "llama"
     assert card["source"].endswith("tiny.gguf")

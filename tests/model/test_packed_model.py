@@ -26,9 +26,8 @@ from paceline.model.eagle.modules import embedding_and_lm_head
 from paceline.model.gguf_tensors import empty_model
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
-from paceline.model.tokenizer_loading import load_tokenizer, tokenizer_error
 from paceline.model.weight_formats import packed_formats, with_plain_weights
-from tests.support.gguf import EOS, EOT, TEMPLATE, write_experts, write_gguf
+from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
 from tests.support.shared import reference
 from tests.support.tiny_configs import tiny_config
 
@@ -111,7 +110,7 @@ def test_tokenizer_and_stop_tokens_come_from_the_header(
     assert llm.eos_token_ids == [EOS, EOT]
     assert llm.tokenizer.chat_template == TEMPLATE
     assert "converting" not in capsys.readouterr().err
-    assert not list(folder.glob("gguf-v1/*"))
+    assert not list(folder.glob("gguf-v2/*"))
     assert not list(folder.glob(f"{gguf_header.KIND}/*/*.safetensors"))
 
 
@@ -205,14 +204,6 @@ def test_files_without_a_model_are_refused(tmp_path: Path) -> None:
     folder.mkdir()
     with pytest.raises(ConfigError, match=r"folder.gguf': the directory has no config.json"):
         load_model(folder, unpack=False)
-
-
-def test_only_the_tokenizer_of_a_mixture_of_experts_is_read(tmp_path: Path) -> None:
-    path = write_experts(tmp_path / "experts.gguf")
-    with pytest.raises(ConfigError, match=r"mixture of experts.* Run it in llama.cpp .*unpack"):
-        load_model(path, unpack=False)
-    assert load_tokenizer(None, path, unpack=False)("ab")["input_ids"]
-    assert not tokenizer_error(path)
 
 
 def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -125,13 +125,13 @@ def test_a_checkpoint_is_packed_once(
     assert "in BF16" in notes, "300 is no multiple of 32"
     second = load_model(folder, weights="q4_k")
     assert "packing" not in capsys.readouterr().err
-    assert len(list(cache_folder.glob("packed-weights-v1/*/weights.bin"))) == 1
+    assert len(list(cache_folder.glob("packed-weights-v2/*/weights.bin"))) == 1
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert type(one) is type(other)
     load_model(folder, weights="q8_0")
     checkpoint(folder, torch.float32)
     load_model(folder, weights="q8_0")
-    assert len(list(cache_folder.glob("packed-weights-v1/*/weights.bin"))) == 3
+    assert len(list(cache_folder.glob("packed-weights-v2/*/weights.bin"))) == 3
 
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,192 @@
+"""Find the tensors in a GGUF file that make up each weight of a model.
+
+The names and values follow the conversions that transformers applies when it loads a GGUF file.
+Most conversions keep all rows of a tensor, possibly in another order. Such tensors can stay packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.integrations.gguf.utils import (
+    get_gguf_conversion_mapping,
+    is_gguf_arch_supported,
+)
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+# The order of rows if more than the order of the rows differs between file and model.
+CHANGED = -1
+
+
+class Conversion(Protocol):
+    """Turns tensors of a GGUF file into the weights of a transformers model."""
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """Return the names of the tensors that make up a weight; empty if there are none."""
+
+    def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Return a weight, given the numbers of the tensors that `sources` names."""
+
+
+def conversion_of(
+    architecture: str, model: PreTrainedModel, tensors: Collection[str]
+) -> Conversion:
+    """Return the conversion that transformers uses for an architecture.
+
+    Args:
+        architecture: Name of the architecture in the file.
+        model: The transformers model, which may be without weights.
+        tensors: Names of the tensors in the file.
+    Raises:
+        KeyError: The architecture is unknown.
+    """
+    if is_gguf_arch_supported(architecture):
+        return _MappedConversion(architecture, model, tensors)
+    return _ProcessorConversion(architecture, model, tensors)
+
+
+def loaded_names(model: PreTrainedModel) -> Iterator[str]:
+    """Return the names of the weights and buffers in a model's checkpoints."""
+    yield from (name for name, _ in model.named_parameters())
+    stored = model.state_dict().keys()
+    yield from (name for name, _ in model.named_buffers() if name in stored)
+
+
+def order_of_rows(
+    conversion: Conversion, name: str, shapes: Sequence[Sequence[int]]
+) -> NDArray[np.int64] | int:
+    """Return the row permutation that a conversion applies to a weight.
+
+    The function converts tensors whose numbers are row indices.
+
+    Args:
+        conversion: Conversion to examine.
+        name: Name of a weight of the model.
+        shapes: Shapes of the tensors that make up the weight.
+    Returns:
+        For every row of the weight, the index of that row in the file. `CHANGED` means that more
+        than the order of the rows differs. For tensors with more than two axes and for weights made
+        from several tensors, the result is either the original order or `CHANGED`.
+    """
+    # Numbers from 1 on, so that scaled and shifted values differ, too.
+    probes = [(*shape[:-1], 1) if len(shape) > 1 else tuple(shape) for shape in shapes]
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in probes]
+    every = np.arange(1.0, sum(sizes) + 1)
+    split = np.split(every, np.cumsum(sizes)[:-1])
+    parts = [part.reshape(shape) for part, shape in zip(split, probes, strict=True)]
+    joined = np.concatenate(parts, axis=max(-2, -parts[0].ndim))
+    try:
+        changed = conversion.converted(name, [part.copy() for part in parts])
+    except Exception:  # transposed or split tensors have other numbers of axes
+        return CHANGED
+    if changed.shape != joined.shape:
+        return CHANGED
+    if np.array_equal(changed, joined):
+        return np.arange(len(every))
+    if joined.ndim != 2 or len(parts) > 1 or not np.array_equal(np.sort(changed, 0), joined):
+        return CHANGED
+    return changed[:, 0].astype(np.int64) - 1
+
+
+class _ProcessorConversion:
+    """Conversion by one of transformers' tensor processors, for most architectures."""
+
+    def __init__(self, architecture: str, model: PreTrainedModel, tensors: Collection[str]) -> None:
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map  # an optional package
+
+        text_config = model.config.get_text_config(decoder=True)
+        kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+        self._names = get_tensor_name_map(kinds[architecture], int(text_config.num_hidden_layers))
+        self._tensors = tensors
+        self._config = text_config.to_dict()
+        self._processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=self._config)
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """Return the names of the tensors that make up a weight; empty if there are none."""
+        stored = self._stored_name(name)
+        if stored in self._tensors:
+            return (str(stored),)
+        # Names of tensors that together are one weight, without the suffix.
+        fused: dict[str, str] = {}
+        self._processor.perform_fallback_tensor_mapping(fused, "", "", name)
+        several = tuple(f"{part}.weight" for part, weight in fused.items() if weight == name)
+        return several if several and all(part in self._tensors for part in several) else ()
+
+    def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Return a weight, given the numbers of the tensors that `sources` names."""
+        sources = self.sources(name)
+        keys = dict.fromkeys((*sources, *(part.removesuffix(".weight") for part in sources)), name)
+        # A processor returns the weight, or puts it here if it consists of several tensors.
+        fused: dict[str, Any] = {}
+        parsed = {"config": self._config, "tensors": fused}
+        for source, values in zip(sources, numbers, strict=True):
+            result = self._processor.process(
+                weights=values, name=source, tensor_key_mapping=keys, parsed_parameters=parsed
+            )
+        changed: NDArray[Any] = fused[name].numpy() if name in fused else result.weights
+        return changed
+
+    def _stored_name(self, name: str) -> str | None:
+        """Return the name of a weight's tensor in the file, or None."""
+        named = self._names.get_name(name)  # of a parameter that is not called "weight"
+        if named is not None:
+            return f"{named}.weight"
+        base, _, suffix = name.rpartition(".")
+        while base:
+            stored = self._names.get_name(base)
+            if stored is not None:
+                return f"{stored}.{suffix}"
+            base = base.partition(".")[2]
+        return None
+
+
+class _MappedConversion:
+    """Conversion by transformers' renamings and operations, for new architectures."""
+
+    def __init__(self, architecture: str, model: PreTrainedModel, tensors: Collection[str]) -> None:
+        mapping = get_gguf_conversion_mapping(architecture, model.config)
+        renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+        converters = [each for each in mapping if isinstance(each, WeightConverter)]
+        self._converters = {
+            pattern: converter for converter in converters for pattern in converter.source_patterns
+        }
+        # Tensors of each weight, with the patterns of the converter that matched.
+        self._found: dict[str, list[tuple[str | None, str]]] = {}
+        for tensor in tensors:
+            name, pattern = rename_source_key(tensor, renamings, converters)
+            self._found.setdefault(name, []).append((pattern, tensor))
+        for found in self._found.values():
+            if len(found) > 1 and found[0][0] is not None:
+                patterns = self._converters[found[0][0]].source_patterns
+                found.sort(key=lambda each: patterns.index(each[0]))
+
+    def sources(self, name: str) -> tuple[str, ...]:
+        """Return the names of the tensors that make up a weight; empty if there are none."""
+        return tuple(tensor for _, tensor in self._found.get(name, ()))
+
+    def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Return a weight, given the numbers of the tensors that `sources` names."""
+        patterns = [pattern for pattern, _ in self._found[name]]
+        if patterns[0] is None:
+            return numbers[0]
+        converter = self._converters[patterns[0]]
+        tensors: dict[Any, Any] = {
+            pattern: torch.from_numpy(values)
+            for pattern, values in zip(patterns, numbers, strict=True)
+        }
+        for operation in converter.operations:
+            tensors = operation.convert(
+                tensors,
+                source_patterns=converter.source_patterns,
+                target_patterns=converter.target_patterns,
+                full_layer_name=name,
+            )
+        (changed,) = tensors.values()
+        values: NDArray[Any] = changed.numpy()
+        return values

@@ -1,0 +1,121 @@
+"""Read the scaling of rotary frequencies from GGUF files.
+
+transformers reads the base frequency only. Without the scaling, a model would compute other logits
+than its original checkpoint, above all in long texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+_TYPE, _NONE = "rope.scaling.type", "none"
+_ORIGINAL = "rope.scaling.original_context_length"
+# Options of transformers, by the name in the header.
+_NUMBERS = {
+    "rope.scaling.factor": "factor",
+    _ORIGINAL: "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+_YARN_OPTIONS = {*_NUMBERS.values()}
+_FACTORS, _LONG, _SHORT = (
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
+# Llama 3.1 and later use these values in every published model; only the factor differs.
+_LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_TOLERANCE = 1e-3  # of frequency factors, which converters compute in float32
+
+# Returns the numbers of a tensor in the file, or None if the file lacks the tensor.
+ReadVector = Callable[[str], NDArray[np.float32] | None]
+
+
+def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector) -> None:
+    """Set the rotary scaling of a configuration from a file.
+
+    Args:
+        config: Configuration as transformers reads it from the header.
+        metadata: Metadata in the header.
+        read: Function that reads a vector from the file.
+    Raises:
+        ValueError: The file contains a scaling that transformers cannot compute.
+    """
+    every = getattr(config, "rope_parameters", None)
+    if not every:
+        return
+    prefix = f"{metadata['general.architecture']}."
+    # Layers with a sliding window use unscaled frequencies.
+    parameters = every.get("full_attention", every)
+    if parameters.get("rope_type", "default") != "default":
+        return
+    found = {
+        name: metadata[f"{prefix}{key}"]
+        for key, name in _NUMBERS.items()
+        if f"{prefix}{key}" in metadata
+    }
+    long, short, factors = read(_LONG), read(_SHORT), read(_FACTORS)
+    kind = str(metadata.get(f"{prefix}{_TYPE}", _NONE))
+    if long is not None and short is not None:
+        _set_longrope(config, parameters, metadata, prefix, (long, short))
+    elif factors is not None and parameters is every:
+        _set_llama3(config, parameters, factors)
+    elif kind == "yarn":
+        parameters |= {"rope_type": kind} | {name: found[name] for name in _YARN_OPTIONS & {*found}}
+    elif kind == "linear" and found.get("factor", 1.0) != 1.0:
+        parameters |= {"rope_type": kind, "factor": found["factor"]}
+    elif kind not in (_NONE, "linear", "longrope"):
+        raise ValueError(f"rotary scaling {kind!r}")
+
+
+def _set_longrope(
+    config: Any,
+    parameters: dict[str, Any],
+    metadata: Mapping[str, Any],
+    prefix: str,
+    factors: tuple[NDArray[np.float32], NDArray[np.float32]],
+) -> None:
+    """Set separate factors for long and short texts, as in Phi-3."""
+    long, short = (values.tolist() for values in factors)
+    original = int(metadata[f"{prefix}{_ORIGINAL}"])
+    if hasattr(config, "original_max_position_embeddings"):
+        config.original_max_position_embeddings = original
+    parameters |= {
+        "rope_type": "longrope",
+        "long_factor": long,
+        "short_factor": short,
+        "original_max_position_embeddings": original,
+    }
+    attention_factor = metadata.get(f"{prefix}rope.scaling.attn_factor")
+    if attention_factor is not None:
+        parameters["attention_factor"] = attention_factor
+
+
+def _set_llama3(config: Any, parameters: dict[str, Any], factors: NDArray[np.float32]) -> None:
+    """Set the scaling of Llama 3.1 whose frequency factors are in the file.
+
+    Raises:
+        ValueError: The factors are not those of Llama 3.1 or a later model.
+    """
+    if np.all(factors == 1.0):
+        return
+    unscaled = dict(parameters)
+    parameters |= {"rope_type": "llama3", "factor": float(factors.max())} | _LLAMA3
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    size = 2 * len(frequencies)
+    exponents = np.arange(0, size, 2, dtype=np.float32) / size
+    expected = parameters["rope_theta"] ** -exponents / frequencies.numpy()
+    if expected.shape != factors.shape or not np.allclose(expected, factors, rtol=_TOLERANCE):
+        parameters.clear()
+        parameters.update(unscaled)
+        raise ValueError("rotary frequency factors other than those of Llama 3.1")

@@ -1,0 +1,178 @@
+"""Write tiny GGUF files of hybrids and mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.support.gguf import add_tokenizer, written
+
+VOCAB, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_SIZE = 64, 64, 96, 4, 2, 16
+EXPERTS, EXPERT_MLP, SHARED_MLP = 4, 64, 32
+Shapes = dict[str, tuple[int, ...]]
+
+
+def write_hybrid(path: Path) -> Path:
+    """Write an LFM2 model with two short convolutions and one attention layer."""
+    writer = _writer(path, "lfm2", 3)
+    writer.add_head_count_kv([0, KV_HEADS, 0])
+    writer.add_shortconv_l_cache(3)
+    shapes: Shapes = {"token_embd_norm.weight": (HIDDEN,)}
+    for layer in range(3):
+        shapes |= _of_layer(layer, {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)} | _mlp())
+    for layer in (0, 2):
+        convolution = {
+            "shortconv.conv": (HIDDEN, 3),
+            "shortconv.in_proj": (3 * HIDDEN, HIDDEN),
+            "shortconv.out_proj": (HIDDEN, HIDDEN),
+        }
+        shapes |= _of_layer(layer, convolution)
+    return _write(writer, path, shapes | _of_layer(1, _attention()), "F32", scale=0.3)
+
+
+def write_experts(path: Path, kinds: Mapping[str, str] | None = None) -> Path:
+    """Write a Qwen3-MoE with one layer.
+
+    Args:
+        path: File to write.
+        kinds: Formats of tensors by a part of their name; others are in Q4_0.
+    """
+    writer = _writer(path, "qwen3moe", 1)
+    writer.add_head_count_kv(KV_HEADS)
+    _add_experts(writer, 2)
+    shapes = _of_layer(0, {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)} | _attention())
+    shapes |= _of_layer(0, _experts())
+    shapes |= {"output.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    return _write(writer, path, shapes, "Q4_0", kinds or {})
+
+
+def write_qwen35(path: Path, kind: str = "Q8_0", experts: bool = False) -> Path:
+    """Write a Qwen3.5 with two linear attention and two full attention layers.
+
+    Args:
+        path: File to write.
+        kind: Format of the matrices.
+        experts: Whether the feed-forward layers are mixtures of experts.
+    """
+    architecture, key_heads, value_heads, size = "qwen35moe" if experts else "qwen35", 2, 4, 32
+    writer = _writer(path, architecture, 4)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_dimension_count(HEAD_SIZE // 2)
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+    writer.add_uint32(f"{architecture}.full_attention_interval", 2)
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_state_size(size)
+    writer.add_ssm_group_count(key_heads)
+    writer.add_ssm_time_step_rank(value_heads)
+    writer.add_ssm_inner_size(value_heads * size)
+    if experts:
+        # All of them: after rounding, another choice of experts would change the logits.
+        _add_experts(writer, EXPERTS)
+        writer.add_expert_shared_feed_forward_length(SHARED_MLP)
+    width, mixed = value_heads * size, (2 * key_heads + value_heads) * size
+    linear: Shapes = {
+        "attn_qkv": (mixed, HIDDEN),
+        "attn_gate": (width, HIDDEN),
+        "ssm_alpha": (value_heads, HIDDEN),
+        "ssm_beta": (value_heads, HIDDEN),
+        "ssm_conv1d": (mixed, 4),
+        "ssm_norm": (size,),
+        "ssm_out": (HIDDEN, width),
+    }
+    shapes: Shapes = {"output_norm.weight": (HIDDEN,)}
+    for layer in range(4):
+        norms: Shapes = {"attn_norm": (HIDDEN,), "post_attention_norm": (HIDDEN,)}
+        shapes |= _of_layer(layer, norms | (_experts() | _shared() if experts else _mlp()))
+        if layer % 2:
+            shapes |= _of_layer(layer, _attention(gated=True))
+        else:
+            shapes |= _of_layer(layer, linear)
+            shapes |= {f"blk.{layer}.ssm_a": (value_heads,)}
+            shapes |= {f"blk.{layer}.ssm_dt.bias": (value_heads,)}
+    return _write(writer, path, shapes, kind)
+
+
+def _writer(path: Path, architecture: str, layers: int) -> Any:
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(layers)
+    writer.add_context_length(256)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(MLP)
+    writer.add_head_count(HEADS)
+    writer.add_key_length(HEAD_SIZE)
+    writer.add_value_length(HEAD_SIZE)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(VOCAB)
+    add_tokenizer(writer)
+    return writer
+
+
+def _add_experts(writer: Any, num_used: int) -> None:
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(num_used)
+    writer.add_expert_feed_forward_length(EXPERT_MLP)
+
+
+def _mlp() -> Shapes:
+    return {"ffn_gate": (MLP, HIDDEN), "ffn_up": (MLP, HIDDEN), "ffn_down": (HIDDEN, MLP)}
+
+
+def _attention(gated: bool = False) -> Shapes:
+    return {
+        "attn_q_norm": (HEAD_SIZE,),
+        "attn_k_norm": (HEAD_SIZE,),
+        "attn_q": ((2 if gated else 1) * HEADS * HEAD_SIZE, HIDDEN),
+        "attn_k": (KV_HEADS * HEAD_SIZE, HIDDEN),
+        "attn_v": (KV_HEADS * HEAD_SIZE, HIDDEN),
+        "attn_output": (HIDDEN, HEADS * HEAD_SIZE),
+    }
+
+
+def _experts() -> Shapes:
+    return {
+        "ffn_gate_inp": (EXPERTS, HIDDEN),
+        "ffn_gate_exps": (EXPERTS, EXPERT_MLP, HIDDEN),
+        "ffn_up_exps": (EXPERTS, EXPERT_MLP, HIDDEN),
+        "ffn_down_exps": (EXPERTS, HIDDEN, EXPERT_MLP),
+    }
+
+
+def _shared() -> Shapes:
+    return {
+        "ffn_gate_inp_shexp": (HIDDEN,),
+        "ffn_gate_shexp": (SHARED_MLP, HIDDEN),
+        "ffn_up_shexp": (SHARED_MLP, HIDDEN),
+        "ffn_down_shexp": (HIDDEN, SHARED_MLP),
+    }
+
+
+def _of_layer(layer: int, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+    return {f"blk.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def _write(
+    writer: Any,
+    path: Path,
+    shapes: Shapes,
+    kind: str,
+    kinds: Mapping[str, str] | None = None,
+    scale: float = 0.1,
+) -> Path:
+    """Write random weights; vectors, convolutions and routers are in float32."""
+    random = np.random.default_rng(0)
+    for name, shape in ({"token_embd.weight": (VOCAB, HIDDEN)} | shapes).items():
+        values = random.normal(float("norm" in name), scale, shape).astype(np.float32)
+        if name.endswith("ssm_a"):
+            values = -np.exp(values)  # the file holds decay rates below 0
+        chosen = next((own for part, own in (kinds or {}).items() if part in name), kind)
+        is_matrix = len(shape) > 1 and not any(part in name for part in ("conv", "gate_inp"))
+        stored = gguf.GGMLQuantizationType[chosen if is_matrix else "F32"]
+        packed = gguf.quants.quantize(values, stored)
+        plain = stored in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+        writer.add_tensor(name, packed, raw_dtype=None if plain else stored)
+    return written(writer, path)
