@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paceline.backend.interface import Backend
-from paceline.backend.overrides import ForwardOverride, is_free
+from paceline.backend.interface import Backend, ExpertProducts
+from paceline.backend.overrides import ForwardOverride, OverrideSettings, is_free
 from paceline.backend.packed_experts import PackedExperts
 from paceline.backend.plain_tensors import PLAIN, is_matrix, is_plain
 from paceline.backend.product_calls import (
@@ -44,7 +44,11 @@ class ExpertsOverride(ForwardOverride):
     For each row, the experts' outputs are weighted and summed in the order of `top_k_index`.
     """
 
-    __slots__ = ()
+    __slots__ = ("_grouped",)
+
+    def __init__(self, module: nn.Module, products: OverrideSettings) -> None:
+        super().__init__(module, products)
+        self._grouped: dict[str, ExpertProducts | None] = {}
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sum of the experts' outputs, as in transformers.
@@ -92,6 +96,11 @@ class ExpertsOverride(ForwardOverride):
         """
         parameters = self._attributes["_parameters"]
         weights, biases = _oriented(self.module, name), parameters.get(f"{name}_bias")
+        grouped = self._grouped.get(name)
+        if grouped is None or not grouped.takes(weights):
+            grouped = self._grouped[name] = self.products.backend.expert_products(weights)
+        if grouped is not None and grouped.takes(weights):
+            return grouped.multiply(rows, counts, biases)
         linear, first, products = self.products.backend.linear, 0, []
         for expert, count in enumerate(counts):
             if count:

@@ -42,6 +42,22 @@ class ScoreOptions(NamedTuple):
     bias: Tensor | None = None
 
 
+class ExpertProducts(Protocol):
+    """Multiplies rows by the weights of their experts, all experts in one call."""
+
+    def takes(self, weights: Tensor) -> bool:
+        """Return whether `multiply` can be called now for a weight."""
+
+    def multiply(self, rows: Tensor, counts: Sequence[int], biases: Tensor | None) -> Tensor:
+        """Return the products of rows that are sorted by expert.
+
+        Args:
+            rows: Rows, [n, inner], in the dtype of the weights.
+            counts: Number of rows of each expert.
+            biases: Biases, [experts, outputs], or None.
+        """
+
+
 class Backend(Protocol):
     """Operations on the tensors of one kind of device."""
 
@@ -56,6 +72,13 @@ class Backend(Protocol):
 
     def takes_weight(self, weight: Tensor) -> bool:
         """Return True if `linear` supports a weight [outer, inner]."""
+
+    def expert_products(self, weights: Tensor) -> ExpertProducts | None:
+        """Return products with all experts' weights; None if they are unsupported.
+
+        Args:
+            weights: Weights, [experts, outputs, inner].
+        """
 
     def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
         """Return rows of a packed weight as bfloat16 [n, inner].

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
-from paceline.backend.interface import RowMover, ScoreOptions
+from paceline.backend.interface import ExpertProducts, RowMover, ScoreOptions
 from paceline.core.not_numbers import marked_argmax
 from paceline.core.tree import IntArray
 
@@ -34,6 +34,10 @@ class TorchBackend:
     def takes_weight(self, weight: Tensor) -> bool:
         """Return True, because torch can multiply by any weight."""
         return True
+
+    def expert_products(self, weights: Tensor) -> ExpertProducts | None:
+        """Return None, because `linear` multiplies by each expert's weight."""
+        return None
 
     def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
         """Return rows of a packed weight as bfloat16 [n, inner].

@@ -19,6 +19,7 @@ from paceline.backend.torch_backend import TorchBackend
 from paceline.cpu import amx, avx512_dot
 from paceline.cpu.attention.invariant import attention_by_position
 from paceline.cpu.decoder_layer.runner import CpuDecoderLayers
+from paceline.cpu.expert_products import CpuExpertProducts
 from paceline.cpu.kv_row_moves import CacheTensors, move_rows
 from paceline.cpu.linear.dispatch import product, takes_weight
 from paceline.cpu.linear.norms import NORM_TOLERANCES, rms_norm, takes_norm
@@ -42,6 +43,8 @@ class CpuBackend(TorchBackend):
     def takes_weight(self, weight: Tensor) -> bool:
         """Return whether `linear` supports a weight: packed, or dense with a valid size."""
         return isinstance(weight, PackedWeight) or (type(weight) in PLAIN and takes_weight(weight))
+
+    expert_products = staticmethod(CpuExpertProducts.of)
 
     unpack = staticmethod(unpack_rows)
 

@@ -13,12 +13,11 @@ import numba
 
 from paceline.cpu import simd_f32x8
 from paceline.cpu.attention.call import CALL
+from paceline.cpu.job_table import run_job
 from paceline.cpu.linear.call import PRODUCT_CALL
 from paceline.cpu.linear.norms import normalise
 from paceline.cpu.memory import BFLOAT16, HALF_BYTES, copy
 from paceline.cpu.simd_f32x8 import WIDTH
-from paceline.cpu.thread_team import call as call_function
-from paceline.cpu.thread_team import lead, store_shared
 from paceline.util.compiled import (
     as_pointer,
     compiled,
@@ -31,7 +30,6 @@ from paceline.util.compiled import (
 )
 
 _STEP = WIDTH * HALF_BYTES  # bytes of a vector of bfloat16 numbers
-_JOB_BYTES = 16  # of a job's entry in `LayerCall.jobs`: addresses of the function and its record
 _QUERY, _OUTPUT, _GATE, _DOWN, _ATTEND = 0, 3, 4, 6, 7  # jobs by number
 NUM_PRODUCTS = _ATTEND
 NUM_JOBS = NUM_PRODUCTS + 1  # of a layer
@@ -91,19 +89,19 @@ def run_layer(address: int, states: int, out: int, mailbox: int, number: int) ->
     width = count * hidden
     normalise(states, layer.norm, layer.normed, kind, count, hidden, layer.epsilon)
     for product in range(_QUERY, _OUTPUT):
-        _share(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
+        run_job(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
     _rotate(layer)
-    _share(layer.jobs, _ATTEND, _TAKEN_BY_ATTENTION, mailbox, number + _OUTPUT)
+    run_job(layer.jobs, _ATTEND, _TAKEN_BY_ATTENTION, mailbox, number + _OUTPUT)
     number += 1
-    _share(layer.jobs, _OUTPUT, _TAKEN_BY_PRODUCTS, mailbox, number + _OUTPUT)
+    run_job(layer.jobs, _OUTPUT, _TAKEN_BY_PRODUCTS, mailbox, number + _OUTPUT)
     _add(states, layer.projected, layer.middle, width)
     normalise(
         layer.middle, layer.inner_norm, layer.normed, kind, count, hidden, layer.inner_epsilon
     )
     for product in range(_GATE, _DOWN):
-        _share(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
+        run_job(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
     _activate(layer)
-    _share(layer.jobs, _DOWN, _TAKEN_BY_PRODUCTS, mailbox, number + _DOWN)
+    run_job(layer.jobs, _DOWN, _TAKEN_BY_PRODUCTS, mailbox, number + _DOWN)
     _add(layer.middle, layer.projected, out, width)
 
 
@@ -127,18 +125,6 @@ def run_layers(
         address += _LAYER_BYTES
         states = out
         number += NUM_JOBS
-
-
-@inlined
-def _share(jobs: int, job: int, taken: int, mailbox: int, number: int) -> None:
-    """Run all tasks of a job, shared with the thread team if there is one."""
-    function = load_int64(jobs + job * _JOB_BYTES)
-    record = load_int64(jobs + job * _JOB_BYTES + _JOB_BYTES // 2)
-    store_shared(record + taken, 0)
-    if mailbox:
-        lead(mailbox, number + 1, function, record)
-    else:
-        call_function(function, record)
 
 
 @inlined
