@@ -3,7 +3,9 @@
 All errors derive from `PacelineError`; `ConfigError` is also a `ValueError`.
 
 Every message states what happened, followed by the fix. Messages about a wrong value have the form
-"NAME: got ...; expected ...".
+"NAME: got ...; expected ...". NUL characters enclose every setting that may be an option of a
+command: "Pass \\0max_batch=1\\0." They cannot occur in command-line words or file names, or in text
+shown by `repr`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from difflib import get_close_matches
 
 
 class PacelineError(Exception):
-    """Base class of all errors that paceline raises."""
+    """Base class of all errors that paceline raises.
+
+    Attributes:
+        parts: Message, split into text and settings; every second part is a setting, such as
+            "max_batch", "max_batch=1" or "LLM: max_batch".
+    """
+
+    def __init__(self, message: str = "") -> None:
+        self.parts = message.split("\0")
+        super().__init__("".join(self.parts))
 
 
 class ConfigError(PacelineError, ValueError):

@@ -260,7 +260,7 @@ def _prepare(
     """
     if not isinstance(drafter, str | Drafter):
         raise ConfigError(
-            f"drafter: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object."
+            f"\0drafter\0: got {drafter!r}; expected a name, 'name:key=value' or a Drafter object."
             " Plain decoding is 'none'."
         )
     ranks: Ranks | None = None

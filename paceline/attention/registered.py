@@ -97,7 +97,7 @@ def _attend(
     ):
         raise UnsupportedModelError(
             f"{type(module).__name__}: batch-invariant attention got keys or values that are"
-            " not those of the cache, whose slots differ in length. Pass batch_invariant=False."
+            " not those of the cache, whose slots differ in length. Pass \0batch_invariant=False\0."
         )
     scores = ScoreOptions(scaling, softcap, s_aux, position_bias)
     attend = _attention_of(query.device.type)

@@ -138,7 +138,7 @@ class AttentionMetadata:
             if ranges is None:
                 raise UnsupportedModelError(
                     "batch-invariant attention got a mask that the model itself made; expected the"
-                    " mask that the engine passes. Pass batch_invariant=False."
+                    " mask that the engine passes. Pass \0batch_invariant=False\0."
                 )
             return ranges
         key = id(mask), columns

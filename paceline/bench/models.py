@@ -94,14 +94,15 @@ def load_models(
         draft = load_draft(wanted, options.dtype, str(model.device))
     if draft is None and config.needs_draft():
         raise ConfigError(
-            f"bench: {config.needs_draft()[0]!r} needs a draft model. Pass draft_model=DIRECTORY."
+            f"bench: {config.needs_draft()[0]!r} needs a draft model. Pass"
+            " \0draft_model=DIRECTORY\0."
         )
     if not isinstance(model, PreTrainedModel):
         label = f"{Path(options.model).name} (llama.cpp)"
         if config.cost_scale is not None:
             raise ConfigError(
-                f"bench: cost_scale: got {config.cost_scale!r} with engine='llama.cpp'; expected"
-                " none. Leave it out."
+                f"\0bench: cost_scale\0: got {config.cost_scale!r} with \0engine='llama.cpp'\0;"
+                " expected none. Leave it out."
             )
     else:
         model, label = _scaled(model, options.model, config.cost_scale)
@@ -132,8 +133,9 @@ def make_units(
     room = context - length
     if room < MIN_PROMPT_TOKENS:
         raise CapacityError(
-            f"bench: max_new_tokens is {length} and the context {context} tokens, which leaves"
-            f" {room} for prompts; at least {MIN_PROMPT_TOKENS} are needed. Reduce max_new_tokens."
+            f"bench: \0max_new_tokens\0 is {length} and the context {context} tokens, which leaves"
+            f" {room} for prompts; at least {MIN_PROMPT_TOKENS} are needed. Reduce"
+            " \0max_new_tokens\0."
         )
     encoded = [encode(prompt, models.tokenizer) for prompt in prompts]
     parts = [slice(start, start + config.batch) for start in range(0, len(prompts), config.batch)]

@@ -33,7 +33,7 @@ class Lockstep:
         self._ranks = ranks = ranks or Ranks.join(config.models.device)
         if ranks.size != config.lookahead_parallel:
             raise ConfigError(
-                f"bench: lookahead_parallel is {config.lookahead_parallel}, but {ranks.size}"
+                f"bench: \0lookahead_parallel\0 is {config.lookahead_parallel}, but {ranks.size}"
                 f" ranks joined. Start {config.lookahead_parallel} processes."
             )
         for spec in config.drafters:
@@ -44,7 +44,7 @@ class Lockstep:
         if not self._shared:
             raise ConfigError(
                 f"bench: none of the drafters {', '.join(config.drafters)} has a window that ranks"
-                " could share. Add --drafter lookahead, or leave lookahead_parallel out."
+                " could share. Add --drafter lookahead, or leave \0lookahead_parallel\0 out."
             )
 
     def ranks(self, spec: str) -> Ranks | None:

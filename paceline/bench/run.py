@@ -232,7 +232,7 @@ def _methods(
     if not baselines and not drafters:
         raise ConfigError(
             f"bench: nothing is left to run; {', '.join(skipped)}: {ONE_BY_ONE}. Add a drafter,"
-            " or use batch=1."
+            " or use \0batch=1\0."
         )
     return baselines + drafters, eos
 

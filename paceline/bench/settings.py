@@ -114,14 +114,15 @@ class BenchConfig:
         refuse_per_request("bench", self.sampling)
         if self.sampling.stop:
             raise ConfigError(
-                f"bench: stop: got {self.sampling.stop!r}; expected no stop strings. Leave them"
+                f"\0bench: stop\0: got {self.sampling.stop!r}; expected no stop strings. Leave them"
                 " out."
             )
         for name in ("presence_penalty", "frequency_penalty"):
             if getattr(self.sampling, name) and self.baselines:
                 raise ConfigError(
-                    f"bench: {name}: got {getattr(self.sampling, name)} with {self.baselines[0]!r},"
-                    " which has none; expected 0. Leave it out, or the baselines."
+                    f"\0bench: {name}\0: got {getattr(self.sampling, name)} with"
+                    f" {self.baselines[0]!r}, which has none; expected 0. Leave it out, or the"
+                    " baselines."
                 )
         for spec in self.drafters:
             entry(parse_spec(spec)[0])

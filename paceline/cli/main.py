@@ -134,7 +134,7 @@ def run(words: Sequence[str], program: App | None = None) -> int:
     except (CycloptsError, PacelineError) as error:
         if prints_for_all(words):
             print_error(
-                with_option_names(str(error), selected, words)
+                with_option_names(error, selected, words)
                 if isinstance(error, PacelineError)
                 else parse_error_text(
                     error, selected.name[0], has_model_option=ordered != list(words)
@@ -144,7 +144,7 @@ def run(words: Sequence[str], program: App | None = None) -> int:
     try:
         return command(*bound.args, **bound.kwargs) or 0
     except PacelineError as error:
-        error.args = (with_option_names(str(error), selected, words),)
+        error.args = (with_option_names(error, selected, words),)
         raise
 
 

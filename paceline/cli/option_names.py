@@ -5,59 +5,43 @@ A message of the library names `max_batch`; a command's message names `--max-bat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from cyclopts import App
 
 from paceline.cli.options import SHORT
-from paceline.drafters import available
+from paceline.errors import PacelineError
 
-# The name of a checked value, after the command or file to which it belongs.
-_CHECKED = re.compile(r"^(?:(answers '[^']*': )|[A-Za-z][A-Za-z -]*: )?(\w+)(?=: )")
-# A value that the message recommends: "(unpack=True)", "Pass seed=1", "or batch=2".
-_ASSIGNED = re.compile(
-    r"(^|\(|\b(?:pass|use|set|with|or|and|smaller|larger) )"
-    r"""(\w+)=('[^']*'|[\w/-]+|\.\.\.)""",
-    re.IGNORECASE,
-)
-_BARE = re.compile(r"""(?<![\w:,.'"=/-])([a-z]+(?:_[a-z]+)+)(?![\w'"=/:-]|\.\w)""")
 _SWITCHES = {"True": "on", "False": "off"}
 
 
-def with_option_names(message: str, program: App, words: Sequence[str]) -> str:
-    """Return an error message with the options of a command instead of Python names.
-
-    Messages about the options of a drafter do not change.
+def with_option_names(error: PacelineError, program: App, words: Sequence[str]) -> str:
+    """Return the message of an error, naming options instead of arguments.
 
     Args:
-        message: Message of an error.
+        error: Error whose settings are replaced if the command has options for them.
         program: Application of the command line.
         words: Words of the command line after the program's name.
     """
-    if message.partition(":")[0] in available() or " has no option " in message:
-        return message
-    options = _options(program, words)
-
-    def checked(match: re.Match[str]) -> str:
-        return (match[1] or "") + options[match[2]] if match[2] in options else match[0]
-
-    def assigned(match: re.Match[str]) -> str:
-        before, name, value = match.groups()
-        if name not in options:
-            return match[0]
-        if value in _SWITCHES and f"no_{name}" in options:  # a flag takes no value
-            return before + (f"--no-{options[name][2:]}" if value == "False" else options[name])
-        typed = _SWITCHES.get(value, value.strip("'"))
-        return f"{before}{options[name]} {typed}"
-
-    message = _CHECKED.sub(checked, message)
-    message = _ASSIGNED.sub(assigned, message)
-    bare = {name: option for name, option in options.items() if name not in available()}
-    return _BARE.sub(lambda match: bare.get(match[1], match[0]), message)
+    options = option_names(program, words) if len(error.parts) > 1 else {}
+    return "".join(
+        _typed(part, options) if number % 2 else part for number, part in enumerate(error.parts)
+    )
 
 
-def _options(program: App, words: Sequence[str]) -> dict[str, str]:
+def _typed(setting: str, options: dict[str, str]) -> str:
+    """Return a setting, such as "LLM: max_batch" or "max_batch=1", as typed."""
+    name, _, value = setting.partition("=")
+    name = name.rpartition(": ")[2]
+    if name not in options:
+        return setting
+    if value in _SWITCHES and f"no_{name}" in options:  # a flag takes no value
+        return f"--no-{options[name][2:]}" if value == "False" else options[name]
+    value = _SWITCHES.get(value, value.strip("'"))
+    return f"{options[name]} {value}".rstrip()
+
+
+def option_names(program: App, words: Sequence[str]) -> dict[str, str]:
     """Return the typed form of each option of a command, by Python name."""
     command = program.parse_commands(words)[1][-1]
     if command.default_command is None:

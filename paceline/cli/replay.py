@@ -82,7 +82,7 @@ def replay(
     """
     if limit is not None and limit < 1:
         raise ConfigError(
-            f"replay: limit: got {limit}; expected at least 1. Leave it out for all answers."
+            f"\0replay: limit\0: got {limit}; expected at least 1. Leave it out for all answers."
         )
     answers, loaded = read(traces, tokenizer, limit)
     names = split_specs(simulation.drafters or _DEFAULT_DRAFTERS)
@@ -184,7 +184,7 @@ def _numbers(name: str, text: str) -> list[int]:
         numbers = []
     if not numbers or min(numbers) < 1:
         raise ConfigError(
-            f"replay: {name}: got {text!r}; expected whole numbers of at least 1, separated by"
+            f"\0replay: {name}\0: got {text!r}; expected whole numbers of at least 1, separated by"
             " commas."
         )
     return numbers

@@ -190,20 +190,22 @@ def _keys(listen_on: ListenOptions) -> list[str]:
             lines = read_text(listen_on.api_key_file).split("\n")
         except FileNotFoundError as error:
             raise ConfigError(
-                f"api_key_file: got {str(listen_on.api_key_file)!r}; there is no such file. Check"
-                " the path."
+                f"\0api_key_file\0: got {str(listen_on.api_key_file)!r}; there is no such file."
+                " Check the path."
             ) from error
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"api_key_file: cannot read {str(listen_on.api_key_file)!r}: {error}. Check the"
+                f"\0api_key_file\0: cannot read {str(listen_on.api_key_file)!r}: {error}. Check the"
                 " path."
             ) from error
         file_keys = [line.strip() for line in lines if line.strip()]
         if not file_keys:
             raise ConfigError(
-                f"api_key_file: {str(listen_on.api_key_file)!r} holds no key. Add one per line."
+                f"\0api_key_file\0: {str(listen_on.api_key_file)!r} holds no key. Add one per line."
             )
         keys += file_keys
     if not all(keys):
-        raise ConfigError("api_key: the key is empty. Leave the option out if no key is needed.")
+        raise ConfigError(
+            "\0api_key\0: the key is empty. Leave the option out if no key is needed."
+        )
     return keys

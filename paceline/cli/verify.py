@@ -134,7 +134,7 @@ def _numbers(name: str, words: list[str] | None, default: int) -> list[int]:
     if not all(word.isdecimal() and int(word) > 0 for word in numbers):
         option = name.replace("_", "-")
         raise ConfigError(
-            f"verify: {name}: got {' '.join(words or ())!r}; expected positive integers. Write"
+            f"\0verify: {name}\0: got {' '.join(words or ())!r}; expected positive integers. Write"
             f" --{option} 1,8."
         )
     return [int(word) for word in numbers]

@@ -47,7 +47,7 @@ def require(valid: bool, name: str, value: object, expected: str) -> None:
         ConfigError: `valid` is False.
     """
     if not valid:
-        raise ConfigError(f"{name}: got {value!r}; expected {expected}.")
+        raise ConfigError(f"\0{name}\0: got {value!r}; expected {expected}.")
 
 
 def stop_strings(value: object) -> tuple[str, ...]:

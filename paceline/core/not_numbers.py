@@ -18,14 +18,14 @@ from paceline.errors import LogitsError
 NO_TOKEN = -1
 
 _ADVICE = {
-    torch.float16: "float16 overflows beyond 65504: load the model with dtype='bfloat16' or"
-    " dtype='float32'.",
+    torch.float16: "float16 overflows beyond 65504: load the model with"
+    " \0dtype='bfloat16'\0 or \0dtype='float32'\0.",
     torch.bfloat16: (
-        "Load the model with dtype='float32'; if the error persists, the checkpoint is damaged."
+        "Load the model with \0dtype='float32'\0; if the error persists, the checkpoint is damaged."
     ),
 }
 _OTHERWISE = (
-    "If the weights are in float16, load them with dtype='bfloat16' or dtype='float32';"
+    "If the weights are in float16, load them with \0dtype='bfloat16'\0 or \0dtype='float32'\0;"
     " otherwise, the checkpoint is damaged."
 )
 

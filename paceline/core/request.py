@@ -158,8 +158,8 @@ class Request:
             return stop.ends(self.token_ids, run)
         except Exception as error:
             self.failure = self.failure or ConfigError(
-                f"stop: got {error!r} from the tokenizer for token id {run[-1]}; expected its text."
-                " Pass a tokenizer that has all tokens of the model, or leave stop out."
+                f"\0stop\0: got {error!r} from the tokenizer for token id {run[-1]}; expected its"
+                " text. Pass a tokenizer that has all tokens of the model, or leave stop out."
             )
             return True
 

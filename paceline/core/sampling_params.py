@@ -141,7 +141,7 @@ class SamplingParams:
         yield (
             "min_tokens",
             lambda value: is_count(value) and value <= self.max_new_tokens,
-            "an integer from 0 to max_new_tokens",
+            "an integer from 0 to \0max_new_tokens\0",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             yield (

@@ -131,6 +131,6 @@ def checked(document: Document, index: int, vocab_size: int) -> NDArray[np.uint3
         raise DatastoreError(
             f"document {index}: got the token id {min_id if min_id < 0 else max_id}; expected 0 to"
             f" {vocab_size - 1}. Use the tokenizer of the store, or build one with a larger"
-            " vocab_size."
+            " \0vocab_size\0."
         )
     return ids.astype(np.uint32, copy=False)

@@ -41,11 +41,15 @@ def create(
             f"drafter {name!r}: got option {key!r} twice, in {spec!r} and as a keyword; expected"
             " it once. Keep one."
         )
-    chosen = build_options(cls.Options, {**text, **options}, name)
+    try:
+        chosen = build_options(cls.Options, {**text, **options}, name)
+    except ConfigError as error:
+        error.parts = [str(error)]  # these settings are not a command's
+        raise
     if draft_model is None and cls.needs_draft_model:
         raise ConfigError(
-            f"drafter {name!r} needs a draft model. Pass draft_model=DIR, with a directory, hub id"
-            " or GGUF file."
+            f"drafter {name!r} needs a draft model. Pass \0draft_model=DIR\0, with a directory, hub"
+            " id or GGUF file."
         )
     if draft_model is not None and (cls.needs_draft_model or cls.takes_draft_model):
         from paceline.model.loading import draft_lm

@@ -89,7 +89,7 @@ class CacheSpace(ABC):
         except torch.OutOfMemoryError as error:
             raise CapacityError(
                 f"got a KV cache of up to {limit} tokens, for which the device has too little free"
-                " memory. Lower cache_gib, max_batch or max_length."
+                " memory. Lower \0cache_gib\0, \0max_batch\0 or \0max_length\0."
             ) from error
 
     def max_positions(self, slots: int) -> int:

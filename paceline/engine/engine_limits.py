@@ -51,7 +51,7 @@ def max_cache_bytes(model: LoadedModel, cache_gib: float | None) -> int | None:
     if cache_gib is not None:
         if not is_number(cache_gib) or cache_gib <= 0:
             raise ConfigError(
-                f"cache_gib: got {cache_gib!r}; expected a positive number of GiB, or None."
+                f"\0cache_gib\0: got {cache_gib!r}; expected a positive number of GiB, or None."
             )
         return int(cache_gib * (1 << 30))
     available = (

@@ -128,7 +128,7 @@ class InputProcessor:
             if self.tokenizer is None:
                 raise ConfigError(
                     "bad_words: got words and no tokenizer; expected both, or token ids. Pass"
-                    " tokenizer=DIR."
+                    " \0tokenizer=DIR\0."
                 )
             spelled = {ids for word in words for ids in word_ids(self.tokenizer, word, "bad_words")}
             given = [entry for entry in params.bad_words if not isinstance(entry, str)]
@@ -155,7 +155,7 @@ class InputProcessor:
         if self.tokenizer is None:
             raise ConfigError(
                 "prediction: got text and no tokenizer; expected both, or token ids. Pass"
-                " tokenizer=DIR."
+                " \0tokenizer=DIR\0."
             )
         return [int(id) for id in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
 
@@ -175,12 +175,13 @@ class InputProcessor:
         if len(ids) + min(1, params.max_new_tokens) > self.max_length:
             raise CapacityError(
                 f"prompt {index}: got {len(ids)} tokens, which leave no room for an answer;"
-                f" expected fewer than {self.max_length}. Shorten it, or raise max_length if the"
-                " model's context allows."
+                f" expected fewer than {self.max_length}. Shorten it, or raise \0max_length\0 if"
+                " the model's context allows."
             )
         if params.stop and self.tokenizer is None:
             raise ConfigError(
-                "stop: got stop strings and no tokenizer; expected both. Pass tokenizer=DIR."
+                "\0stop\0: got stop strings and no tokenizer; expected both. Pass"
+                " \0tokenizer=DIR\0."
             )
         media = prompt.media if isinstance(prompt, EncodedPrompt) else None
         request = self._new_request(ids, params, media)
@@ -201,7 +202,7 @@ class InputProcessor:
 
                 raise ConfigError(
                     f"prompt {index}: got text and no tokenizer; expected token ids, or"
-                    f" tokenizer=DIR.{tokenizer_error(self.source)}"
+                    f" \0tokenizer=DIR\0.{tokenizer_error(self.source)}"
                 )
             return text_ids(self.tokenizer, prompt, f"prompt {index}")
         ids = _plain(prompt)

@@ -95,7 +95,7 @@ class KVCacheManager:
             raise CapacityError(
                 f"got a request of up to {request.max_length} tokens; expected at most"
                 f" {max(0, limit - SPARE_NODE_POSITIONS)}, for which the cache has memory. Shorten"
-                " it, or raise cache_gib."
+                " it, or raise \0cache_gib\0."
             )
 
     def open(

@@ -50,16 +50,16 @@ def load_target(
         return load_model(model, dtype, device, unpack, weights)
     if engine != "llama.cpp":
         names = ("transformers", "llama.cpp")
-        raise ConfigError(f"engine: got {engine!r}.{did_you_mean(str(engine), names)}")
+        raise ConfigError(f"\0engine\0: got {engine!r}.{did_you_mean(str(engine), names)}")
     if str(dtype) != "auto":
         raise ConfigError(
-            f"dtype: got {dtype!r} with engine='llama.cpp', which computes in the formats of the"
-            " file; expected 'auto'. Leave it out."
+            f"\0dtype\0: got {dtype!r} with \0engine='llama.cpp'\0, which computes in the formats"
+            " of the file; expected 'auto'. Leave it out."
         )
     if weights is not None:
         raise ConfigError(
-            f"weights: got {weights!r} with engine='llama.cpp', whose GGUF files are already"
-            " packed; expected none. Leave it out."
+            f"\0weights\0: got {weights!r} with \0engine='llama.cpp'\0, whose GGUF files are"
+            " already packed; expected none. Leave it out."
         )
     from paceline.llama_cpp.gguf_model import GgufModel
 

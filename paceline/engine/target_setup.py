@@ -162,8 +162,8 @@ def _set_up_gguf(model: GgufModel, options: TargetOptions) -> TargetSetup:
 
     if options.ranks is not None:
         raise ConfigError(
-            "lookahead_parallel: got ranks and a model in llama.cpp; expected one process. Use"
-            " engine='transformers'."
+            "\0lookahead_parallel\0: got ranks and a model in llama.cpp; expected one process. Use"
+            " \0engine='transformers'\0."
         )
     threads = torch.get_num_threads()
     exactness = resolve_exactness(model, options.batch_invariant, threads, options.max_batch)

@@ -65,9 +65,9 @@ class Invariance:
         """
         if self.on and torch.get_num_threads() != self.threads:
             raise ConfigError(
-                f"threads: got {torch.get_num_threads()}; expected {self.threads}, the number at"
-                " load, for which batch invariance was checked. Set the number before loading,"
-                " or pass batch_invariant=False."
+                f"\0threads\0: got {torch.get_num_threads()}; expected {self.threads}, the number"
+                " at load, for which batch invariance was checked. Set the number before loading,"
+                " or pass \0batch_invariant=False\0."
             )
 
     def model_options(self, prefill_chunk: int) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def resolve_batch_invariance(
             is invalid.
     """
     if setting not in (True, False, "auto"):
-        raise ConfigError(f"batch_invariant: got {setting!r}; expected True, False or 'auto'.")
+        raise ConfigError(f"\0batch_invariant\0: got {setting!r}; expected True, False or 'auto'.")
     threads = torch.get_num_threads()
     if setting is False:
         return Invariance(False, "it is switched off", None, threads)
@@ -128,7 +128,7 @@ def resolve_batch_invariance(
         report, products, obstacle = _probe(model, setting, max_batch)
     if obstacle:
         if setting is True:
-            raise ConfigError(f"batch_invariant: got True; {obstacle}. Pass 'auto' or False.")
+            raise ConfigError(f"\0batch_invariant\0: got True; {obstacle}. Pass 'auto' or False.")
         return Invariance(False, obstacle, report, threads)
     assert report is not None
     cost = max(report.cost, report.whole_cost)

@@ -60,7 +60,7 @@ def resolve_exactness(
         ConfigError: The setting is True, but the check fails; or the setting is invalid.
     """
     if setting not in (True, False, "auto"):
-        raise ConfigError(f"batch_invariant: got {setting!r}; expected True, False or 'auto'.")
+        raise ConfigError(f"\0batch_invariant\0: got {setting!r}; expected True, False or 'auto'.")
     if setting is False:
         return Exactness(False, "it is switched off")
     if setting == "auto" and threads > 1:
@@ -73,14 +73,16 @@ def resolve_exactness(
     if model.is_recurrent and max_batch != 1:
         reason = "requests of a model with recurrent layers share the order of their cache"
         if setting is True:
-            raise ConfigError(f"batch_invariant: got True; {reason}. Pass max_batch=1, or 'auto'.")
+            raise ConfigError(
+                f"\0batch_invariant\0: got True; {reason}. Pass \0max_batch=1\0, or 'auto'."
+            )
         return Exactness(False, reason)
     key = result_cache.ResultKey(
         _KIND, gguf_key(model, threads), f"exactness of {model.description}", "exactness.json"
     )
     result = result_cache.load_or_compute(key, lambda: _check(model, threads), Exactness.read)
     if setting is True and not result.on:
-        raise ConfigError(f"batch_invariant: got True; {result.reason}. Pass 'auto' or False.")
+        raise ConfigError(f"\0batch_invariant\0: got True; {result.reason}. Pass 'auto' or False.")
     return result
 
 

@@ -166,15 +166,15 @@ class GgufModel:
         """
         raise UnsupportedModelError(
             "llama.cpp does not give access to a model's embeddings and hidden states; expected a"
-            " drafter that needs neither. Choose another draft model, or engine='transformers'."
+            " drafter that needs neither. Choose another draft model, or \0engine='transformers'\0."
         )
 
 
 def _first_file(path: str | Path) -> Path:
     if not isinstance(path, str | Path) or not is_gguf(path):
         raise ConfigError(
-            f"model: got {str(path)!r} with engine='llama.cpp'; expected a GGUF file. Convert the"
-            " model, or leave the engine out."
+            f"model: got {str(path)!r} with \0engine='llama.cpp'\0; expected a GGUF file. Convert"
+            " the model, or leave the engine out."
         )
     if not Path(path).is_file():
         raise ConfigError(f"model: there is no GGUF file at {str(path)!r}. Correct the path.")

@@ -133,7 +133,7 @@ def load_library() -> Library:
     for package, path in _library_files():
         return Library(path, _version_of(package))
     raise ConfigError(
-        "engine: 'llama.cpp' needs the package xllamacpp or llama-cpp-python, and neither is"
+        "\0engine\0: 'llama.cpp' needs the package xllamacpp or llama-cpp-python, and neither is"
         " installed. Run: pip install 'paceline[llama-cpp]'."
     )
 

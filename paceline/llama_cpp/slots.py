@@ -86,8 +86,8 @@ class SequenceSlots:
         slot = next(slot for slot in range(MAX_SEQUENCES) if slot not in self._owner)
         if slot + 2 >= MAX_SEQUENCES:
             raise CapacityError(
-                f"llama.cpp: got {slot} open requests; expected fewer. Lower max_batch or"
-                " keep_prefixes."
+                f"llama.cpp: got {slot} open requests; expected fewer. Lower \0max_batch\0 or"
+                " \0keep_prefixes\0."
             )
         request.slot, request.cached = slot, 0
         self._owner[slot], self._sizes[slot] = request, 0

@@ -237,7 +237,7 @@ class GgufTarget(TargetBase):
         """
         raise UnsupportedModelError(
             "llama.cpp does not return hidden states; expected a drafter that does not read them."
-            " Choose another drafter, or engine='transformers'."
+            " Choose another drafter, or \0engine='transformers'\0."
         )
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
@@ -276,5 +276,5 @@ class GgufTarget(TargetBase):
         """Raise an error for prompts with images, videos or audio."""
         raise UnsupportedModelError(
             "llama.cpp: got a prompt with images, videos or audio; expected text. Use"
-            " engine='transformers' for it."
+            " \0engine='transformers'\0 for it."
         )

@@ -241,7 +241,7 @@ def _refuse_attention(
     obstacle = why_not_by_position(model) if by_position else None
     if obstacle is not None:
         raise UnsupportedModelError(
-            f"{name} cannot be batch-invariant: {obstacle}. Set batch_invariant to false."
+            f"{name} cannot be batch-invariant: {obstacle}. Set \0batch_invariant\0 to false."
         )
 
 

@@ -293,5 +293,6 @@ def as_cached_lm(target: object) -> CachedLM:
     if isinstance(target, CachedLM):
         return target
     raise UnsupportedModelError(
-        "got a model in llama.cpp; expected one that transformers runs. Use engine='transformers'."
+        "got a model in llama.cpp; expected one that transformers runs. Use"
+        " \0engine='transformers'\0."
     )

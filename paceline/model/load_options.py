@@ -21,7 +21,9 @@ def dtype_named(dtype: str | torch.dtype) -> torch.dtype | None:
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return None if isinstance(dtype, str) else dtype
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ConfigError(f"dtype: got {dtype!r}.{did_you_mean(str(dtype), {'auto', *_DTYPES})}")
+        raise ConfigError(
+            f"\0dtype\0: got {dtype!r}.{did_you_mean(str(dtype), {'auto', *_DTYPES})}"
+        )
     return _DTYPES[dtype]
 
 
@@ -46,7 +48,7 @@ def usable_device(device: str | torch.device) -> str | torch.device:
             *["mps"] * torch.backends.mps.is_available(),
         ]
         raise ConfigError(
-            f"device: got {str(device)!r}, which torch cannot use here; expected one of:"
+            f"\0device\0: got {str(device)!r}, which torch cannot use here; expected one of:"
             f" {', '.join(devices)}. Choose one."
         ) from error
     return device
@@ -56,7 +58,7 @@ def require_packing_possible(
     model: object, weights: str, dtype: str | torch.dtype, device: str | torch.device
 ) -> None:
     """Raise an error if a model's weights cannot be packed with these options."""
-    start, torch_dtype = f"weights={weights!r}: got", dtype_named(dtype)
+    start, torch_dtype = f"\0weights={weights!r}\0: got", dtype_named(dtype)
     if not isinstance(model, str | Path) or packed_source(model) is not None:
         got = "a GGUF file" if isinstance(model, str | Path) else "a loaded model"
         raise ConfigError(
@@ -71,5 +73,5 @@ def require_packing_possible(
     if torch.device(usable_device(device)).type != "cpu":
         raise ConfigError(
             f"{start} device={str(device)!r}; expected 'cpu', the only device that computes with"
-            " packed weights. Pass device='cpu'."
+            " packed weights. Pass \0device='cpu'\0."
         )

@@ -96,7 +96,7 @@ def _require_packed_formats(path: Path, table: TensorTable) -> None:
         known = ", ".join(block_format.name for block_format in BLOCK_FORMATS.values())
         raise ConfigError(
             f"model {str(path)!r}: got weights in {names}; expected one of: {known}. Use another"
-            " file of the model, or unpack this one (unpack=True)."
+            " file of the model, or unpack this one (\0unpack=True\0)."
         )
 
 

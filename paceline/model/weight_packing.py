@@ -48,7 +48,7 @@ def load_with_packed_weights(
         ConfigError: The format is unknown, or the checkpoint's weights cannot be packed.
     """
     if weights not in _FORMATS:
-        raise ConfigError(f"weights: got {weights!r}.{did_you_mean(str(weights), _FORMATS)}")
+        raise ConfigError(f"\0weights\0: got {weights!r}.{did_you_mean(str(weights), _FORMATS)}")
     gguf.require_packages(Path(source))
     try:
         _require_packable(source, weights)
@@ -87,8 +87,8 @@ def _require_packable(source: str, weights: str) -> None:
 
 def _refused(source: str, weights: str, got: str, fix: str) -> ConfigError:
     return ConfigError(
-        f"weights={weights!r}: got {got} in {source!r}; expected a checkpoint in float32, bfloat16"
-        f" or float16. {fix}"
+        f"\0weights={weights!r}\0: got {got} in {source!r}; expected a checkpoint in float32,"
+        f" bfloat16 or float16. {fix}"
     )
 
 

@@ -169,7 +169,7 @@ def _require_same_settings(
                     f"{path} holds answers {_OTHERS[name]}{counts}. Name another file with --out."
                 )
             raise ConfigError(
-                f"answers {str(path)!r}: {name}: got {new.get(name)!r}; expected"
+                f"answers {str(path)!r}: \0{name}\0: got {new.get(name)!r}; expected"
                 f" {old.get(name)!r}, as at the start of the file. Continue with the same"
                 " settings, or name another file."
             )

@@ -56,8 +56,8 @@ def make_up(
     require_range("prompts", "batch", batch, 1)
     if params.temperature == 0:
         raise ConfigError(
-            "prompts: temperature: got 0, which makes all prompts the same; expected more than 0."
-            " Set 1."
+            "\0prompts: temperature\0: got 0, which makes all prompts the same; expected more than"
+            " 0. Set 1."
         )
     opening, params = _opening(llm, params)
     numbers: dict[str, int] = {}  # text -> its number
@@ -80,7 +80,7 @@ def make_up(
     if not numbers:
         raise ConfigError(
             f"prompts: none of {MAX_TRIES * count} texts ended within {params.max_new_tokens}"
-            " tokens. Raise max_new_tokens, or write prompts yourself."
+            " tokens. Raise \0max_new_tokens\0, or write prompts yourself."
         )
 
 

@@ -213,15 +213,16 @@ def encode_prompts(
     """
     if llm.tokenizer is None:
         raise ConfigError(
-            "record: the model has no tokenizer, but the prompts are text. Pass tokenizer=DIR."
+            "record: the model has no tokenizer, but the prompts are text. Pass \0tokenizer=DIR\0."
         )
     require_range("record", "max_new_tokens", max_new_tokens, 1)
     context = llm.max_length if context is None else context
     room = context - max_new_tokens
     if room < MIN_PROMPT_TOKENS:
         raise CapacityError(
-            f"max_new_tokens: got {max_new_tokens} with a context of {context} tokens, which leaves"
-            f" {room} for prompts; expected at least {MIN_PROMPT_TOKENS}. Reduce max_new_tokens."
+            f"\0max_new_tokens\0: got {max_new_tokens} with a context of {context} tokens, which"
+            f" leaves {room} for prompts; expected at least {MIN_PROMPT_TOKENS}. Reduce"
+            " \0max_new_tokens\0."
         )
     encoded = [(prompt, encode(prompt, llm.tokenizer)) for prompt in prompts]
     return [

@@ -39,7 +39,7 @@ class Serving:
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
         if llm.tokenizer is None:
-            raise ConfigError("serve: the model has no tokenizer. Pass tokenizer=DIR.")
+            raise ConfigError("serve: the model has no tokenizer. Pass \0tokenizer=DIR\0.")
         self.llm, self.settings = llm, settings
         self.names = settings.served_name or (llm.model.model.config.name_or_path or "model",)
         self.began = int(time.time())

@@ -183,7 +183,7 @@ class Settings:
             require_range("serve", "max_prompt", self.max_prompt, 1)
         if "" in self.served_name:
             raise ConfigError(
-                "serve: served_name: the name is empty. Leave the option out to use the model's"
+                "\0serve: served_name\0: the name is empty. Leave the option out to use the model's"
                 " name."
             )
 

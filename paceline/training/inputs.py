@@ -50,7 +50,7 @@ def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], l
     if len(answers) < every:
         raise ConfigError(
             f"{command}: got {len(answers)} answers; expected at least {every}, because one in"
-            f" {every} is held out. Record more answers, or pass a smaller held_out=N."
+            f" {every} is held out. Record more answers, or pass a smaller \0held_out=N\0."
         )
     training = [answer for number, answer in enumerate(answers) if number % every]
     return training, list(answers[::every])

@@ -210,6 +210,6 @@ def require_finite(command: str, values: Tensor, lr: float) -> None:
     """
     if not torch.isfinite(values).all():
         raise ConfigError(
-            f"{command}: lr: got {lr:g}, with which the loss is not finite; expected less. Lower"
-            " it."
+            f"\0{command}: lr\0: got {lr:g}, with which the loss is not finite; expected less."
+            " Lower it."
         )

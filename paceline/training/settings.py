@@ -57,4 +57,6 @@ class TrainingSettings:
         for name in ("lr", *positive):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{command}: {name}: got {value}; expected a positive number.")
+                raise ConfigError(
+                    f"\0{command}: {name}\0: got {value}; expected a positive number."
+                )

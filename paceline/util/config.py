@@ -33,7 +33,8 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     """
     if not isinstance(spec, str):
         raise ConfigError(
-            f"drafter: got {spec!r}; expected a name or 'name:key=value'. Plain decoding is 'none'."
+            f"\0drafter\0: got {spec!r}; expected a name or 'name:key=value'."
+            " Plain decoding is 'none'."
         )
     name, rest = split_spec(spec)
     options: dict[str, str] = {}
@@ -180,7 +181,7 @@ def require_range(
     """
     if not (low <= value and (high is None or value <= high)):  # also rejects NaN
         expected = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise ConfigError(f"{owner}: {name}: got {value}; expected {expected}.")
+        raise ConfigError(f"\0{owner}: {name}\0: got {value}; expected {expected}.")
 
 
 def require_count(owner: str, name: str, value: object, low: int) -> None:
@@ -195,7 +196,7 @@ def require_count(owner: str, name: str, value: object, low: int) -> None:
         ConfigError: The value is invalid; the message states the allowed values.
     """
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{owner}: {name}: got {value!r}; expected a whole number.")
+        raise ConfigError(f"\0{owner}: {name}\0: got {value!r}; expected a whole number.")
     require_range(owner, name, value, low)
 
 

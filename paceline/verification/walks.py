@@ -265,6 +265,6 @@ def _unusable(
 def forbidden_error() -> ConfigError:
     """Return the error that ends a request whose options forbid every token."""
     return ConfigError(
-        "bad_words, min_tokens or logits_processors of the request forbid every next token. Forbid"
-        " fewer tokens."
+        "bad_words, \0min_tokens\0 or logits_processors of the request forbid every next token."
+        " Forbid fewer tokens."
     )

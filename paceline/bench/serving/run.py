@@ -59,9 +59,9 @@ class _Bench:
         self._room = self._llm.max_length - config.max_new_tokens
         if self._room < MIN_PROMPT_TOKENS:
             raise CapacityError(
-                f"bench: got max_new_tokens {config.max_new_tokens} and a context of"
+                f"bench: got \0max_new_tokens\0 {config.max_new_tokens} and a context of"
                 f" {self._llm.max_length} tokens; expected room for prompts of {MIN_PROMPT_TOKENS}."
-                " Reduce max_new_tokens."
+                " Reduce \0max_new_tokens\0."
             )
         self._encoded_prompts = {
             name: prompts_of(name, config.load, self._prompts, self._llm.tokenizer, self._room)

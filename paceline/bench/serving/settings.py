@@ -25,7 +25,9 @@ def _number(name: str, word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        raise ConfigError(f"{name}: got {word!r}; expected numbers, separated by commas.") from None
+        raise ConfigError(
+            f"\0{name}\0: got {word!r}; expected numbers, separated by commas."
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,18 @@ class LoadOptions:
         require_range("load", "requests", self.requests, 0)
         if min(self.user_counts) < 1:
             raise ConfigError(
-                f"users: got {self.users!r}; expected numbers of at least 1, such as 1,8,32."
+                f"\0users\0: got {self.users!r}; expected numbers of at least 1, such as 1,8,32."
             )
         if any(not 0 < share <= 2 for share in self.shares):
             raise ConfigError(
-                f"rates: got {self.rates!r}; expected shares above 0 and at most 2, such as"
+                f"\0rates\0: got {self.rates!r}; expected shares above 0 and at most 2, such as"
                 " 0.5,0.9."
             )
         unknown = [name for name in self.context_names if name not in CONTEXTS]
         if unknown or not self.context_names:
             raise ConfigError(
-                f"contexts: got {self.contexts!r}; expected one or more of {', '.join(CONTEXTS)}."
+                f"\0contexts\0: got {self.contexts!r}; expected one or more of"
+                f" {', '.join(CONTEXTS)}."
             )
 
     @property

@@ -193,7 +193,7 @@ def join_ranks(ranks: object, device: str) -> Ranks:
         return Ranks.join(device)
     if not isinstance(ranks, Ranks):
         raise ConfigError(
-            f"lookahead_parallel: got {ranks!r}; expected True, False or the Ranks that were"
+            f"\0lookahead_parallel\0: got {ranks!r}; expected True, False or the Ranks that were"
             " joined."
         )
     return ranks

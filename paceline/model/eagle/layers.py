@@ -60,7 +60,7 @@ def decoder_layers(model: PreTrainedModel, numbers: Sequence[int]) -> list[nn.Mo
             return [part[number] for number in numbers]
     raise UnsupportedModelError(
         f"{type(model).__name__}: got a decoder without a list of its {count} layers; expected one,"
-        " for a draft that reads states in the middle. Train one with reads_at = 0."
+        " for a draft that reads states in the middle. Train one with \0reads_at\0 = 0."
     )
 
 

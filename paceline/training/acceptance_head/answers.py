@@ -138,8 +138,8 @@ def _sampling_of(config: RecordConfig, path: Path, settings: dict[str, Any]) -> 
     for name, value in flat(config.sampling).items():
         if value not in (getattr(sampling, name), getattr(SamplingParams(), name)):
             raise ConfigError(
-                f"head record: {name}: got {value!r}; expected {getattr(sampling, name)!r}, with"
-                f" which {str(path)!r} was recorded. Leave it out."
+                f"\0head record: {name}\0: got {value!r}; expected {getattr(sampling, name)!r},"
+                f" with which {str(path)!r} was recorded. Leave it out."
             )
     replace(config, sampling=sampling)  # raises for sampling that a head cannot learn from
     return sampling

@@ -104,8 +104,8 @@ def _models(
     draft_name = demo.draft_name(models.model, models.draft_model)
     if draft is None and draft_name is None:
         raise ConfigError(
-            "head record: got no draft model; expected one to record. Pass draft_model=DIRECTORY"
-            " (--draft-model)."
+            "head record: got no draft model; expected one to record. Pass"
+            " \0draft_model=DIRECTORY\0."
         )
     if target is None:
         target = load_model(demo.target_of(models.model), models.dtype, models.device)

@@ -179,6 +179,6 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
         return {name: tensors[name] for name in names}
     except (OSError, safetensors.SafetensorError, ValueError, LookupError) as error:
         raise ConfigError(
-            f"recording: got {str(path)!r}, which cannot be read: {error}; expected a shard. Delete"
-            " that file and run the same `paceline head record` command again."
+            f"\0recording\0: got {str(path)!r}, which cannot be read: {error}; expected a shard."
+            " Delete that file and run the same `paceline head record` command again."
         ) from error

@@ -72,7 +72,7 @@ class RecordConfig:
             value = getattr(self.sampling, name)
             if value != off:
                 raise ConfigError(
-                    f"head record: {name}: got {value}; expected {off}, off. Leave it out."
+                    f"\0head record: {name}\0: got {value}; expected {off}, off. Leave it out."
                 )
 
 

@@ -115,17 +115,17 @@ class DraftTraining(TrainingSettings):
             require_range("draft train", name, getattr(self, name), 0, 1)
         if self.kind not in get_args(DraftKind):
             raise ConfigError(
-                f"draft train: kind: got {self.kind!r}; expected one of"
+                f"\0draft train: kind\0: got {self.kind!r}; expected one of"
                 f" {', '.join(get_args(DraftKind))}."
             )
         for name in ("hidden", "start"):
             if self.kind == "eagle3" and getattr(self, name):
                 raise ConfigError(
-                    f"draft train: {name}: got {getattr(self, name)!r} for an EAGLE-3 head;"
+                    f"\0draft train: {name}\0: got {getattr(self, name)!r} for an EAGLE-3 head;"
                     " expected none, because the head has the target's hidden size and is trained"
                     " from scratch. Leave it out."
                 )
         if self.hidden % HEAD_SIZE:
             raise ConfigError(
-                f"draft train: hidden: got {self.hidden}; expected a multiple of {HEAD_SIZE}."
+                f"\0draft train: hidden\0: got {self.hidden}; expected a multiple of {HEAD_SIZE}."
             )

@@ -25,9 +25,9 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
     if uses_target_states(start) != config.uses_target_states:
         kinds = ("has its own embedding", "reads the target's states")
         raise ConfigError(
-            f"draft train: start: got {config.start!r}, which {kinds[uses_target_states(start)]};"
-            f" expected one that {kinds[config.uses_target_states]}. Change kind, or"
-            " start from another draft."
+            f"\0draft train: start\0: got {config.start!r}, which"
+            f" {kinds[uses_target_states(start)]}; expected one that"
+            f" {kinds[config.uses_target_states]}. Change kind, or start from another draft."
         )
     shape = {
         "hidden": start.config.hidden_size,
@@ -37,7 +37,7 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
     for name, value in shape.items():
         if getattr(config, name) not in (0, value):
             raise ConfigError(
-                f"draft train: {name}: got {getattr(config, name)}; expected {value}, as"
+                f"\0draft train: {name}\0: got {getattr(config, name)}; expected {value}, as"
                 f" {config.start!r} has. Leave it out."
             )
     config = dataclasses.replace(config, **shape)
@@ -65,7 +65,7 @@ def load_start(model: nn.Module, start: str) -> None:
         )
         if shape != expected_shape:
             raise ConfigError(
-                f"draft train: start: got {start!r}, whose {name} is {shape}; expected"
+                f"\0draft train: start\0: got {start!r}, whose {name} is {shape}; expected"
                 f" {expected_shape}, as drafts for this target have. Start from another draft, or"
                 " leave start out."
             )
