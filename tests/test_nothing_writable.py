@@ -202,6 +202,17 @@ def test_a_user_without_a_home_folder(
     assert "user has no home" in caplog.text
 
 
+def test_the_log_line_has_the_whole_problem_and_one_piece_of_advice(
+    unwritable: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(unwritable / "a. Set of b; expected c"))
+    with pytest.raises(cache.CacheError, match="Set PACELINE_CACHE to another one") as caught:
+        cache.obtain_folder(cache.root() / "test-v1/a", "a", lambda folder: {}, lambda: None)
+    cache.note_unwritable(caught.value)
+    assert "Set of b; expected c', which cannot be used" in caplog.text
+    assert caplog.text.count("PACELINE_CACHE") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,

@@ -38,7 +38,15 @@ _ENTRY = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
 class CacheError(ConfigError):
-    """Raised if the cache cannot be written, or the user has no cache folder."""
+    """Raised if the cache cannot be written, or the user has no cache folder.
+
+    Attributes:
+        problem: Message without the advice.
+    """
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(problem + advice)
+        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +81,19 @@ def root() -> Path:
         return (Path(base) if base else Path.home() / ".cache") / "paceline"
     except RuntimeError as error:
         raise CacheError(
-            f"cache: the user has no home directory. Set {VARIABLE} to a writable folder."
+            "cache: the user has no home directory", f". Set {VARIABLE} to a writable folder."
         ) from error
 
 
-def note_unwritable(reason: object) -> None:
-    """Log a warning, once per process, that the cache cannot be written.
-
-    Args:
-        reason: Error or text to log.
-    """
+def note_unwritable(reason: CacheError | OSError | str) -> None:
+    """Log a warning, once per process, that the cache cannot be written."""
     global _noted
     if not _noted:
         _noted = True
         _log.warning(
             "paceline keeps compiled code and measurements in memory only, and every process"
             " repeats them: %s. Set %s to a writable folder.",
-            str(reason).split("; expected")[0].split(". Set ")[0].rstrip("."),
+            reason.problem if isinstance(reason, CacheError) else reason,
             VARIABLE,
         )
 
@@ -254,6 +258,6 @@ def _clear_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise CacheError(
-            f"cache: got {str(root())!r}, which cannot be used ({error}); expected a writable"
-            f" folder with free space. Set {VARIABLE} to another one."
+            f"cache: got {str(root())!r}, which cannot be used ({error})",
+            f"; expected a writable folder with free space. Set {VARIABLE} to another one.",
         ) from error
