@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -77,14 +78,14 @@ def unusable_source(source: str | Path) -> str:
 def _hub_problem(hub_id: str) -> str:
     """Return why a model cannot be downloaded, as a clause; "" if it can be.
 
-    A model in the cache needs no request. For others, one request shows whether the hub is
-    reachable, without the hub library's retries.
+    A model in the cache needs no request. For others, one request per process shows whether the hub
+    is reachable, without the hub library's retries.
     """
     cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=hub_id, repo_type="model"))
     if (cached / "snapshots").is_dir():
         return ""
     try:
-        get_session().head(constants.ENDPOINT, timeout=MAX_HUB_SECONDS)
+        _reach_hub()
     except OfflineModeIsEnabled:
         problem = "HF_HUB_OFFLINE is set"
     except Exception:  # the type depends on the HTTP library of huggingface_hub
@@ -95,6 +96,11 @@ def _hub_problem(hub_id: str) -> str:
         f"it is not a local path, and {problem}. Check the name, or pass a directory or a GGUF"
         " file."
     )
+
+
+@lru_cache(maxsize=1)  # only successes
+def _reach_hub() -> None:
+    get_session().head(constants.ENDPOINT, timeout=MAX_HUB_SECONDS)
 
 
 def packed_source(source: str | Path | PreTrainedModel) -> Path | None:

@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForMu
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
-from paceline.model import loading
+from paceline.model import loading, sources
 from paceline.model.loading import load_model
+from paceline.model.sources import missing_source
 from tests.conftest import DATA
 from tests.support.models import make
 from tests.support.shared import reference
@@ -94,6 +95,27 @@ def test_a_model_that_the_hub_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ConfigError, match="'no/model': it is not a local path, and the hub ref"):
         load_model("no/model")
+
+
+def test_the_hub_is_asked_once_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that are not in the cache need it, such as a target and its draft model."""
+    asked: list[str] = []
+    replies = iter([OSError("no route"), None])
+
+    def head(url: str, timeout: float) -> None:
+        asked.append(url)
+        if isinstance(error := next(replies), Exception):
+            raise error
+
+    monkeypatch.setattr(sources, "get_session", lambda: SimpleNamespace(head=head))
+    sources._reach_hub.cache_clear()
+    try:
+        found = [missing_source(name) for name in ("no/target", "no/target", "no/draft")]
+    finally:
+        sources._reach_hub.cache_clear()
+    assert "is not reachable" in found[0]
+    assert found[1:] == ["", ""]
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
