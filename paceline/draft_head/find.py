@@ -65,7 +65,7 @@ class DraftHeads:
         """Run the next portion of the default head's fit, unless the head is there."""
         if None in self._heads:
             return
-        portions = self._portions or _default_head(self._model)
+        portions = self._portions or _search(self._model, None, in_portions=True)
         self._portions = None  # after an error, the fit starts again
         try:
             next(portions)
@@ -93,6 +93,13 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
     Raises:
         ConfigError: The file cannot be used.
     """
+    return finished(_search(model, file, in_portions=False))
+
+
+def _search(
+    model: CachedLM, file: str | Path | None, in_portions: bool
+) -> Portions[DraftHead | None]:
+    """Run `find_draft_head`, whose fit may take several portions."""
     if not has_plain_embeddings(model):
         if file is not None:
             raise ConfigError(
@@ -101,20 +108,9 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
                 " Leave the option out."
             )
         return None
-    if file is not None:
-        weights: Weights | None = load(file, model)
-    else:
-        weights = _packaged(model) or fitted_weights(model)
-    return None if weights is None else DraftHead(model, weights)
-
-
-def _default_head(model: CachedLM) -> Portions[DraftHead | None]:
-    """Return the model's default draft head, as `find_draft_head`, in portions."""
-    if not has_plain_embeddings(model):
-        return None
-    weights = _packaged(model)
+    weights = _packaged(model) if file is None else load(file, model)
     if weights is None:
-        weights = yield from fit_in_portions(model)
+        weights = (yield from fit_in_portions(model)) if in_portions else fitted_weights(model)
     return None if weights is None else DraftHead(model, weights)
 
 
