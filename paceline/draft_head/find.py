@@ -32,6 +32,7 @@ class DraftHeads:
         self._fits_in_portions = model.device.type == "cuda"
         self._heads: dict[str | None, DraftHead | None] = {}  # by file
         self._portions: Portions[DraftHead | None] | None = None  # of the fit that is running
+        self._step = -1  # in which a portion last ran
 
     def check(self, drafter: Drafter) -> None:
         """Check that a drafter's draft head can be used.
@@ -42,14 +43,20 @@ class DraftHeads:
         if drafter.draft_head is not None:
             self._find(drafter.draft_head)
 
-    def of(self, drafter: Drafter) -> DraftHead | None:
+    def of(self, drafter: Drafter, step: int) -> DraftHead | None:
         """Return a drafter's draft head; None if there is none, or not yet.
 
-        If the head is being fitted in portions, each call runs one of them.
+        If the head is being fitted in portions, the first call in each step runs one of them.
+
+        Args:
+            drafter: Drafter that uses a draft head.
+            step: Number of the engine's step.
         """
         file = drafter.draft_head
         if file is None and self._fits_in_portions:
-            self._run_portion()
+            if step != self._step:
+                self._step = step
+                self._run_portion()
             return self._heads.get(file)
         return self._find(file)
 

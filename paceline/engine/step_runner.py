@@ -133,7 +133,7 @@ class StepRunner:
             drafter = batch.drafter_state.drafter
             try:
                 count = drafter.num_head_tokens()
-                head = self._draft_heads.of(drafter) if count else None
+                head = self._draft_heads.of(drafter, self.steps) if count else None
             except Exception as error:
                 failed.append(BatchResult(batch, [], error=error))
             else:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,45 @@ def test_answers_on_a_gpu_do_not_wait_for_the_fit(pair: Pair, predictions: list[
     assert before[:2] == [0, 0], "the first steps have no head"
     assert predictions, "the head drafts once it is fitted"
     assert tokens == [answer[:COUNT] for answer in pair.answers[:3]]
+
+
+def test_drafters_share_the_portions_of_a_fit(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, predictions: list[int]
+) -> None:
+    advance, portions = module._advance, []
+
+    def counted(*arguments: object) -> object:
+        portions.append(1)
+        return advance(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "_advance", counted)
+    params = SamplingParams(max_new_tokens=2, ignore_eos=True)
+    other = replace(params, speculation="auto:max_nodes=4,budget=false")
+    with simulated_cuda():
+        llm = LLM(moved(copy.deepcopy(pair.target)), SPEC, batch_invariant=False)
+        llm.generate(pair.prompts[:2], [params, other])
+        steps = llm._engine._runner.steps
+    assert not predictions
+    assert 0 < len(portions) <= steps
+
+
+def test_an_engine_with_an_unfinished_fit_frees_its_cache(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, fits = module._opened_texts, []
+
+    def noted(target: CachedLM, *arguments: int) -> object:
+        fits.append(weakref.ref(target))
+        return opened(target, *arguments)
+
+    monkeypatch.setattr(module, "_opened_texts", noted)
+    with simulated_cuda():
+        llm = LLM(moved(copy.deepcopy(pair.target)), SPEC, batch_invariant=False)
+        answers(llm, pair.prompts[:1], 1)
+        assert fits[0]() is not None
+        del llm
+        gc.collect()
+    assert fits[0]() is None
 
 
 def test_the_fit_can_be_finished_at_once(pair: Pair, predictions: list[int]) -> None:
