@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from statistics import mean, median  # noqa: E402
 from typing import Any  # noqa: E402
+from unittest.mock import patch  # noqa: E402
 
 import torch  # noqa: E402
 from replayed_device import ReplayedDevice  # noqa: E402
@@ -138,7 +139,7 @@ class Overhead:
 
 
 class DeviceClock:
-    """Times the operations of the CPU backend that would run on a GPU.
+    """Times the operations of the CPU backend that would run on a GPU, in a `with` block.
 
     Attributes:
         seconds: Total seconds.
@@ -146,10 +147,21 @@ class DeviceClock:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        backend: Any = cpu_backend()
+        backend = cpu_backend()
         make_mover = backend.row_mover
-        backend.argmax, backend.topk = self.timed(backend.argmax), self.timed(backend.topk)
-        backend.row_mover = lambda stores: self.timed(make_mover(stores))
+        self._patch = patch.multiple(
+            backend,
+            argmax=self.timed(backend.argmax),
+            topk=self.timed(backend.topk),
+            row_mover=lambda stores: self.timed(make_mover(stores)),
+        )
+
+    def __enter__(self) -> DeviceClock:
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with its time added to `seconds`."""
@@ -270,7 +282,6 @@ def computed_repeats(run: Run, repeats: int) -> list[list[Step]]:
         run: Answers to measure.
         repeats: Number of runs, each with a new engine.
     """
-    clock = DeviceClock()
 
     def step(engine: Engine, handles: list[RequestHandle]) -> Step:
         before, device, length = engine.timing, clock.seconds, num_tokens(handles)
@@ -285,7 +296,8 @@ def computed_repeats(run: Run, repeats: int) -> list[list[Step]]:
             num_tokens(handles) - length,
         )
 
-    return [run.steps(step) for _ in range(repeats)]
+    with DeviceClock() as clock:
+        return [run.steps(step) for _ in range(repeats)]
 
 
 def decode_steps(
