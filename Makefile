@@ -18,6 +18,8 @@ SMOKE := tests/test_lossless.py::test_greedy_equals_generate tests/integrations/
          tests/serve/test_openai_client.py tests/model/test_gguf.py
 # What Python has compiled is kept: with this set, every process would compile torch and transformers for itself.
 unexport PYTHONDONTWRITEBYTECODE
+# This checkout, whatever other one the caller's path names.
+export PYTHONPATH := $(CURDIR)
 
 .PHONY: demo test test-all test-lowest test-newest test-vllm lint docs package clean
 .PHONY: lint-types lint-style lint-imports lint-words

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import tomllib
@@ -133,3 +134,16 @@ def test_every_requirement_of_the_extras_is_pinned() -> None:
     for requirement in [*PROJECT["project"]["dependencies"], *installed]:
         name = re.split(r"[\[><=]", requirement)[0]
         assert name == "paceline" or name in pins, f"{name} is not pinned in constraints.txt"
+
+
+def test_make_runs_this_checkout() -> None:
+    """The caller's path may name another checkout."""
+    shown = subprocess.run(
+        ["make", "--silent", "--eval", "shown:; @echo $$PYTHONPATH", "shown"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": "/elsewhere"},
+    ).stdout
+    assert shown == f"{ROOT}\n"

@@ -20,6 +20,6 @@ assert [getattr(backend, name) for name in names] == originals
 
 
 def test_the_device_clock_restores_the_backend() -> None:
-    """The script replaces the clock when it is imported, so this runs in a new process."""
+    """Importing the script replaces the clock, so this runs in a new process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path])}
     subprocess.run([sys.executable, "-c", CODE], check=True, env=environment)
