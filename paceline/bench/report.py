@@ -44,15 +44,20 @@ _NARROW = (
     "same/ bits",
 )
 _NONE = "none"  # the drafter for plain decoding
-_LEGEND = (
-    "speed-up: tokens/s divided by the value for {baseline}. median: median of this ratio over"
-    " {units}. CPU time: ratio of processor times, which other programs disturb less."
-    " tokens/forward: tokens per forward pass; 1 with plain decoding. accepted/draft: accepted"
-    " tokens per draft tree. accepted: accepted divided by verified draft tokens. fed/step: tokens"
-    " processed in a forward pass. target, draft, overhead: shares of the time. equal: answers with"
-    " exactly the same tokens as {reference}. same bits: whether batch invariance guarantees the"
-    " same answers as plain decoding."
-)
+# Column -> its explanation below the table.
+_LEGEND = {
+    "speed-up": "speed-up: tokens/s divided by the value for {baseline}.",
+    "median": "median: median of this ratio over {units}.",
+    "CPU time": "CPU time: ratio of processor times, which other programs disturb less.",
+    "tokens/ forward": "tokens/forward: tokens per forward pass; 1 with plain decoding.",
+    "accepted/ draft": "accepted/draft: accepted tokens per draft tree.",
+    "accepted": "accepted: accepted divided by verified draft tokens.",
+    "fed/ step": "fed/step: tokens processed in a forward pass.",
+    "target": "target, draft, overhead: shares of the time.",
+    "equal": "equal: answers with exactly the same tokens as {reference}.",
+    "same/ bits": "same bits: whether batch invariance guarantees the same answers as plain"
+    " decoding.",
+}
 
 
 def print_table(result: BenchResult, console: Console | None = None) -> None:
@@ -64,13 +69,11 @@ def print_table(result: BenchResult, console: Console | None = None) -> None:
     """
     console = console or Console(highlight=False)
     console.print(escape("; ".join(setting_parts(result))), style="bold")
-    table = figures_table(result)
-    for shown_table in [
-        table if console.width >= WIDE_COLUMNS else table.only(_NARROW),
-        *_category_tables(result),
-    ]:
+    complete = figures_table(result)
+    table = complete if console.width >= WIDE_COLUMNS else complete.only(_NARROW)
+    for shown_table in [table, *_category_tables(result)]:
         shown_table.show(console)
-    for line in [_legend(result), *_notes(result)]:
+    for line in [_legend(result, table), *_missing_columns(table), *_notes(result)]:
         console.print(escape(line), style="dim")
 
 
@@ -87,10 +90,11 @@ def markdown(result: BenchResult) -> str:
         f"{'; '.join(setting_parts(result))}.",
         "",
     ]
-    for table in [figures_table(result), *_category_tables(result)]:
+    figures = figures_table(result)
+    for table in [figures, *_category_tables(result)]:
         lines += table.markdown()
     lines += [
-        _legend(result),
+        _legend(result, figures),
         "",
         *(f"- {note}" for note in [*_notes(result), f"{provenance(environment)}; {load}."]),
         "",
@@ -204,19 +208,31 @@ def _category_cell(figures: MethodFigures) -> str:
     return f"{speedup} {forward}".strip() or "-"
 
 
-def _legend(result: BenchResult) -> str:
-    units = "prompts" if result.config.batch == 1 else "batches"
-    return _LEGEND.format(
+def _legend(result: BenchResult, table: Table) -> str:
+    """Return an explanation of the columns of a table of figures."""
+    names = [column.heading for column in table.columns]
+    return " ".join(_LEGEND[name] for name in names if name in _LEGEND).format(
         baseline=result.baseline,
-        units=units,
+        units="prompts" if result.config.batch == 1 else "batches",
         reference=result.reference or "the reference (none ran)",
     )
+
+
+def _missing_columns(table: Table) -> list[str]:
+    """Return a note on the columns that a narrow console does not show, if there are any."""
+    number = 1 + len(MEASURES) - len(table.columns)
+    if not number:
+        return []
+    return [
+        f"{number} more columns need a terminal with at least {WIDE_COLUMNS} columns, or"
+        " --markdown FILE."
+    ]
 
 
 def _notes(result: BenchResult) -> list[str]:
     notes = [f"{name}: skipped, {reason}." for name, reason in result.skipped.items()]
     notes += [cut_note(result.cut_prompts)] if result.cut_prompts else []
-    notes += _slower(result.figures())
+    notes += _verdict(result.figures())
     reasons = dict.fromkeys(
         (guarantee.on, guarantee.reason) for guarantee in result.guarantees.values()
     )
@@ -238,19 +254,25 @@ def _notes(result: BenchResult) -> list[str]:
     return [*notes, count, *map(_difference, divergences[:MAX_DIVERGENCES]), *more]
 
 
-def _slower(figures: list[MethodFigures]) -> list[str]:
-    """Return a note on drafters slower than plain decoding, if there are any."""
-    drafters = [
-        row for row in figures if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
-    ]
-    speeds = {row.method: row.tokens_per_second or 0.0 for row in drafters}
-    plain = speeds.get(_NONE)
-    slower = [name for name, speed in speeds.items() if plain and speed < plain]
-    if plain is None or not slower:
+def _verdict(figures: list[MethodFigures]) -> list[str]:
+    """Return a note that compares the drafters with plain decoding, if both ran."""
+    speeds = {
+        row.method: row.tokens_per_second
+        for row in figures
+        if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
+    }
+    plain = speeds.pop(_NONE, None)
+    if plain is None or not speeds:
         return []
     best = max(speeds, key=lambda name: speeds[name])
-    choice = f"{best} is the fastest choice" if best != _NONE else "no drafter is faster"
-    return [f"Slower than plain decoding ({_NONE}) here: {', '.join(slower)}; {choice}."]
+    ratio = f"{speeds[best] / plain:.2f}x as fast as plain decoding ({_NONE}) here"
+    if speeds[best] < plain:
+        ratio += "; no drafter is faster"
+    if len(speeds) == 1:
+        return [f"{best} is {ratio}."]
+    slower = ", ".join(name for name, speed in speeds.items() if speed < plain)
+    others = f" Slower than plain decoding: {slower}." if slower else ""
+    return [f"The fastest drafter, {best}, is {ratio}.{others}"]
 
 
 def _difference(divergence: Divergence) -> str:

@@ -184,30 +184,56 @@ def test_reports_show_cost_scaling(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text())["labels"]["cost_scaled"] is True
 
 
-def test_reports_name_slow_drafters_and_the_fastest_choice(bench: Bench) -> None:
+def test_reports_compare_drafters_with_plain_decoding(bench: Bench) -> None:
     result = bench(baselines=(), warmup=0, max_new_tokens=4)
     _, lookup, drafted = DRAFTERS
 
-    def notes(**speeds: float) -> str:
-        """Return the notes of a report with these tokens per second."""
-        pace = dict(zip(DRAFTERS, speeds.values(), strict=True))
+    def note(*speeds: float, methods: tuple[str, ...] = DRAFTERS) -> str:
+        """Return the note in a report with these tokens per second."""
+        pace = dict(zip(methods, speeds, strict=True))
         calls = [
             dataclasses.replace(call, seconds=call.new_tokens / pace[call.method])
             for call in result.calls
+            if call.method in pace
         ]
-        text = markdown(dataclasses.replace(result, calls=tuple(calls)))
-        return "".join(line for line in text.splitlines() if "Slower than" in line)
+        text = markdown(dataclasses.replace(result, methods=methods, calls=tuple(calls)))
+        return "".join(line for line in text.splitlines() if "as fast as" in line)
 
-    says = "- Slower than plain decoding (none) here:"
-    assert (
-        notes(plain=100, lookup=90, draft=50)
-        == f"{says} {lookup}, {drafted}; no drafter is faster."
+    assert note(100, 90, 50) == (
+        f"- The fastest drafter, {lookup}, is 0.90x as fast as plain decoding (none) here; no"
+        f" drafter is faster. Slower than plain decoding: {lookup}, {drafted}."
     )
-    assert (
-        notes(plain=100, lookup=120, draft=50)
-        == f"{says} {drafted}; {lookup} is the fastest choice."
+    assert note(100, 120, 50) == (
+        f"- The fastest drafter, {lookup}, is 1.20x as fast as plain decoding (none) here. Slower"
+        f" than plain decoding: {drafted}."
     )
-    assert notes(plain=100, lookup=120, draft=101) == ""
+    best = f"- The fastest drafter, {lookup}, is 1.20x as fast as plain decoding (none) here."
+    assert note(100, 120, 101) == best
+    single = DRAFTERS[:2]
+    assert note(100, 116, methods=single) == (
+        f"- {lookup} is 1.16x as fast as plain decoding (none) here."
+    )
+    assert note(100, 90, methods=single) == (
+        f"- {lookup} is 0.90x as fast as plain decoding (none) here; no drafter is faster."
+    )
+    assert note(100, methods=DRAFTERS[:1]) == note(100, 90, methods=DRAFTERS[1:]) == ""
+
+
+def test_a_narrow_console_explains_only_its_columns(bench: Bench) -> None:
+    result = bench(baselines=(), drafters=("none",), warmup=0, max_new_tokens=2, limit=1)
+    shown = {}
+    for width in (123, 124):
+        console = Console(file=io.StringIO(), width=width, soft_wrap=True)
+        print_table(result, console)
+        shown[width] = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    for name in ("CPU time: ", "accepted: ", "fed/step: ", "target, draft, overhead: "):
+        assert name in shown[124]
+        assert name not in shown[123]
+    for name in ("speed-up: ", "tokens/forward: ", "accepted/draft: ", "equal: ", "same bits: "):
+        assert name in shown[123]
+    note = "6 more columns need a terminal with at least 124 columns, or --markdown FILE."
+    assert note in shown[123]
+    assert note not in shown[124] + markdown(result)
 
 
 @pytest.mark.parametrize(
@@ -334,5 +360,5 @@ def test_other_files_are_refused_as_results(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_json(tmp_path / "b.json")
-    with pytest.raises(ConfigError, match=r"The prompts .* cannot be read"):
+    with pytest.raises(ConfigError, match=r"the prompts .* cannot be read"):
         load_prompts([demo.TARGET])
