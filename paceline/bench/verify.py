@@ -13,14 +13,14 @@ from paceline.bench.environment import load_average, look_around, peak_memory
 from paceline.bench.models import Models, Unit, feeding_all, load_models, make_units, torch_threads
 from paceline.bench.settings import BenchConfig
 from paceline.bench.verify_engine import VerifyEngine
-from paceline.bench.verify_result import DrafterVerdict, VerifyResult
+from paceline.bench.verify_result import DrafterVerdict, VerifyResult, sets_budget
 from paceline.core.drafter import Drafter
+from paceline.core.request import Request
 from paceline.core.settings import PREFILL_CHUNK
 from paceline.drafters import create
 from paceline.model.cached_lm import CachedLM
 from paceline.model.loading import draft_lm
 from paceline.report.progress import progress_bar
-from paceline.util.config import parse_spec
 
 
 def run_verify(
@@ -58,7 +58,7 @@ def run_verify(
         task = bar.add_task("alone, without drafts", total=(1 + runs) * len(prompts))
         advance = partial(bar.advance, task)
         results = alone.answer([ids for _, ids in prompts], 0, done=advance)
-        plain = [request.output_ids for request, _, _ in results]
+        plain = [request.output_ids for request, _ in results]
         verdicts: list[DrafterVerdict] = []
         try:
             for side, spec, label in _sides(config, models, batches, prefill_chunks):
@@ -106,7 +106,7 @@ def _prompts(units: Sequence[Unit]) -> list[tuple[str, list[int]]]:
 def _build(spec: str, draft: CachedLM | None) -> Drafter:
     """Build a drafter; turn its draft budget off unless its spec sets one."""
     make = partial(create, spec, draft_model=draft)
-    return make() if "budget" in parse_spec(spec)[1] else feeding_all(make)
+    return make() if sets_budget(spec) else feeding_all(make)
 
 
 def _verdict(
@@ -124,13 +124,13 @@ def _verdict(
         if drawn
         else [
             number
-            for number, (request, _, _) in enumerate(results)
+            for number, (request, _) in enumerate(results)
             if request.output_ids != plain[number]
         ]
     )
     first = None
     for number in differing[:1]:
-        request, divergence, _ = results[number]
+        request, divergence = results[number]
         assert divergence is not None, "an answer of the same tokens that is shorter"
         first = alone.difference(
             *prompts[number][:1],
@@ -146,8 +146,15 @@ def _verdict(
         side.prefill_chunk,
         0 if drawn else len(results),
         len(differing),
-        sum(request.counters.accepted_tokens for request, _, _ in results),
-        sum(len(request.output_ids) for request, _, _ in results),
-        sum(speed for _, _, speed in results) / len(results),
+        sum(request.counters.accepted_tokens for request, _ in results),
+        sum(len(request.output_ids) for request, _ in results),
+        _tokens_per_forward([request for request, _ in results]),
         first,
     )
+
+
+def _tokens_per_forward(requests: Sequence[Request]) -> float:
+    """Return sum(new tokens - 1) / sum(forward passes after prefill), as `paceline bench` does."""
+    counters = [request.counters for request in requests]
+    decoding = sum(counts.target_forwards - counts.prefill_forwards for counts in counters)
+    return sum(len(request.output_ids) - 1 for request in requests) / decoding if decoding else 1.0

@@ -89,7 +89,7 @@ class VerifyEngine:
         first: int,
         expected: Sequence[list[int]] | None = None,
         done: Callable[[int], object] = lambda count: None,
-    ) -> list[tuple[Request, tuple[int, Tensor] | None, float]]:
+    ) -> list[tuple[Request, tuple[int, Tensor] | None]]:
         """Answer prompts in batches of the maximum size.
 
         Args:
@@ -99,8 +99,8 @@ class VerifyEngine:
             done: Function called after every step with the number of answers that ended in the
                 step.
         Returns:
-            For each prompt: the request, the position and logits at which it diverged from
-                `expected` (None if it did not), and the answer's tokens per forward pass.
+            For each prompt: the request, and the position and logits at which it diverged from
+                `expected` (None if it did not).
         """
         requests = [
             Request(
@@ -123,12 +123,8 @@ class VerifyEngine:
         finally:
             self.engine.withdraw(handles)
         return [
-            (
-                handle.request,
-                self._probe.divergences.get(handle.request.id),
-                handle.stats().tokens_per_forward,
-            )
-            for handle in handles
+            (request, self._probe.divergences.get(request.id))
+            for request in (handle.request for handle in handles)
         ]
 
     def difference(
@@ -142,7 +138,7 @@ class VerifyEngine:
     ) -> Difference:
         """Describe the first difference; plain decoding runs again to provide its logits."""
         position, row = divergence
-        ((_, plain_divergence, _),) = self.answer([ids], number, [plain[:position]])
+        ((_, plain_divergence),) = self.answer([ids], number, [plain[:position]])
         tokens = tuple(
             answer[position] if position < len(answer) else None for answer in (plain, drafted)
         )

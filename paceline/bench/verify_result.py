@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.bench.environment import Environment
+from paceline.drafters import PLAIN
 from paceline.invariance.invariance import Invariance
 from paceline.invariance.row_classes import bits
+from paceline.util.config import parse_spec
+
+
+def sets_budget(spec: str) -> bool:
+    """Return whether a drafter spec turns the draft budget on or off."""
+    return "budget" in parse_spec(spec)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,8 @@ class DrafterVerdict:
         accepted: Number of accepted draft tokens. If `accepted` is 0, the comparison proves
             nothing.
         tokens: Number of new tokens in all answers.
-        tokens_per_forward: Mean number of tokens per forward pass, over the answers.
+        tokens_per_forward: sum(new tokens - 1) / sum(forward passes after prefill), as in
+            `MethodFigures`.
         first: The first difference; None if all answers are equal.
     """
 
@@ -75,6 +83,11 @@ class DrafterVerdict:
     tokens: int
     tokens_per_forward: float
     first: Difference | None
+
+    @property
+    def budget_off(self) -> bool:
+        """Return whether the comparison turned the draft budget off."""
+        return not (sets_budget(self.drafter) or parse_spec(self.drafter)[0] == PLAIN)
 
 
 @dataclass(frozen=True, slots=True)

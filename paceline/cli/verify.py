@@ -152,6 +152,7 @@ def _print_verdict(console: Console, verdict: DrafterVerdict) -> None:
     statistics = (
         f"{verdict.tokens} tokens, {verdict.accepted} accepted drafts,"
         f" {verdict.tokens_per_forward:.2f} tokens per forward"
+        f"{' (draft budget off)' * verdict.budget_off}"
     )
     name = f"{verdict.drafter}, batch {verdict.batch}, chunks of {verdict.prefill_chunk}"
     if not verdict.answers:

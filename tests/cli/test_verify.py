@@ -18,6 +18,8 @@ from paceline.bench.environment import look_around
 from paceline.bench.models import Models, load_models
 from paceline.bench.verify_result import DrafterVerdict, Logit, VerifyResult
 from paceline.cli.verify import _write_json
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.errors import ConfigError
 from paceline.invariance.invariance import Invariance
 from tests.support.cli import call
@@ -62,6 +64,11 @@ def test_equal_outputs_are_reported(tmp_path: Path) -> None:
     assert status == 0
     assert "prompt_lookup, batch 2, chunks of 512: 0 of 3 answers differ" in output
     assert "0 of 9 answers differ" in output
+    assert [line.endswith(" (draft budget off)") for line in output.splitlines()[:3]] == [
+        False,
+        True,
+        True,
+    ]
     assert "batch invariance is on: the self-test passed on this machine\n" in output
     result = json.loads((tmp_path / "result.json").read_text())
     assert (
@@ -167,6 +174,25 @@ def test_a_difference_is_reported_with_its_logits(
         assert len(first[side]) == 2
         assert all(f"({logit['bits']})" in output for logit in first[side])
     assert first["plain"] != first["drafted"]
+
+
+def test_tokens_per_forward_is_a_ratio_of_sums() -> None:
+    """A mean of the answers' ratios would be 5."""
+    requests = []
+    for tokens, forwards in ((10, 1), (10, 9)):
+        request = Request([1], SamplingParams(tokens))
+        request.append([2] * tokens)
+        request.counters.prefill_forwards = 1
+        request.counters.target_forwards = 1 + forwards
+        requests.append(request)
+    assert side_by_side._tokens_per_forward(requests) == 1.8
+    assert side_by_side._tokens_per_forward([]) == 1.0
+
+
+def test_a_spec_can_keep_the_draft_budget() -> None:
+    words = ("--drafters", "prompt_lookup:budget=true", "--dtype", "float32")
+    _, output = call("verify", *words, *SHORT)
+    assert "tokens per forward\n" in output
 
 
 def test_sampled_drafts_need_not_give_the_same_text() -> None:
