@@ -34,7 +34,7 @@ _QUIET = {
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-_COMPILING = "paceline: compiling kernels, once; this can take about a minute"
+_COMPILING = "paceline: compiling new kernels ({}, ...), once each; this can take about a minute"
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
 _HELP = ("--help", "-h")
 _FAILED, _BROKEN_PIPE = 2, 141  # exit statuses
@@ -159,7 +159,7 @@ def main() -> None:
         os.environ.setdefault(name, value)
     gc.set_threshold(YOUNG_OBJECTS)
     _prepare_streams()
-    on_first_compilation(lambda: print_note(_COMPILING))
+    on_first_compilation(lambda package: print_note(_COMPILING.format(package)))
     status = call_with_frame_memory(lambda: _status(sys.argv[1:]))
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -190,7 +190,7 @@ def _status(words: Sequence[str]) -> int:
         where = "" if error.filename is None else f"{error.filename}: "
         print_error(f"{where}{error.strerror or error}")
     except MemoryError:
-        print_error("Out of memory. Choose a smaller model, batch or context.")
+        print_error("out of memory. Choose a smaller model, batch or context.")
     return _FAILED
 
 

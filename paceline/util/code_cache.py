@@ -185,6 +185,7 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
+        self._module: str = function.__module__
         locator = self._impl.locator
         stamp = locator.get_source_stamp(), sources_digest(function.__code__.co_filename)
         self._cache_file = CodeFiles(self._cache_path, self._impl.filename_base, stamp)
@@ -200,7 +201,7 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
             # The file names a class from another paceline version.
             self._forget()
         if overload is None:
-            before_compilation()
+            before_compilation(self._module)
         return overload
 
     def _forget(self) -> None:

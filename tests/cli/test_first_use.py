@@ -17,7 +17,7 @@ MODULE = """from paceline.util.compiled import compiled
 def twice(number):
     return 2 * number
 """
-NOTE = "paceline: compiling kernels, once; this can take about a minute\n"
+NOTE = "paceline: compiling new kernels (doubled, ...), once each; this can take about a minute\n"
 
 
 def twice_in_a_new_process(words: object) -> int:
