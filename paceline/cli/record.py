@@ -12,6 +12,7 @@ from paceline.cli.options import WITHOUT_MODEL, TargetModel
 from paceline.cli.show import print_note
 from paceline.core.sampling_params import SamplingParams
 from paceline.util.config import require_range
+from paceline.util.files import require_writable
 from paceline.util.options import ModelOptions, PromptOptions
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def record(
             records none. To replay auto or token_recycling later, record the top 8 tokens.
     """
     require_range("record", "batch", batch, 1)
+    require_writable(out)
     from paceline.replay.recorder import RecordOptions, encode_prompts, record_answers
     from paceline.report.prompts import cut_note, load_prompts
 

@@ -231,6 +231,13 @@ def test_a_store_of_another_tokenizer_is_refused(
         call("replay", tmp_path / "a.jsonl", "--datastore", tmp_path / "store")
 
 
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "a.jsonl"
+    with pytest.raises(ConfigError, match=r"there is no folder .*none'\. Create it first"):
+        record(path)
+    assert not path.parent.exists()
+
+
 def test_recorded_answers_give_the_same_head_recording(tmp_path: Path) -> None:
     path = record(tmp_path / "a.jsonl")
     own, recorded = record_pair(tmp_path / "own"), record_pair(tmp_path / "recorded", answers=path)
