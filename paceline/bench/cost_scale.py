@@ -91,7 +91,7 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
 def _check_architecture(model: PreTrainedModel) -> None:
     if uses_target_states(model):
         raise UnsupportedModelError(
-            "The draft model reads its target's hidden states and has no embedding that could be"
+            "the draft model reads its target's hidden states and has no embedding that could be"
             " enlarged. Run the benchmark without a cost scale for the draft model."
         )
     if model.config.model_type != "llama":

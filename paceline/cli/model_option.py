@@ -42,7 +42,7 @@ def with_model_first(app: App, words: Sequence[str]) -> list[str]:
     models, others = _taken_out(words[start:end])
     if len(models) > 1:
         given = " and ".join(map(repr, models))
-        raise ConfigError(f"The model is given twice: {given}. Keep one.")
+        raise ConfigError(f"the model is given twice: {given}. Keep one.")
     return [*words[:start], *models, *others, *words[end:]]
 
 

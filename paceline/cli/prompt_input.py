@@ -23,7 +23,7 @@ def require_standard_input() -> BinaryIO:
     """
     if sys.stdin is None:
         raise ConfigError(
-            "Standard input is closed. Leave it open, or redirect a file or a pipe to it."
+            "standard input is closed. Leave it open, or redirect a file or a pipe to it."
         )
     return sys.stdin.buffer
 

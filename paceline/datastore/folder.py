@@ -16,17 +16,19 @@ def make_folder(path: Path) -> None:
     Raises:
         DatastoreError: The folder cannot be created, or it holds unrelated files.
     """
+    if path.is_file():
+        raise DatastoreError(f"{str(path)!r} is a file. Name a folder for the store.")
     try:
         path.mkdir(parents=True, exist_ok=True)
         foreign = sorted(entry.name for entry in path.iterdir() if not _is_of_store(entry.name))
     except OSError as error:
         raise DatastoreError(
-            f"The folder {str(path)!r} for the store cannot be created: {error}. Choose another"
+            f"the folder {str(path)!r} for the store cannot be created: {error}. Choose another"
             " folder."
         ) from error
     if foreign:
         raise DatastoreError(
-            f"The folder {str(path)!r} is not a store, because it holds {foreign[0]!r}. Choose a"
+            f"the folder {str(path)!r} is not a store, because it holds {foreign[0]!r}. Choose a"
             " store, or a folder that is empty or does not exist."
         )
 

@@ -5,30 +5,27 @@ Parquet files and data sets require the `datasets` extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
+from paceline.datastore.records import parse_record, record_parts
 from paceline.datastore.store_settings import TEXT_CHARACTERS, TOKENIZED_TEXTS
 from paceline.errors import ConfigError
 from paceline.recorded_answers.reading import read_answers, read_settings
-from paceline.text.conversations import chat_text
-from paceline.text.messages import Message, checked_messages, text_of
-from paceline.util.files import parse_json
 from paceline.util.text_files import open_text
 from paceline.util.unicode import require_text
 
 DATASET = "datasets:"  # prefix of a data set's name
 _SUFFIXES = (".jsonl", ".txt", ".npy", ".parquet")
 _Bad = Callable[[ConfigError], None]
-_FIELDS = "text, messages (a list of {role, content}), or prompt and output"
 
 
 class _JsonLine(str):
@@ -84,7 +81,7 @@ def _check_file(path: Path) -> None:
             f" {', '.join(_SUFFIXES)} or {DATASET}NAME. Convert it first."
         )
     if not path.is_file():
-        raise ConfigError(f"There is no input file {str(path)!r}. Check the path.")
+        raise ConfigError(f"there is no input file {str(path)!r}. Check the path.")
 
 
 def check_recorded(path: str | Path, tokenizer: Any) -> bool:
@@ -123,7 +120,7 @@ def _texts(
         return
     for source, record in _records(name):
         try:
-            parts = _parts(
+            parts = record_parts(
                 source,
                 parse_record(source, record) if isinstance(record, _JsonLine) else record,
                 tokenizer,
@@ -149,44 +146,6 @@ def _tokenized(texts: Iterator[list[str | list[int]]], tokenizer: Any) -> Iterat
             ]
 
 
-def _parts(source: str, record: Any, tokenizer: Any, answers_only: bool) -> list[str | list[int]]:
-    """Return the texts or token ids that make up a record's document."""
-    if isinstance(record, Mapping):
-        text, messages = record.get("text"), record.get("messages")
-        prompt, output = record.get("prompt", ""), record.get("output")
-        if isinstance(text, str):
-            return [text]
-        if messages is not None:
-            return _conversation(
-                source, checked_messages(messages, f"{source}: messages"), tokenizer, answers_only
-            )
-        if _is_part(output) and _is_part(prompt):
-            return [output] if answers_only else [prompt, output]
-    fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
-    raise ConfigError(
-        f"{source}: got a record of {fields or 'nothing'}; expected {_FIELDS}. Rename its fields,"
-        " or leave it out."
-    )
-
-
-def _is_part(value: Any) -> TypeGuard[str | list[int]]:
-    return isinstance(value, str) or (
-        isinstance(value, list) and all(type(token) is int for token in value)
-    )
-
-
-def _conversation(
-    source: str, messages: list[Message], tokenizer: Any, answers_only: bool
-) -> list[str | list[int]]:
-    if answers_only:
-        return [
-            "\n".join(text_of(message) for message in messages if message["role"] == "assistant")
-        ]
-    if getattr(tokenizer, "chat_template", None):
-        return [chat_text(tokenizer, messages, source)]
-    return ["\n".join(map(text_of, messages))]
-
-
 def _records(name: str) -> Iterator[tuple[str, Any]]:
     """Yield a description of each record's source, and the record or its JSON line."""
     if not name.startswith(DATASET) and read_settings(name) is not None:
@@ -202,7 +161,7 @@ def _records(name: str) -> Iterator[tuple[str, Any]]:
         with _opened(Path(name)) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield f"{name}, line {number}", _JsonLine(line)
+                    yield f"{name}:{number}", _JsonLine(line)
 
 
 def _dataset(name: str) -> Iterator[Any]:
@@ -212,7 +171,7 @@ def _dataset(name: str) -> Iterator[Any]:
         yield from load(source, split=split or "train", streaming=True)
     except Exception as error:  # from many libraries, without a common ancestor
         raise ConfigError(
-            f"The data set {name!r} cannot be read: {error}. Check its name and split."
+            f"the data set {name!r} cannot be read: {error}. Check its name and split."
         ) from error
 
 
@@ -224,26 +183,7 @@ def _parquet(name: str) -> Iterator[Any]:
                 yield from batch.to_pylist()
     except Exception as error:  # those from pyarrow have no common ancestor
         raise ConfigError(
-            f"The input {name!r} is not a Parquet file, or is damaged: {error}. Write it again."
-        ) from error
-
-
-def parse_record(source: str, line: str) -> Any:
-    """Parse a line of JSON.
-
-    Args:
-        source: Description of the line for errors, such as "a.jsonl, line 3".
-        line: Line to parse.
-    Raises:
-        ConfigError: The line is not valid UTF-8 or not valid JSON.
-    """
-    require_text(source, line)
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        raise ConfigError(
-            f"{source}: it is not JSON: got {error}; expected one record in each line. Convert it"
-            " first."
+            f"the input {name!r} is not a Parquet file, or is damaged: {error}. Write it again."
         ) from error
 
 
@@ -253,7 +193,7 @@ def _text_documents(path: Path, bad: _Bad) -> Iterator[str]:
         lines, size = [], 0
         for number, line in enumerate(file, 1):
             try:
-                lines.append(require_text(f"{path}, line {number}", line))
+                lines.append(require_text(f"{path}:{number}", line))
             except ConfigError as error:
                 bad(error)
                 continue
@@ -270,7 +210,7 @@ def _opened(path: Path) -> Any:
         return open_text(path, "surrogateescape")
     except OSError as error:
         raise ConfigError(
-            f"The input {str(path)!r} cannot be read: {error}. Check its permissions."
+            f"the input {str(path)!r} cannot be read: {error}. Check its permissions."
         ) from error
 
 
@@ -279,7 +219,7 @@ def _arrays(path: Path) -> Iterator[NDArray[Any]]:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(
-            f"The input {str(path)!r} is not a numpy array: {error}. Write it with numpy.save."
+            f"the input {str(path)!r} is not a numpy array: {error}. Write it with numpy.save."
         ) from error
     if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
         raise ConfigError(
@@ -295,6 +235,6 @@ def _extra(module: str, name: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ConfigError(
-            f"The input {name!r} needs the package {package}, which is not installed. Install it:"
+            f"the input {name!r} needs the package {package}, which is not installed. Install it:"
             " pip install 'paceline[datasets]'"
         ) from error

@@ -121,7 +121,7 @@ def store_folder(path: str | Path, *, written: bool = False) -> Path:
         return Path(path)
     if written:
         raise ConfigError(
-            f"The store {path!r} is built in and read-only. Write ./{path} for a folder of that"
+            f"the store {path!r} is built in and read-only. Write ./{path} for a folder of that"
             " name."
         )
     return _EMBEDDED_FOLDER
@@ -160,7 +160,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
         write_atomically(path / MANIFEST, json.dumps(content, indent=1).encode())
     except ConfigError as error:
         raise DatastoreError(
-            f"The {MANIFEST} of the store {str(path)!r} cannot be written: {error}. The store is"
+            f"the {MANIFEST} of the store {str(path)!r} cannot be written: {error}. The store is"
             " unchanged. Free some disk space, or choose another folder."
         ) from error
 
@@ -185,12 +185,12 @@ def read_manifest(path: Path) -> Manifest:
         content = parse_json((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise DatastoreError(
-            f"There is no store at {str(path)!r}. Build one: paceline datastore build"
+            f"there is no store at {str(path)!r}. Build one: paceline datastore build"
             f" {shlex.quote(str(path))} ANSWERS.jsonl --tokenizer MODEL"
         ) from None
     except OSError as error:
         raise DatastoreError(
-            f"The store {str(path)!r} cannot be read: {error}. Check its permissions."
+            f"the store {str(path)!r} cannot be read: {error}. Check its permissions."
         ) from error
     except ValueError as error:
         raise DatastoreError(_damaged(path)) from error

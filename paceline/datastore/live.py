@@ -292,7 +292,7 @@ class Datastore:
     def _check_open(self) -> None:
         if self._closing:
             raise DatastoreError(
-                f"The store {str(self.path)!r} is closed and does not accept outputs. Open it"
+                f"the store {str(self.path)!r} is closed and does not accept outputs. Open it"
                 " again."
             )
 

@@ -44,7 +44,7 @@ def writing(path: Path, action: str) -> Iterator[None]:
         raise LockedError(_locked_message(path, file)) from error
     except OSError as error:
         raise DatastoreError(
-            f"The store {str(path)!r} cannot be written, because {LOCK} cannot be locked:"
+            f"the store {str(path)!r} cannot be written, because {LOCK} cannot be locked:"
             f" {error}. Change its permissions, or write to another folder."
         ) from error
     try:

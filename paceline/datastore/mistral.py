@@ -30,7 +30,7 @@ class MistralTokenizer:
             )
         except ImportError as error:
             raise ConfigError(
-                f"The tokenizer {MISTRAL!r} needs mistral-common with sentencepiece, which are not"
+                f"the tokenizer {MISTRAL!r} needs mistral-common with sentencepiece, which are not"
                 " installed. Install them: pip install 'paceline[replay]'"
             ) from error
 

@@ -142,7 +142,7 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
             continue
         except OSError as error:
             raise DatastoreError(
-                f"The store {str(path)!r} cannot be read: {error}. Check its permissions."
+                f"the store {str(path)!r} cannot be read: {error}. Check its permissions."
             ) from error
         return manifest, shards
     raise DamagedShardError(path, missing, f"{MANIFEST} names it and it is not there")
@@ -184,6 +184,6 @@ def check_same(path: Path, manifest: Manifest, vocab_size: int, tokenizer: str |
     """
     if (manifest.vocab_size, manifest.tokenizer) != (vocab_size, tokenizer):
         raise DatastoreError(
-            f"The store {str(path)!r} was replaced by a store with a different vocabulary or"
+            f"the store {str(path)!r} was replaced by a store with a different vocabulary or"
             " tokenizer. Open it again."
         )

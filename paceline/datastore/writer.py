@@ -194,7 +194,7 @@ class _Writer:
             shards.append(self._write_shard("sort"))
         if not shards:
             raise DatastoreError(
-                f"The inputs for the store {str(self._path)!r} contain no tokens. Check the inputs."
+                f"the inputs for the store {str(self._path)!r} contain no tokens. Check the inputs."
             )
         return shards
 
@@ -262,7 +262,7 @@ class _Writer:
             )
         except OSError as error:
             raise DatastoreError(
-                f"A shard of {info.tokens} tokens cannot be written to the store"
+                f"a shard of {info.tokens} tokens cannot be written to the store"
                 f" {str(self._path)!r}: {error}. It needs about {4 + manifest.width} bytes per"
                 " token. The store is unchanged. Free some disk space, or choose another folder."
             ) from error

@@ -243,7 +243,7 @@ def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
     names = leftovers(drafter, range(requests[0].id, last))
     if names:
         raise DrafterError(
-            f"The drafter {drafter.name!r} still holds stopped requests in {', '.join(names)}. Free"
+            f"the drafter {drafter.name!r} still holds stopped requests in {', '.join(names)}. Free"
             " them in stop."
         )
 
@@ -260,7 +260,7 @@ def _compare(drafter: Drafter, plain: list[list[int]], drafted: list[list[int]])
                 len(expected),
             )
             raise DrafterError(
-                f"The drafter {drafter.name!r} changed answer {index}: token {first} differs from"
+                f"the drafter {drafter.name!r} changed answer {index}: token {first} differs from"
                 " plain decoding. Check whether the drafter changes a request, or a tree after"
                 " propose."
             )

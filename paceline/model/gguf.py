@@ -21,6 +21,7 @@ from transformers import (
 from paceline.errors import ConfigError
 
 SUFFIX = ".gguf"
+_MAGIC = b"GGUF"  # the first bytes of every file
 _PACKAGES = ("gguf", "accelerate")
 # llama.cpp ends an answer at any of these tokens.
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -100,6 +101,9 @@ def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfi
 
 def refused(path: Path, content: str) -> ConfigError:
     """Return the error for a GGUF file that does not contain a model."""
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            content = "a file that does not start with the GGUF magic bytes"
     return ConfigError(
         f"model {str(path)!r}: got {content}; expected a complete GGUF file of a decoder that"
         " transformers can unpack. Download it again, or use the original model."

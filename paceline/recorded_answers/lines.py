@@ -140,7 +140,6 @@ def write_error(content: str, path: Path, error: OSError) -> ConfigError:
 
 def _damaged(path: str | Path, number: int, reason: str) -> ConfigError:
     return ConfigError(
-        f"answers {str(path)!r}, line {number}: the line is damaged: {reason}. Delete it and all"
-        " lines after it, then run the same command (`paceline record`) again to continue from"
-        " there."
+        f"{path}:{number}: the line is damaged: {reason}. Delete it and all lines after it, then"
+        " run the same command (`paceline record`) again to continue from there."
     )

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from paceline.core.drafter import TopTokens
-from paceline.datastore.inputs import check_recorded, parse_record
+from paceline.datastore.inputs import check_recorded
+from paceline.datastore.records import is_prompt, parse_record
 from paceline.errors import ConfigError
 from paceline.recorded_answers.reading import read_answers, read_settings, read_tops
 from paceline.util.text_files import read_text
@@ -43,7 +44,7 @@ def read_traces(
     traces: list[tuple[list[int], list[int]]] = []
     for number, line in enumerate(lines, 1):
         if line.strip() and (limit is None or len(traces) < limit):
-            where = f"{path}, line {number}"
+            where = f"{path}:{number}"
             record = _record(where, line)
             traces.append(
                 (_ids(where, record["prompt"], tokenizer), _ids(where, record["output"], tokenizer))
@@ -91,9 +92,11 @@ def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
 def _record(where: str, line: str) -> dict[str, Any]:
     record = parse_record(where, line)
     if not isinstance(record, dict) or not {"prompt", "output"} <= set(record):
+        fix = (
+            "Record answers with `paceline record`." if is_prompt(record) else "Rename its fields."
+        )
         raise ConfigError(
-            f"{where}: got another record; expected one with prompt and output (text or ids)."
-            " Rename its fields."
+            f"{where}: got another record; expected one with prompt and output (text or ids). {fix}"
         )
     return record
 

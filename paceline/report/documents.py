@@ -107,7 +107,7 @@ def _load(path: str | Path) -> dict[str, Any]:
         document = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"The result {str(path)!r} cannot be read: {error}. Check its name."
+            f"the result {str(path)!r} cannot be read: {error}. Check its name."
         ) from error
     return document if isinstance(document, dict) else {}
 

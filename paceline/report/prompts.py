@@ -57,6 +57,7 @@ def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 
     require_range("bench", "every", every, 1)
     prompts: dict[str, Prompt] = {}  # by file and line
     for path in [Path(path) for path in paths] or [demo.PROMPTS]:
+        _require_one_file(path)
         entries = list(_read(path).items())[::every]
         prompts |= dict(entries[:limit] if limit else entries)
     if not prompts:
@@ -107,6 +108,14 @@ def cut_note(count: int) -> str:
         f"{longer} too long for the context with an answer, and cut. {keeps} first {HEAD_TOKENS}"
         " and last tokens."
     )
+
+
+def _require_one_file(path: Path) -> None:
+    if "," in path.name and not path.exists():
+        raise ConfigError(
+            f"the prompts {str(path)!r} cannot be read: there is no such file. Repeat --prompts for"
+            " each file."
+        )
 
 
 def _read(path: Path) -> dict[str, Prompt]:

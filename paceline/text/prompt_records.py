@@ -46,7 +46,7 @@ def read_prompt_file(path: Path) -> list[tuple[int, PromptRecord]]:
         lines = read_text(path, "surrogateescape").split("\n")
     except OSError as error:
         raise ConfigError(
-            f"The prompts {str(path)!r} cannot be read: {error.strerror}. Check the path."
+            f"the prompts {str(path)!r} cannot be read: {error.strerror}. Check the path."
         ) from error
     parse = _parse if path.suffix == ".jsonl" else _plain
     numbered = (
@@ -90,8 +90,12 @@ def _text(value: Any, field: str, where: str) -> str:
     first = value[0] if isinstance(value, list) and value else value
     if isinstance(first, str) and (field != "turns" or isinstance(value, list)):
         return first
-    expected = "a list of texts" if field == "turns" else "a text"
-    raise ConfigError(f"{where}: {field}: got {str(value)[:60]!r}; expected {expected}.")
+    expected, fix = (
+        ("a list of texts", 'Write ["TEXT"].')
+        if field == "turns"
+        else ("a text", "Use quotation marks.")
+    )
+    raise ConfigError(f"{where}: {field}: got {repr(value)[:60]}; expected {expected}. {fix}")
 
 
 def _name(record: dict[str, Any], field: str, where: str) -> str | None:

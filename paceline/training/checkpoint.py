@@ -104,7 +104,7 @@ class CheckpointFile:
             sound = False
         if not sound:
             raise ConfigError(
-                f"The checkpoint {str(self.path)!r} is damaged, or has a different version."
+                f"the checkpoint {str(self.path)!r} is damaged, or has a different version."
                 " Delete it to start the training again."
             )
         return file

@@ -72,8 +72,8 @@ class PromptOptions:
     """Select prompts from files.
 
     Attributes:
-        prompts: File with prompts, as for `generate --file`; repeatable. Default: the built-in
-            prompts.
+        prompts: File with prompts, as for `generate --file`; repeatable. If the tokenizer has a
+            chat template, each prompt is a user message. Default: the built-in prompts.
         limit: Maximum number of prompts per file; at least 0; 0 uses all.
         every: Use only every n-th prompt in a file; at least 1. --limit counts only the selected
             prompts.

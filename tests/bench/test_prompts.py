@@ -45,7 +45,8 @@ def test_prompts_come_from_several_files(tmp_path: Path) -> None:
         ("{", "p.jsonl:2: got '{'; expected JSON"),
         ("[1]", "p.jsonl:2: got '.1.'; expected an object"),
         ('{"id": "x"}', "p.jsonl:2: got .*; expected an object with .*prompt, text, turns"),
-        ('{"id": "x", "category": "c", "turns": "a"}', "2: turns:"),
+        ('{"prompt": 5}', "2: prompt: got 5; expected a text. Use quotation marks."),
+        ('{"id": "x", "category": "c", "turns": "a"}', r"2: turns: got 'a'; .* Write \["),
         ('{"id": "x", "category": "c", "turns": []}', "2: turns:"),
         ('{"id": "x", "category": "c", "turns": [" "]}', "2: got .* not empty"),
         ('{"id": [], "category": "c", "turns": ["a"]}', "2: id"),
@@ -95,8 +96,12 @@ def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
 
 
 def test_missing_and_empty_prompt_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"The prompts .* cannot be read"):
+    with pytest.raises(ConfigError, match=r"the prompts .* cannot be read"):
         load_prompts([tmp_path / "none.jsonl"])
+    with pytest.raises(ConfigError, match=r"no such file\. Repeat --prompts for each file\."):
+        load_prompts(["a.jsonl,b.jsonl"])
+    (tmp_path / "a,b.jsonl").write_text('{"prompt": "x"}\n')
+    assert len(load_prompts([tmp_path / "a,b.jsonl"])) == 1
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match=r"empty\.jsonl: there are no prompts\. Add one"):
         load_prompts([tmp_path / "empty.jsonl"])

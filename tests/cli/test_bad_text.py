@@ -127,15 +127,15 @@ def test_invalid_lines_are_skipped_and_named(
     assert "in 3 documents" in output
     errors = capfd.readouterr().err
     assert errors.count("skipped: ") == 10
-    assert all(f"a.jsonl, line {number}: " in errors for number in range(2, 8))
+    assert all(f"a.jsonl:{number}: " in errors for number in range(2, 8))
     assert "27 records were skipped, of which the first 10 are named" in errors
     call("datastore", "add", tmp_path / "store", names[1], "--tokenizer", "demo", "--skip-invalid")
-    assert "b.txt, line 2: " in capfd.readouterr().err
+    assert "b.txt:2: " in capfd.readouterr().err
 
 
 def test_a_store_of_invalid_lines_is_not_built(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"{\n{\n")
-    with pytest.raises(ConfigError, match=r"a\.jsonl, line 1: it is not JSON"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl:1: it is not JSON"):
         call("datastore", "build", tmp_path / "store", tmp_path / "a.jsonl", "--tokenizer", "demo")
     assert not (tmp_path / "store" / "manifest.json").exists()
 

@@ -152,7 +152,7 @@ def test_invalid_records_end_a_build(
         call(*words)
     errors = capfd.readouterr().err
     assert errors.count("invalid: ") == 2
-    assert "d.jsonl, line 2" in errors
+    assert "d.jsonl:2" in errors
     assert datastore.info(store) == before
     assert datastore.verify(store) == []
     assert call(*words, "--skip-invalid")[0] == 0

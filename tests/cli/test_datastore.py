@@ -16,6 +16,7 @@ from paceline import datastore, demo
 from paceline.cli.loading import load_tokenizer
 from paceline.datastore import inputs
 from paceline.errors import ConfigError, DatastoreError
+from paceline.replay.traces import read_traces
 from tests.support.cli import call
 
 RECORDS: list[dict[str, Any]] = [
@@ -79,9 +80,9 @@ def test_documents_of_text_and_arrays(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{', "line 2: it is not JSON"),
-        ("a.jsonl", b'{"words": "x"}', "line 1: got a record of words; expected text, messages"),
-        ("a.jsonl", b'{"text": "\xff"}', "line 1: got .* not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{', "jsonl:2: it is not JSON"),
+        ("a.jsonl", b'{"words": "x"}', "jsonl:1: got a record of words; expected text, messages"),
+        ("a.jsonl", b'{"text": "\xff"}', "jsonl:1: got .* not UTF-8"),
         ("a.npy", b"nothing", "not a numpy array"),
         ("a.csv", b"", "got the file type '.csv'; expected"),
     ],
@@ -99,6 +100,21 @@ def test_missing_inputs_are_refused(tmp_path: Path, tokenizer: Any) -> None:
     for name, message in (("gone.txt", "no input file"), (str(tmp_path / "a.npy"), "float64")):
         with pytest.raises(ConfigError, match=message):
             list(inputs.documents([name], tokenizer))
+
+
+@pytest.mark.parametrize("line", ['{"prompt": "a"}', '{"id": 1, "category": "c", "turns": ["a"]}'])
+def test_prompts_are_not_answers(tmp_path: Path, tokenizer: Any, line: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(line + "\n")
+    fix = r"p\.jsonl:1: got .*; expected .* Record answers with `paceline record`\."
+    with pytest.raises(ConfigError, match=fix):
+        list(inputs.documents([str(path)], tokenizer))
+    with pytest.raises(ConfigError, match=fix):
+        read_traces(path, tokenizer)
+    path.write_text('{"prompt": "a", "response": "b"}\n')
+    for read in (read_traces, lambda path, tokenizer: list(inputs.documents([path], tokenizer))):
+        with pytest.raises(ConfigError, match="Rename its fields"):
+            read(str(path), tokenizer)
 
 
 def test_documents_of_parquet_files(tmp_path: Path, tokenizer: Any) -> None:
@@ -141,7 +157,7 @@ def test_documents_of_a_data_set(
         (document,) = inputs.documents([name], tokenizer)
         assert tokenizer.decode(list(document)) == text
     for name in (f"datasets:{folder}@none", f"datasets:{tmp_path / 'nowhere'}"):
-        with pytest.raises(ConfigError, match=r"The data set .* cannot be read"):
+        with pytest.raises(ConfigError, match=r"the data set .* cannot be read"):
             list(inputs.documents([name], tokenizer))
 
 
@@ -179,8 +195,13 @@ def test_build_add_info_and_verify(tmp_path: Path, jsonl: Path, tokenizer: Any) 
     shard.write_bytes(shard.read_bytes()[:-1])
     code, output = run("verify", path)
     assert (code, shard.name in output) == (1, True)
-    with pytest.raises(DatastoreError, match="There is no store"):
+    with pytest.raises(DatastoreError, match="there is no store"):
         run("info", tmp_path / "none")
+
+
+def test_a_file_is_refused_as_a_folder(jsonl: Path) -> None:
+    with pytest.raises(DatastoreError, match=r"jsonl' is a file\. Name a folder for the store\."):
+        run("build", jsonl, jsonl, "--tokenizer", "demo")
 
 
 def test_bad_inputs_leave_the_old_store(tmp_path: Path, jsonl: Path) -> None:

@@ -92,7 +92,7 @@ def test_other_words_stay_as_they_are(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["chat", "-m", "a", "--model", "b"], "The model is given twice: 'a' and 'b'. Keep one."),
+        (["chat", "-m", "a", "--model", "b"], "the model is given twice: 'a' and 'b'. Keep one."),
         (["serve", "a", "-m", "b"], "Unexpected argument 'a': --model already names the model."),
         (["draft", "evaluate", "a", "b", "-m", "c", "--recording", "r"], "argument 'b': --model"),
         (["paper", "lookahead", "a", "-m", "b"], "argument 'a': --model already names the model."),

@@ -242,7 +242,7 @@ def test_unrelated_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(DatastoreError, match=r"letter\.txt"):
         datastore.build(tmp_path, [[1]], 10)
-    with pytest.raises(DatastoreError, match="There is no store"):
+    with pytest.raises(DatastoreError, match="there is no store"):
         datastore.open(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["letter.txt"]
 

@@ -107,7 +107,7 @@ BROKEN: dict[str, tuple[Drafter, str]] = {
     "another's tokens": (ChangesTokens([]), "drafter 'scripted': got changed token_ids of request"),
     "state kept": (
         KeepsStopped([]),
-        "The drafter 'scripted' still holds stopped requests in open, _steps",
+        "the drafter 'scripted' still holds stopped requests in open, _steps",
     ),
     "an answer rewritten": (RewritesAnswer([]), "got changed token_ids of request"),
     "a promise inherited": (

@@ -140,8 +140,8 @@ def test_stop_tokens_and_chat_template_come_from_the_file(tmp_path: Path) -> Non
         (lambda content: content[:-4000], r"got \d+ of its \d+ bytes: the file is truncated"),
         (lambda content: content[:2000], "header is cut off"),
         (lambda content: content[:10], "header is cut off"),
-        (lambda content: b"", "got something else"),
-        (lambda content: b"PK" + content[2:], "does not start with the GGUF magic bytes"),
+        (lambda content: b"", "does not start with the GGUF magic bytes"),
+        (lambda content: b"PK" + content[2:], "got a file that does not start with the GGUF magic"),
         (lambda content: content[:4] + struct.pack("<I", 9) + content[8:], "GGUF v9"),
     ],
 )

@@ -361,7 +361,7 @@ def test_datastore_is_an_option_of_this_paper_only(
         assert "Unknown option: --datastore" in capsys.readouterr().err
     assert configure("sssd", datastore="a").command().endswith("paper sssd demo --datastore a")
     strange = {"target": pair.target, "tokenizer": byte_tokenizer(), "progress": False}
-    with pytest.raises(DatastoreError, match="There is no store"):
+    with pytest.raises(DatastoreError, match="there is no store"):
         run_paper(configure("sssd", model="tiny", datastore=str(tmp_path / "none")), **strange)
     with pytest.raises(ConfigError, match="vocabulary of 3000 tokens; expected at most 256"):
         run_paper(

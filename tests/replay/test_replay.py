@@ -126,7 +126,7 @@ def test_traces_are_read(tmp_path: Path) -> None:
     assert read_traces(path) == some_traces()
     assert read_traces(path, limit=2) == some_traces()[:2]
     for line, message in [
-        ("{", "line 1: it is not JSON"),
+        ("{", "t.jsonl:1: it is not JSON"),
         ('{"prompt": "a"}', "prompt and output"),
         ('{"prompt": "a", "output": [1]}', "no tokenizer"),
         ('{"prompt": 3, "output": [1]}', "got int"),

@@ -63,7 +63,7 @@ def test_the_error_names_other_kinds_of_documents(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="got kind None, schema None"):
         read_document(path, KIND)
     path.write_text('{"schema": 3,')
-    with pytest.raises(ConfigError, match=r"The result .* cannot be read"):
+    with pytest.raises(ConfigError, match=r"the result .* cannot be read"):
         read_document(path, KIND)
 
 
