@@ -72,7 +72,8 @@ class SamplingParams:
         speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None uses
             the engine's drafter. The drafter changes the speed, not the text.
         prediction: Token ids or text that the answer is expected to contain, such as the text to
-            edit. The drafter `auto` drafts from the prediction; the answer does not change.
+            edit. The drafter `auto` drafts from the prediction, and other drafters ignore it. The
+            answer does not change.
             Default: none.
         max_nodes: Maximum number of draft nodes verified per step; None means as many as the
             engine allows.
