@@ -35,8 +35,8 @@ Inputs = Annotated[
     Parameter(
         name="INPUT",
         required=True,
-        help="File to add: .jsonl (text, messages, or prompt and output), .txt, .npy (ids) or"
-        " .parquet; or a data set as datasets:NAME@SPLIT; repeatable.",
+        help="File to add: .jsonl (answers from `paceline record`, or text, messages, or prompt and"
+        " output), .txt, .npy (ids) or .parquet; or a data set as datasets:NAME@SPLIT; repeatable.",
     ),
 ]
 Tokenizer = Annotated[
