@@ -219,7 +219,7 @@ def _legend(result: BenchResult, table: Table) -> str:
 
 
 def _missing_columns(table: Table) -> list[str]:
-    """Return a note on the columns that a narrow console does not show, if there are any."""
+    """Return a note on the columns that a narrow console leaves out."""
     number = 1 + len(MEASURES) - len(table.columns)
     if not number:
         return []

@@ -154,7 +154,7 @@ def _verdict(
 
 
 def _tokens_per_forward(requests: Sequence[Request]) -> float:
-    """Return sum(new tokens - 1) / sum(forward passes after prefill), as `paceline bench` does."""
+    """Return sum(new tokens - 1) / sum(forward passes after prefill)."""
     counters = [request.counters for request in requests]
     decoding = sum(counts.target_forwards - counts.prefill_forwards for counts in counters)
     return sum(len(request.output_ids) - 1 for request in requests) / decoding if decoding else 1.0
