@@ -17,7 +17,13 @@ import numpy as np
 from paceline import LLM, SamplingParams
 from paceline.model.loading import load_model
 from tests.support.gguf import write_gguf
-from tests.support.gguf_architectures import write_experts, write_hybrid, write_qwen35
+from tests.support.gguf_architectures import (
+    write_experts,
+    write_hybrid,
+    write_qwen2_moe,
+    write_qwen35,
+)
+from tests.support.gguf_dense import DENSE
 from tests.support.llama_cpp import needs_library
 
 pytestmark = needs_library
@@ -57,11 +63,12 @@ FILES: dict[str, Callable[[Path], Path]] = {
     "yarn": lambda path: write_gguf(path, rope=_scaling(gguf.RopeScalingType.YARN)),
     "linear": lambda path: write_gguf(path, rope=_scaling(gguf.RopeScalingType.LINEAR)),
     "llama3": lambda path: write_gguf(path, rope=_llama3),
+    "qwen2moe": lambda path: write_qwen2_moe(path, "F32"),
     "qwen3moe": write_experts,
     "lfm2": write_hybrid,
     "qwen35": lambda path: write_qwen35(path, "F32"),
     "qwen35moe": lambda path: write_qwen35(path, "F32", experts=True),
-}
+} | DENSE
 
 
 @pytest.mark.parametrize("name", FILES)

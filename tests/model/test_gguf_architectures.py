@@ -30,7 +30,12 @@ from paceline.model.loading import load_model
 from paceline.model.packed_model import load_described
 from paceline.model.weight_formats import packed_formats, with_plain_weights
 from tests.support.gguf import write_gguf, written
-from tests.support.gguf_architectures import write_experts, write_hybrid, write_qwen35
+from tests.support.gguf_architectures import (
+    write_experts,
+    write_hybrid,
+    write_qwen2_moe,
+    write_qwen35,
+)
 from tests.support.packed import packed_weight
 from tests.support.tiny_configs import tiny_config
 
@@ -40,6 +45,7 @@ MIXED = {"gate_exps": "Q5_0", "up_exps": "BF16", "down_exps": "Q8_0"}
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "llama": lambda path: write_gguf(path, "Q4_1"),
     "lfm2": write_hybrid,
+    "qwen2moe": write_qwen2_moe,
     "qwen3moe": write_experts,
     "qwen3moe-mixed": lambda path: write_experts(path, MIXED),
     "qwen35": write_qwen35,

@@ -18,20 +18,20 @@ Shapes = dict[str, tuple[int, ...]]
 
 def write_hybrid(path: Path) -> Path:
     """Write an LFM2 model with two short convolutions and one attention layer."""
-    writer = _writer(path, "lfm2", 3)
+    writer = new_writer(path, "lfm2", 3)
     writer.add_head_count_kv([0, KV_HEADS, 0])
     writer.add_shortconv_l_cache(3)
     shapes: Shapes = {"token_embd_norm.weight": (HIDDEN,)}
     for layer in range(3):
-        shapes |= _of_layer(layer, {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)} | _mlp())
+        shapes |= of_layer(layer, {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)} | feed_forward())
     for layer in (0, 2):
         convolution = {
             "shortconv.conv": (HIDDEN, 3),
             "shortconv.in_proj": (3 * HIDDEN, HIDDEN),
             "shortconv.out_proj": (HIDDEN, HIDDEN),
         }
-        shapes |= _of_layer(layer, convolution)
-    return _write(writer, path, shapes | _of_layer(1, _attention()), "F32", scale=0.3)
+        shapes |= of_layer(layer, convolution)
+    return write(writer, path, shapes | of_layer(1, attention()), "F32", scale=0.3)
 
 
 def write_experts(path: Path, kinds: Mapping[str, str] | None = None) -> Path:
@@ -41,13 +41,27 @@ def write_experts(path: Path, kinds: Mapping[str, str] | None = None) -> Path:
         path: File to write.
         kinds: Formats of tensors by a part of their name; others are in Q4_0.
     """
-    writer = _writer(path, "qwen3moe", 1)
+    writer = new_writer(path, "qwen3moe", 1)
     writer.add_head_count_kv(KV_HEADS)
     _add_experts(writer, 2)
-    shapes = _of_layer(0, {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)} | _attention())
-    shapes |= _of_layer(0, _experts())
+    shapes = of_layer(0, {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)} | attention())
+    shapes |= of_layer(0, _experts())
     shapes |= {"output.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
-    return _write(writer, path, shapes, "Q4_0", kinds or {})
+    return write(writer, path, shapes, "Q4_0", kinds or {})
+
+
+def write_qwen2_moe(path: Path, kind: str = "Q4_0") -> Path:
+    """Write a Qwen2-MoE with one layer, whose shared expert sees every token."""
+    writer = new_writer(path, "qwen2moe", 1)
+    writer.add_head_count_kv(KV_HEADS)
+    _add_experts(writer, EXPERTS)
+    writer.add_expert_shared_feed_forward_length(SHARED_MLP)
+    projections = {name: shape for name, shape in attention().items() if "norm" not in name}
+    norms: Shapes = {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)}
+    shapes = of_layer(0, norms | projections | _experts() | _shared())
+    shapes |= {f"blk.0.attn_{name}.bias": projections[f"attn_{name}"][:1] for name in "qkv"}
+    shapes |= {"output.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    return write(writer, path, shapes, kind)
 
 
 def write_qwen35(path: Path, kind: str = "Q8_0", experts: bool = False) -> Path:
@@ -59,7 +73,7 @@ def write_qwen35(path: Path, kind: str = "Q8_0", experts: bool = False) -> Path:
         experts: Whether the feed-forward layers are mixtures of experts.
     """
     architecture, key_heads, value_heads, size = "qwen35moe" if experts else "qwen35", 2, 4, 32
-    writer = _writer(path, architecture, 4)
+    writer = new_writer(path, architecture, 4)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_rope_dimension_count(HEAD_SIZE // 2)
     writer.add_rope_dimension_sections([2, 1, 1, 0])
@@ -86,25 +100,26 @@ def write_qwen35(path: Path, kind: str = "Q8_0", experts: bool = False) -> Path:
     shapes: Shapes = {"output_norm.weight": (HIDDEN,)}
     for layer in range(4):
         norms: Shapes = {"attn_norm": (HIDDEN,), "post_attention_norm": (HIDDEN,)}
-        shapes |= _of_layer(layer, norms | (_experts() | _shared() if experts else _mlp()))
+        shapes |= of_layer(layer, norms | (_experts() | _shared() if experts else feed_forward()))
         if layer % 2:
-            shapes |= _of_layer(layer, _attention(gated=True))
+            shapes |= of_layer(layer, attention(gated=True))
         else:
-            shapes |= _of_layer(layer, linear)
+            shapes |= of_layer(layer, linear)
             shapes |= {f"blk.{layer}.ssm_a": (value_heads,)}
             shapes |= {f"blk.{layer}.ssm_dt.bias": (value_heads,)}
-    return _write(writer, path, shapes, kind)
+    return write(writer, path, shapes, kind)
 
 
-def _writer(path: Path, architecture: str, layers: int) -> Any:
+def new_writer(path: Path, architecture: str, layers: int, head_size: int = HEAD_SIZE) -> Any:
+    """Return a writer with the sizes of a tiny model and a tokenizer."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)
     writer.add_context_length(256)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(MLP)
     writer.add_head_count(HEADS)
-    writer.add_key_length(HEAD_SIZE)
-    writer.add_value_length(HEAD_SIZE)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(VOCAB)
@@ -118,18 +133,25 @@ def _add_experts(writer: Any, num_used: int) -> None:
     writer.add_expert_feed_forward_length(EXPERT_MLP)
 
 
-def _mlp() -> Shapes:
+def feed_forward() -> Shapes:
+    """Return the shapes of a gated feed-forward network."""
     return {"ffn_gate": (MLP, HIDDEN), "ffn_up": (MLP, HIDDEN), "ffn_down": (HIDDEN, MLP)}
 
 
-def _attention(gated: bool = False) -> Shapes:
+def attention(gated: bool = False, size: int = HEAD_SIZE) -> Shapes:
+    """Return the shapes of attention with norms of queries and keys.
+
+    Args:
+        gated: Whether the queries' projection also computes gates.
+        size: Size of a head.
+    """
     return {
-        "attn_q_norm": (HEAD_SIZE,),
-        "attn_k_norm": (HEAD_SIZE,),
-        "attn_q": ((2 if gated else 1) * HEADS * HEAD_SIZE, HIDDEN),
-        "attn_k": (KV_HEADS * HEAD_SIZE, HIDDEN),
-        "attn_v": (KV_HEADS * HEAD_SIZE, HIDDEN),
-        "attn_output": (HIDDEN, HEADS * HEAD_SIZE),
+        "attn_q_norm": (size,),
+        "attn_k_norm": (size,),
+        "attn_q": ((2 if gated else 1) * HEADS * size, HIDDEN),
+        "attn_k": (KV_HEADS * size, HIDDEN),
+        "attn_v": (KV_HEADS * size, HIDDEN),
+        "attn_output": (HIDDEN, HEADS * size),
     }
 
 
@@ -151,11 +173,12 @@ def _shared() -> Shapes:
     }
 
 
-def _of_layer(layer: int, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+def of_layer(layer: int, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """Return the shapes of a layer's weights by their full names."""
     return {f"blk.{layer}.{name}.weight": shape for name, shape in shapes.items()}
 
 
-def _write(
+def write(
     writer: Any,
     path: Path,
     shapes: Shapes,
