@@ -99,14 +99,22 @@ def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfi
     return tokenizer
 
 
-def refused(path: Path, content: str) -> ConfigError:
-    """Return the error for a GGUF file that does not contain a model."""
+def refused(
+    path: Path, content: str, fix: str = "Download it again, or use the original model."
+) -> ConfigError:
+    """Return the error for a GGUF file that paceline cannot read.
+
+    Args:
+        path: GGUF file.
+        content: What the file contains, after "got".
+        fix: What the user can do about it.
+    """
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             content = "a file that does not start with the GGUF magic bytes"
     return ConfigError(
         f"model {str(path)!r}: got {content}; expected a complete GGUF file of a decoder that"
-        " transformers can unpack. Download it again, or use the original model."
+        f" transformers can unpack. {fix}"
     )
 
 

@@ -156,7 +156,9 @@ def describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
     except Exception as error:  # the readers raise many types for a file they cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
         raise gguf.refused(
-            path, f"one that transformers {transformers.__version__} cannot read ({reason})"
+            path,
+            f"one that transformers {transformers.__version__} cannot read ({reason})",
+            "Use the original model, or run this file in llama.cpp (\0engine='llama.cpp'\0).",
         ) from error
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
