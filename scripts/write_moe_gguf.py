@@ -5,7 +5,7 @@
 The file is a Qwen3-MoE with SmolLM2's tokenizer: 8 layers, 64 experts per layer, 8 of them used by
 each token, 0.9 billion parameters. Matrices are stored in Q4_K. The answers are meaningless. To
 compare plain decoding with llama.cpp, run `scripts/compare_llama_cpp.py LLAMA/bin/python --model
-MOE.gguf --methods none --drafters none`.
+MOE.gguf --llama-methods none --drafters none`.
 """
 
 from __future__ import annotations
