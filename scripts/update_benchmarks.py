@@ -92,6 +92,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "packed-answers": packed_answers,
     "packed-llama-cpp": lambda: packed_llama_cpp("packed-llama-cpp"),
     "packed-llama-cpp-large": lambda: packed_llama_cpp("packed-llama-cpp-large"),
+    "packed-llama-cpp-moe": lambda: packed_llama_cpp("packed-llama-cpp-moe"),
     "gpu-cards": gpu.cards,
     "gpu-speed": gpu.speed,
     "gpu-exactness": gpu.exactness,
