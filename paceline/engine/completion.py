@@ -25,7 +25,8 @@ class Completion:
         logprobs: If `SamplingParams.logprobs` is set, one mapping from token ids to
             log-probabilities per token of the answer. The log-probabilities are computed from the
             model's own logits, before any option changes the logits. A mapping starts with the most
-            likely tokens, in descending order, followed by the chosen token.
+            likely tokens, in descending order, followed by the chosen token. Among equally likely
+            tokens, the lowest id comes first.
         prompt_logprobs: If `SamplingParams.prompt_logprobs` is set, one mapping as in `logprobs`
             per token of the prompt. The first entry is None, because no token precedes the first
             token.

@@ -74,9 +74,11 @@ def _score(flat: Tensor, texts: Sequence[_Tokens]) -> Pending:
     parts = []
     for first in range(0, len(rows), LOGPROB_ROWS):
         part = slice(first, first + LOGPROB_ROWS)
-        log_probs = flat[which[part]].float().log_softmax(-1)
-        best = log_probs.topk(count, dim=-1)
-        parts.append((best.indices, best.values, log_probs.gather(-1, own[part, None])[:, 0]))
+        logits = flat[which[part]].float()
+        log_probs, best = logits.log_softmax(-1), _most_likely(logits, count)
+        parts.append(
+            (best, log_probs.gather(-1, best), log_probs.gather(-1, own[part, None])[:, 0])
+        )
     tensors = [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def finished(arrays: Arrays) -> list[Scored]:
@@ -100,6 +102,23 @@ def _score(flat: Tensor, texts: Sequence[_Tokens]) -> Pending:
         return scored
 
     return Pending(tensors, finished)
+
+
+def _most_likely(logits: Tensor, count: int) -> Tensor:
+    """Return the most likely tokens of each row, [rows, count].
+
+    Among equal logits, the lowest token id comes first. With torch's `topk`, the order of equal
+    logits depends on `count`, and therefore on the other requests of the step.
+
+    Args:
+        logits: Logits, float32 [rows, vocab].
+        count: Number of tokens per row; at most the vocabulary size.
+    """
+    bits = (logits + 0.0).view(torch.int32).long()  # the sum turns -0.0 into 0.0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the logits
+    last = logits.shape[-1] - 1
+    ranks = (ordered << 32) + torch.arange(last, -1, -1, device=logits.device)
+    return ranks.topk(count, dim=-1).indices
 
 
 def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -> NodeLogits:

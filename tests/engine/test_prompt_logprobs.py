@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -206,6 +207,34 @@ def test_answers_keep_their_bits(pair: Pair, dtype: str) -> None:
     ]
     alone = [llm.generate([prompt], SamplingParams(0, prompt_logprobs=2))[0] for prompt in some]
     assert [out.prompt_logprobs for out in alone] == [out.prompt_logprobs for out in scored]
+
+
+@pytest.mark.parametrize("spec", ["none", "prompt_lookup"])
+def test_order_of_equal_logits_does_not_depend_on_the_batch(spec: str) -> None:
+    """The lowest of equally likely tokens comes first, however many the other requests ask for."""
+    model = copy.deepcopy(make("llama", "sdpa")).bfloat16()
+    with torch.no_grad():
+        model.lm_head.weight[1::2] = model.lm_head.weight[:-1:2]  # pairs of equal logits
+        model.lm_head.weight[-1] = -100.0
+    llm = LLM(model, spec, max_batch=4)
+    counts = (1, 3, 40)
+    params = [SamplingParams(12, logprobs=n, prompt_logprobs=n, ignore_eos=True) for n in counts]
+    for prompt in prompts((33, 70)):
+        together = llm.generate([prompt] * len(params), params)
+        rows = [_best_tokens(out, count) for count, out in zip(counts, together, strict=True)]
+        for count, some in zip(counts, rows, strict=True):
+            assert some == [row[:count] for row in rows[-1]]
+        for row in rows[-1]:
+            assert row == sorted(row, key=lambda entry: (-entry[1], entry[0]))
+        assert [row[0][0] for row in rows[0][: len(together[0].token_ids)]] == together[0].token_ids
+
+
+def _best_tokens(out: Completion, count: int) -> list[list[tuple[int, float]]]:
+    """Return the reported tokens of the answer and of the prompt, without the chosen ones."""
+    assert out.logprobs is not None
+    assert out.prompt_logprobs is not None
+    rows = [*out.logprobs, *filter(None, out.prompt_logprobs)]
+    return [list(row.items())[:count] for row in rows]
 
 
 def test_few_prompts_are_scored_together() -> None:
