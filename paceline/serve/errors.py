@@ -27,8 +27,10 @@ _TYPES: dict[int, str] = {
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 _FIELD_IN_MESSAGE = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
-# pydantic's names for the alternatives in a union
-_KINDS = {
+# pydantic's names for errors, and for the alternatives in a union
+_BOUND_ERRORS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
+_OBJECT_ERRORS = {"dict_type", "model_type", "model_attributes_type"}
+_ALTERNATIVES = {
     "str",
     "int",
     "float",
@@ -167,20 +169,24 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def _refusal(errors: Any) -> ApiError:
-    """Describe the first invalid field and the values that it accepts."""
-    first_error = errors[0]
-    field = first_error["loc"][1:2]
-    if first_error["type"] == "json_invalid":
+    """Describe the first invalid field and the values that it accepts.
+
+    If no alternative of a union fits, the alternative that accepts most of the value counts.
+    """
+    if errors[0]["type"] == "json_invalid":
         return ApiError(
             400,
-            f"body: invalid JSON at character {first_error['loc'][-1]}:"
-            f" {first_error['ctx']['error']}. Send a JSON object.",
+            f"body: invalid JSON at character {errors[0]['loc'][-1]}:"
+            f" {errors[0]['ctx']['error']}. Send a JSON object.",
         )
-    name = ".".join(str(part) for part in first_error["loc"][1:] if _is_field(part)) or "body"
+    field = errors[0]["loc"][1:2]
+    of_field = [(_path(error), error) for error in errors if error["loc"][1:2] == field]
+    path, first_error = max(of_field, key=lambda entry: len(entry[0]))
+    name = ".".join(path) or "body"
     param = str(field[0]) if field else None
     if first_error["type"] == "missing":
         return ApiError(400, f"{name}: the field is missing. Add it.", param)
-    alternatives = dict.fromkeys(_expected(error) for error in errors if error["loc"][1:2] == field)
+    alternatives = dict.fromkeys(_expected(error) for other, error in of_field if other == path)
     shown = repr(first_error["input"])
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     return ApiError(
@@ -188,16 +194,26 @@ def _refusal(errors: Any) -> ApiError:
     )
 
 
-def _is_field(part: Any) -> bool:
-    """Return whether one component of an error's path is a field or an index.
+def _path(error: Mapping[str, Any]) -> list[str]:
+    """Return the fields and indices that lead to an invalid value.
 
-    The other components are pydantic's names for the alternatives in a union.
+    The other components of an error's path are pydantic's names for the alternatives in a union.
     """
-    return isinstance(part, int) or (part.isidentifier() and part.islower() and part not in _KINDS)
+    return [
+        str(part)
+        for part in error["loc"][1:]
+        if isinstance(part, int)
+        or (part.isidentifier() and part.islower() and part not in _ALTERNATIVES)
+    ]
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    message = str(error["msg"])
+    """Return the values that one alternative accepts, without pydantic's terms."""
+    kind, message = error["type"], str(error["msg"])
     for opening in ("Input should be ", "Value error, "):
         message = message.removeprefix(opening)
-    return message
+    if kind in _OBJECT_ERRORS:
+        return "an object"
+    if kind == "too_short":
+        return f"at least {error['ctx']['min_length']} entry"
+    return f"a number {message}" if kind in _BOUND_ERRORS else message

@@ -176,6 +176,44 @@ def test_bad_chats_are_refused(server: Served, change: dict[str, Any], param: st
     check(server.post("/v1/chat/completions", CHAT | change, headers=HEADERS), 400, param)
 
 
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        ("completions", {"stream_options": "4"}, "stream_options: got '4'; expected an object."),
+        ("completions", {"logit_bias": 3}, "logit_bias: got 3; expected an object."),
+        (
+            "completions",
+            {"temperature": -1},
+            "temperature: got -1; expected a number greater than or equal to 0.",
+        ),
+        (
+            "completions",
+            {"speculation": {"max_nodes": -1}},
+            "speculation.max_nodes: got -1; expected a number greater than or equal to 0.",
+        ),
+        ("completions", {"stop": [5]}, "stop.0: got 5; expected a valid string."),
+        (
+            "completions",
+            {"prompt": [None]},
+            "prompt.0: got None; expected a valid string or a valid integer or a valid list.",
+        ),
+        (
+            "chat/completions",
+            {"prediction": {"type": "x"}},
+            "prediction.type: got 'x'; expected 'content'.",
+        ),
+        ("messages", {"messages": []}, "messages: got []; expected at least 1 entry."),
+    ],
+)
+def test_messages_name_the_invalid_value(
+    server: Served, path: str, change: dict[str, Any], message: str
+) -> None:
+    fields = COMPLETION if path == "completions" else CHAT
+    found = server.post(f"/v1/{path}", fields | change, headers=HEADERS)
+    check(found)
+    assert found.json()["error"]["message"] == message
+
+
 def test_unknown_models_paths_and_methods_are_refused(server: Served) -> None:
     check(
         server.post("/v1/completions", COMPLETION | {"model": "gpt-4"}, headers=HEADERS),
