@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
+from paceline.errors import UnsupportedModelError
 from paceline.integrations.transformers import Strategy, decoding
 from paceline.integrations.transformers.rows import SharedNoise
 from tests.integrations.common import (
@@ -23,6 +25,7 @@ from tests.integrations.common import (
     padded,
     with_and_without,
 )
+from tests.support.models import make
 from tests.support.shared import ScriptedTree
 
 
@@ -107,6 +110,26 @@ def test_other_kinds_of_attention_equal_generate(name: str, implementation: str)
             model, strategy, {"input_ids": inputs["input_ids"][:1]}, **options
         )
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon_mamba", "qwen3_5"])
+def test_recurrent_models_equal_generate(name: str) -> None:
+    """Include models without any attention layer, whose caches have no length."""
+    model = make(name)
+    inputs = padded([[5, 9, 33, 7] * 4, [11, 3, 4] * 4, [8, 21, 7, 30, 12] * 3])
+    strategy = Strategy("prompt_lookup:max_draft_tokens=5,budget=false")
+    for options in (GREEDY, SAMPLED):
+        for given in (inputs, {"input_ids": inputs["input_ids"][:1]}):
+            expected, found = with_and_without(model, strategy, given, **options)
+            assert torch.equal(found, expected)
+            assert sum(row.drafted_tokens for row in strategy.stats) > 0
+    with pytest.raises(UnsupportedModelError, match="recurrent states cannot be copied"):
+        model.generate(
+            inputs["input_ids"][:1],
+            max_new_tokens=4,
+            cache=DynamicCache(config=model.config),
+            custom_generate=strategy,
+        )
 
 
 def test_prompts_may_exceed_a_prefill_chunk(target: Any, three: Any) -> None:

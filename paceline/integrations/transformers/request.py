@@ -218,7 +218,11 @@ def _columns_held(
             f"{GENERATE_CACHE}: got a {type_name}; expected a DynamicCache that is not offloaded."
             " Pass DynamicCache()."
         )
-    past = int(cache.get_seq_length())
+    # transformers knows no length if all layers are recurrent, as in Mamba.
+    is_recurrent = cache.layers and not any(
+        isinstance(layer, hf_caches.CacheLayerMixin) for layer in cache.layers
+    )
+    past = 0 if is_recurrent else int(cache.get_seq_length())
     if past == 0:
         return 0
     batch, width = input_ids.shape
