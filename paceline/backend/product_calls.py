@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from paceline.backend.activations import in_whole_vectors
 from paceline.backend.interface import Backend
 from paceline.backend.overrides import ForwardOverride
 from paceline.backend.settings import SIZE_MULTIPLE
@@ -33,13 +34,17 @@ class PaddedLinearOverride(ForwardOverride):
 
 
 class RouterOverride(ForwardOverride):
-    """Lets the backend compute a module's calls of `functional.linear`."""
+    """Lets the backend compute a module's calls of `functional.linear` and `sigmoid`."""
 
     __slots__ = ()
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return the module's outputs, computed with the backend's product."""
-        with _ProductCalls(self.products.backend, {functional.linear: _multiply_padded}):
+        functions: dict[Any, Callable[..., Tensor]] = {
+            functional.linear: _multiply_padded,
+            Tensor.sigmoid: _sigmoid,
+        }
+        with _ProductCalls(self.products.backend, functions):
             return self._forward(self.module, *inputs, **options)
 
 
@@ -128,6 +133,11 @@ class _ProductCalls(TorchFunctionMode):
         if replacement is not None:
             return replacement(self._backend, *args)
         return func(*args, **(kwargs or {}))
+
+
+def _sigmoid(backend: Backend, scores: Tensor) -> Tensor:
+    """Return the sigmoid of each score."""
+    return in_whole_vectors(torch.sigmoid, scores)
 
 
 def _multiply_batch(backend: Backend, rows: Tensor, weights: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class Products:
         fixed_rows: Number of rows in every torch product. Longer inputs are split, and the last
             chunk is padded with zeros. If 0 (default), the backend computes the products.
         norms: Modules whose RMS norms the backend computes for any number of rows, with their eps.
-        routing: Overrides of experts and their routers; default: none.
+        routing: Overrides of experts, routers and activation functions; default: none.
         backend: Backend that computes the products and norms; default: torch.
         max_helpers: Maximum number of helper threads that share the products of a forward pass;
             default `MAX_HELPERS`.
@@ -120,7 +120,7 @@ class Products:
             backend: Backend that computes the products and norms.
             min_rows: Minimum number of rows for a product; default 1.
             max_rows: Maximum number of rows for a product; default: no limit.
-            routing: Overrides of experts and their routers; default: none.
+            routing: Overrides of experts, routers and activation functions; default: none.
         """
         modules = replaceable(model, backend)
         norms = backend.rms_norms(model) if modules else {}

@@ -68,3 +68,10 @@ SIZE_MULTIPLE = 8
 
 MAX_PADDED_WEIGHTS = 1 << 20
 """Maximum number of values in a weight that is padded, because each call copies the weight."""
+
+# Number of elements that torch computes at once in an activation function: at most two vectors of
+# 32 bfloat16 numbers.
+VECTOR_ELEMENTS = 64
+
+# Number of elements from which torch divides an activation function among its threads.
+ACTIVATION_GRAIN = 32768

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.backend.activations import activation_overrides
 from paceline.backend.experts import (
     ExpertsOverride,
     has_packed_experts,
@@ -138,7 +139,7 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
     The result is None if paceline's kernels do not support every weight.
     """
-    routing = routing_overrides(model, CPU)
+    routing = routing_overrides(model, CPU) | activation_overrides(model)
     products = Products.of_backend(model, CPU, routing=routing)
     computed = {
         id(parameter)
