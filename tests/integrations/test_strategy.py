@@ -25,6 +25,7 @@ from tests.integrations.common import (
     with_and_without,
 )
 from tests.support.shared import ScriptedTree
+from tests.support.state_heads import random_eagle3
 
 
 def test_an_interruption_leaves_no_state(target: Any, draft: Any, three: Any) -> None:
@@ -134,3 +135,10 @@ def test_the_cache_grows_with_the_output(target: Any) -> None:
     logits = target(ids[:, :-1]).logits  # rounding decides between nearly equal tokens
     margin = logits[0, 9:].topk(2).values.diff().abs().min()
     assert margin < 1e-3 or torch.equal(logits[0, 9:].argmax(-1), ids[0, 10:])
+
+
+def test_loading_a_head_draws_no_random_numbers(target: Any, three: Any) -> None:
+    """The first call loads the head, and must sample the same tokens as later calls."""
+    strategy = Strategy(f"state_head:head={random_eagle3(target)}")
+    expected, found = with_and_without(target, strategy, three, **SAMPLED)
+    assert torch.equal(found, expected)

@@ -188,13 +188,15 @@ class Strategy:
         if held is None or held[:2] != (facts, model.device):
             # a strong reference would keep the key alive
             unowned = cast(PreTrainedModel, weakref.proxy(model))
-            engine = Engine(
-                unowned,
-                self.drafter,
-                max_batch=None,
-                batch_invariant=self.batch_invariant,
-                verify=verify_rows,
-            )
+            # A head that the drafter loads is built with random weights first.
+            with torch.random.fork_rng(devices=[]):
+                engine = Engine(
+                    unowned,
+                    self.drafter,
+                    max_batch=None,
+                    batch_invariant=self.batch_invariant,
+                    verify=verify_rows,
+                )
             held = self._engines[model] = (facts, model.device, engine)
         return held[2]
 
