@@ -157,22 +157,22 @@ class _MappedConversion:
             pattern: converter for converter in converters for pattern in converter.source_patterns
         }
         # Tensors of each weight, with the patterns of the converter that matched.
-        self._found: dict[str, list[tuple[str | None, str]]] = {}
+        self._matches: dict[str, list[tuple[str | None, str]]] = {}
         for tensor in tensors:
             name, pattern = rename_source_key(tensor, renamings, converters)
-            self._found.setdefault(name, []).append((pattern, tensor))
-        for found in self._found.values():
-            if len(found) > 1 and found[0][0] is not None:
-                patterns = self._converters[found[0][0]].source_patterns
-                found.sort(key=lambda each: patterns.index(each[0]))
+            self._matches.setdefault(name, []).append((pattern, tensor))
+        for matches in self._matches.values():
+            if len(matches) > 1 and matches[0][0] is not None:
+                patterns = self._converters[matches[0][0]].source_patterns
+                matches.sort(key=lambda match: patterns.index(match[0]))
 
     def sources(self, name: str) -> tuple[str, ...]:
         """Return the names of the tensors that make up a weight; empty if there are none."""
-        return tuple(tensor for _, tensor in self._found.get(name, ()))
+        return tuple(tensor for _, tensor in self._matches.get(name, ()))
 
     def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Return a weight, given the numbers of the tensors that `sources` names."""
-        patterns = [pattern for pattern, _ in self._found[name]]
+        patterns = [pattern for pattern, _ in self._matches[name]]
         if patterns[0] is None:
             return numbers[0]
         converter = self._converters[patterns[0]]

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _TYPE, _NONE = "rope.scaling.type", "none"
-_ORIGINAL = "rope.scaling.original_context_length"
+_FACTOR, _ORIGINAL = "rope.scaling.factor", "rope.scaling.original_context_length"
 # Options of transformers, by the name in the header.
 _NUMBERS = {
-    "rope.scaling.factor": "factor",
+    _FACTOR: "factor",
     _ORIGINAL: "original_max_position_embeddings",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-_YARN_OPTIONS = {*_NUMBERS.values()}
 _FACTORS, _LONG, _SHORT = (
     "rope_freqs.weight",
     "rope_factors_long.weight",
@@ -51,29 +50,26 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
     Raises:
         ValueError: The file contains a scaling that transformers cannot compute.
     """
-    every = getattr(config, "rope_parameters", None)
-    if not every:
+    rope_parameters = getattr(config, "rope_parameters", None)
+    if not rope_parameters:
         return
-    prefix = f"{metadata['general.architecture']}."
     # Layers with a sliding window use unscaled frequencies.
-    parameters = every.get("full_attention", every)
+    parameters = rope_parameters.get("full_attention", rope_parameters)
     if parameters.get("rope_type", "default") != "default":
         return
-    found = {
-        name: metadata[f"{prefix}{key}"]
-        for key, name in _NUMBERS.items()
-        if f"{prefix}{key}" in metadata
-    }
+    prefix = f"{metadata['general.architecture']}."
+    header = {key.removeprefix(prefix): value for key, value in metadata.items()}
     long, short, factors = read(_LONG), read(_SHORT), read(_FACTORS)
-    kind = str(metadata.get(f"{prefix}{_TYPE}", _NONE))
+    kind = str(header.get(_TYPE, _NONE))
     if long is not None and short is not None:
-        _set_longrope(config, parameters, metadata, prefix, (long, short))
-    elif factors is not None and parameters is every:
+        _set_longrope(config, parameters, header, (long, short))
+    elif factors is not None and parameters is rope_parameters:
         _set_llama3(config, parameters, factors)
     elif kind == "yarn":
-        parameters |= {"rope_type": kind} | {name: found[name] for name in _YARN_OPTIONS & {*found}}
-    elif kind == "linear" and found.get("factor", 1.0) != 1.0:
-        parameters |= {"rope_type": kind, "factor": found["factor"]}
+        options = {name: header[key] for key, name in _NUMBERS.items() if key in header}
+        parameters |= {"rope_type": kind} | options
+    elif kind == "linear" and header.get(_FACTOR, 1.0) != 1.0:
+        parameters |= {"rope_type": kind, "factor": header[_FACTOR]}
     elif kind not in (_NONE, "linear", "longrope"):
         raise ValueError(f"rotary scaling {kind!r}")
 
@@ -81,13 +77,12 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
 def _set_longrope(
     config: Any,
     parameters: dict[str, Any],
-    metadata: Mapping[str, Any],
-    prefix: str,
+    header: Mapping[str, Any],
     factors: tuple[NDArray[np.float32], NDArray[np.float32]],
 ) -> None:
     """Set separate factors for long and short texts, as in Phi-3."""
     long, short = (values.tolist() for values in factors)
-    original = int(metadata[f"{prefix}{_ORIGINAL}"])
+    original = int(header[_ORIGINAL])
     if hasattr(config, "original_max_position_embeddings"):
         config.original_max_position_embeddings = original
     parameters |= {
@@ -96,7 +91,7 @@ def _set_longrope(
         "short_factor": short,
         "original_max_position_embeddings": original,
     }
-    attention_factor = metadata.get(f"{prefix}rope.scaling.attn_factor")
+    attention_factor = header.get("rope.scaling.attn_factor")
     if attention_factor is not None:
         parameters["attention_factor"] = attention_factor
 

@@ -69,9 +69,9 @@ def load_described(
         _require_packed_formats(path, table)
     model = empty_model(AutoConfig.from_pretrained(folder))
     model.generation_config = GenerationConfig.from_pretrained(folder)
-    weights = _Weights(model, table, files, maps, packed)
+    loader = _WeightLoader(model, table, files, maps, packed)
     for name in table.weights:
-        _assign(model, name, weights.load(name))
+        _assign(model, name, loader.load(name))
     if (folder / BUFFERS).is_file():
         model.load_state_dict(load_file(folder / BUFFERS), strict=False)
     model.tie_weights()
@@ -120,7 +120,7 @@ def _blocks(path: Path, content: Tensor, name: str, entry: TensorEntry) -> Tenso
     return content[entry.offset : end].view(rows, row_bytes)
 
 
-class _Weights:
+class _WeightLoader:
     """Loads the weights of a model from its files.
 
     Args:
