@@ -159,7 +159,7 @@ class _WeightLoader:
         if self._packed and _is_packable(module, name, entries, weight):
             order = None if weight.order is None else torch.tensor(self._table.orders[weight.order])
             tensor = _pack(blocks[0], entries[0], order)
-        elif self._packed and weight.order is None and _are_packable_experts(module):
+        elif self._packed and weight.order is None and are_packable_experts(module):
             parts = [_pack(*part, None) for part in zip(blocks, entries, strict=True)]
             tensor = PackedExperts(parts, entries[0].shape[0])
         else:
@@ -205,7 +205,7 @@ def _is_packable(
     )
 
 
-def _are_packable_experts(module: nn.Module) -> bool:
+def are_packable_experts(module: nn.Module) -> bool:
     """Return whether the backend can compute a module's experts from packed weights."""
     return (
         vars(module).get("is_transposed") is False

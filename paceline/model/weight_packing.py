@@ -25,11 +25,17 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.model import gguf
 from paceline.model.block_encoding import Q4_K, Q8_0, encode
 from paceline.model.gguf_tensors import TensorEntry, TensorTable, WeightEntry
-from paceline.model.packed_model import BUFFERS, WEIGHTS, is_multiplied, load_described
+from paceline.model.packed_model import (
+    BUFFERS,
+    WEIGHTS,
+    are_packable_experts,
+    is_multiplied,
+    load_described,
+)
 from paceline.model.settings import OUTPUT_MULTIPLE, WEIGHT_ALIGNMENT
 from paceline.util import cache
 
-_KIND = "packed-weights-v2"  # increase the number when the written files change
+_KIND = "packed-weights-v3"  # increase the number when the written files change
 # Formats for an option, in order of preference: the first whose blocks divide a row is used.
 _FORMATS = {"q8_0": (Q8_0,), "q4_k": (Q4_K, Q8_0)}
 _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
@@ -140,7 +146,8 @@ def _write_buffers(model: PreTrainedModel, folder: Path) -> None:
 
 def _format_of(module: nn.Module, weight: Tensor, weights: str) -> BlockFormat:
     """Return the format of a weight; BF16 if it cannot be packed."""
-    if not is_multiplied(module) or weight.dim() != 2 or weight.shape[0] % OUTPUT_MULTIPLE:
+    is_matrix = is_multiplied(module) and weight.dim() == 2 and not len(weight) % OUTPUT_MULTIPLE
+    if not is_matrix and not are_packable_experts(module):
         return BF16
-    fitting = (each for each in _FORMATS[weights] if weight.shape[1] % each.numbers == 0)
+    fitting = (each for each in _FORMATS[weights] if weight.shape[-1] % each.numbers == 0)
     return next(fitting, BF16)

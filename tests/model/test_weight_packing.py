@@ -13,9 +13,15 @@ pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
 from gguf import GGMLQuantizationType, quants
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from paceline import LLM, SamplingParams
+from paceline.backend.packed_experts import PackedExperts
 from paceline.backend.packed_weight import PackedWeight
 from paceline.errors import ConfigError
 from paceline.model.block_encoding import Q4_K, Q8_0, encode
@@ -114,6 +120,37 @@ def test_answers_equal_those_of_the_packed_model(tmp_path: Path) -> None:
     assert [out.token_ids for out in plain] == [out.token_ids for out in drafted]
 
 
+def test_experts_are_packed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=256,
+        moe_intermediate_size=96,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        eos_token_id=None,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "model")
+    original, packed = (
+        load_model(tmp_path / "model", weights=weights) for weights in (None, "q4_k")
+    )
+    for name, used in (("gate_up_proj", Q4_K), ("down_proj", Q8_0)):
+        full_name = f"model.layers.0.mlp.experts.{name}"
+        found, weight = packed.get_parameter(full_name), original.get_parameter(full_name)
+        expected = decoded(encode(weight, used), used.name).bfloat16()
+        assert isinstance(found, PackedExperts)
+        assert torch.equal(found.unpacked(), expected.view(weight.shape))
+    plain, drafted = (
+        LLM(packed, drafter, batch_invariant=True).generate(PROMPTS, SamplingParams(24))
+        for drafter in ("none", "auto")
+    )
+    assert [out.token_ids for out in plain] == [out.token_ids for out in drafted]
+
+
 def test_a_checkpoint_is_packed_once(
     tmp_path: Path, cache_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,13 +162,13 @@ def test_a_checkpoint_is_packed_once(
     assert "in BF16" in notes, "300 is no multiple of 32"
     second = load_model(folder, weights="q4_k")
     assert "packing" not in capsys.readouterr().err
-    assert len(list(cache_folder.glob("packed-weights-v2/*/weights.bin"))) == 1
+    assert len(list(cache_folder.glob("packed-weights-v3/*/weights.bin"))) == 1
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert type(one) is type(other)
     load_model(folder, weights="q8_0")
     checkpoint(folder, torch.float32)
     load_model(folder, weights="q8_0")
-    assert len(list(cache_folder.glob("packed-weights-v2/*/weights.bin"))) == 3
+    assert len(list(cache_folder.glob("packed-weights-v3/*/weights.bin"))) == 3
 
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
