@@ -115,7 +115,7 @@ def _attention_of(device: str) -> Callable[..., Tensor]:
 
 
 def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
-    """Describe why the kernel cannot read the tensors, or return None."""
+    """State why the kernel cannot read the tensors; return None if it can."""
     if not type(query) is type(key) is type(value) is Tensor or not (
         sinks is None or type(sinks) in PLAIN
     ):

@@ -68,7 +68,7 @@ class Media:
         return Media(tensors, end, digest.digest())
 
     def key(self) -> Media:
-        """Return a copy without tensors and states, for comparing digests."""
+        """Return a copy with `end` and the digest, but without tensors and states."""
         return replace(self, tensors={}, states=None)
 
     def first_columns(self, count: int, num_tokens: int) -> dict[str, Tensor]:

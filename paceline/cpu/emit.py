@@ -98,7 +98,8 @@ def larger_of(builder: Any, first: Any, second: Any) -> Any:
 def fold(builder: Any, vector: Any, join: Emit) -> Any:
     """Emit instructions that reduce a vector to one lane by joining its halves.
 
-    With eight lanes, `join` first combines l and l + 4, then l and l + 2, then 0 and 1.
+    With eight lanes, `join` first combines lanes l and l + 4, then lanes l and l + 2, and finally
+    lanes 0 and 1.
     """
     half = vector.type.count // 2
     while half:

@@ -57,7 +57,7 @@ class Weights:
     def widened(self, hidden: int, embedding: int) -> Weights:
         """Return the weights, padded with zeros to fit an enlarged model.
 
-        `paceline.bench.cost_scale` enlarges models with dimensions that are zero.
+        `paceline.bench.cost_scale` enlarges a model by adding dimensions that stay zero.
 
         Args:
             hidden: Size of a state in the enlarged model.

@@ -1,4 +1,4 @@
-"""Define the prompts with images, videos and audio that callers pass."""
+"""Define the prompts in which callers pass images, videos and audio."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ class _Nucleus(NamedTuple):
     Attributes:
         best: Highest scores, in descending order, [batch, rows, sorted tokens].
         num_kept: Number of the highest scores that pass the limits, [batch, rows, 1].
-        is_short: Whether a row's nucleus may contain more tokens than were sorted; bool []. None if
-            enough tokens were certainly sorted.
+        is_short: Whether the nucleus of any row may contain more tokens than were sorted; bool [].
+            None if the whole vocabulary was sorted.
     """
 
     best: Tensor

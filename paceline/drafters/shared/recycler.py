@@ -136,7 +136,7 @@ class Recycler:
     def _learn(self, outcomes: Sequence[Outcome]) -> None:
         """Update the cache and the calibration with outcomes.
 
-        The trees of these outcomes come from the same call of `draft`.
+        All trees of these outcomes come from one call of `draft`.
         """
         records: list[int] = []
         token_ids: list[IntArray] = []

@@ -98,7 +98,7 @@ class TrackedRequest:
 
 
 class Requests:
-    """The known requests, any of which may continue in a later call."""
+    """Requests from earlier calls of the drafter; each may continue in a later call."""
 
     def __init__(self) -> None:
         self._known: dict[int, TrackedRequest] = {}  # by request id

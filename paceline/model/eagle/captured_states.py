@@ -47,10 +47,10 @@ class CapturedStates:
 
         Args:
             logits: Logits of the forward pass.
-            head_picks: One function per call of the model, which selects from `head` the hidden
-                states of the tokens with logits (`ModelRunner.picks`).
-            column_picks: One function per call of the model, which selects the hidden states of the
-                same tokens from `below` (`ModelRunner.column_picks`).
+            head_picks: For each call of the model, a function that takes a tensor of `head` and
+                selects the states of the tokens with logits (`ModelRunner.picks`).
+            column_picks: For each call of the model, a function that takes a tensor of `below` and
+                selects the states of the same tokens (`ModelRunner.column_picks`).
             pending: For each call of the model, the rows and ranges of columns that hold pending
                 tokens (`ModelRunner.pending`).
         """

@@ -81,7 +81,7 @@ class DraftJudgement:
 
     @property
     def best(self) -> Gain:
-        """The gain from the chain length with the highest speed."""
+        """The gain from the chain length that gives the highest speed."""
         return max(self.gains, key=lambda gain: gain.speed)
 
 

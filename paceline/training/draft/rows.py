@@ -52,8 +52,8 @@ class Rows(NamedTuple):
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
         """Return the rows for training.
 
-        The first rows, one per text position, have no draft tokens. The other rows, one per draft
-        token, belong to chains of draft tokens.
+        The first `length` rows stand for the text positions, without guesses. The other rows, one
+        per draft token, stand for positions in chains of draft tokens.
 
         Args:
             length: Number of tokens in the text.
