@@ -18,7 +18,9 @@ class DecoderLayer(NamedTuple):
         output = hidden + down(activation(gate(norm(hidden))) * up(norm(hidden)))
 
     Attributes:
-        norms: RMS norms before attention and before the feed-forward network.
+        norms: RMS norms before attention and before the feed-forward network. Two further norms
+            normalise each head of the queries and of the keys before the rotary embedding, as in
+            Qwen3.
         epsilons: Numbers that the norms add to the mean of the squares.
         products: Modules q, k, v, o, gate, up and down, in this order.
         activation: Activation function, applied to each number separately.
@@ -26,8 +28,8 @@ class DecoderLayer(NamedTuple):
         scaling: Factor applied to the attention scores.
     """
 
-    norms: tuple[Any, Any]
-    epsilons: tuple[float, float]
+    norms: tuple[Any, ...]
+    epsilons: tuple[float, ...]
     products: tuple[Any, ...]
     activation: Any
     head_dim: int

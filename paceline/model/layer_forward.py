@@ -28,13 +28,16 @@ from paceline.model.forward_state import ForwardState
 from paceline.model.layer_stack import stack_layers
 
 # Layers with exactly the steps of `DecoderLayer`.
-_KINDS = frozenset(("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"))
+_KINDS = frozenset(
+    ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
+)
 _PRODUCTS = (
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
     *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
 _NORMS = ("input_layernorm", "post_attention_layernorm")
-_INSIDE = (*_PRODUCTS, *_NORMS, "self_attn", "mlp")
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_INSIDE = (*_PRODUCTS, "self_attn", "mlp")
 
 
 def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) -> None:
@@ -67,22 +70,28 @@ def is_known_layer(module: nn.Module) -> bool:
     return kind.__name__ in _KINDS and kind.__module__.startswith("transformers.models.")
 
 
+def _norm_names(twin: nn.Module) -> tuple[str, ...]:
+    """Return the names of a layer's norms, in the order of `DecoderLayer.norms`."""
+    has_head_norms = hasattr(twin.self_attn, "q_norm")
+    return (*_NORMS, *_HEAD_NORMS) if has_head_norms else _NORMS
+
+
 def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
     """Describe a layer if the backend computes all its modules; otherwise return None."""
     parts = (twin, twin.get_submodule("self_attn"), twin.get_submodule("mlp"))
     if any("forward" in vars(part) for part in parts):
         return None
     modules = [twin.get_submodule(name) for name in _PRODUCTS]
-    norms = [twin.get_submodule(name) for name in _NORMS]
+    norms = [vars(twin.get_submodule(name)).get("forward") for name in _norm_names(twin)]
     if not all(type(vars(module).get("forward")) is LinearOverride for module in modules):
         return None
-    first, second = (vars(norm).get("forward") for norm in norms)
-    if not (type(first) is NormOverride and type(second) is NormOverride):
+    overrides = [norm for norm in norms if type(norm) is NormOverride]
+    if len(overrides) < len(norms):
         return None
     attention: Any = twin.self_attn
     return DecoderLayer(
-        (first.module, second.module),
-        (first.eps, second.eps),
+        tuple(norm.module for norm in overrides),
+        tuple(norm.eps for norm in overrides),
         tuple(vars(module)["forward"].module for module in modules),
         twin.mlp.act_fn,  # type: ignore[union-attr]
         attention.head_dim,
@@ -118,7 +127,9 @@ class LayerCalls:
         self.is_usable = True
         self.num_checked = 0
         self._num_layers = len(twins)
-        inside = [twin.get_submodule(name) for twin in twins for name in _INSIDE]
+        inside = [
+            twin.get_submodule(name) for twin in twins for name in (*_INSIDE, *_norm_names(twin))
+        ]
         self._hooks = [
             hooks
             for module in inside

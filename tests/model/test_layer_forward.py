@@ -21,12 +21,16 @@ from paceline.model.layer_stack import LayerStack
 from tests.support.attention import random_parents
 from tests.support.models import make
 
-KINDS = ["llama", "mistral", "qwen2"]
+KINDS = ["llama", "mistral", "qwen2", "qwen3"]
 
 
 def target(kind: str, change: Any = None) -> CachedLM:
     """Return a tiny bfloat16 model with the products of the CPU backend."""
     model = copy.deepcopy(make(kind, "sdpa")).to(torch.bfloat16)
+    noise = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            weight.data += 0.2 * torch.randn(weight.shape, generator=noise).bfloat16()
     if change is not None:
         change(model)
     return CachedLM(model, batch_invariant=True, products=Products.of_backend(model, CPU))

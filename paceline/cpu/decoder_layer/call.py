@@ -48,6 +48,10 @@ class LayerCall:
     epsilon: float
     inner_norm: int  # Weights before the feed-forward network.
     inner_epsilon: float
+    query_norm: int  # Weights for each head of the queries, [dim], or 0.
+    query_epsilon: float
+    key_norm: int
+    key_epsilon: float
     cosines: int  # Shape [count, dim].
     sines: int
     written: int  # Rows of the stores to write, int64 [key heads, count].
@@ -90,6 +94,9 @@ def run_layer(address: int, states: int, out: int, mailbox: int, number: int) ->
     normalise(states, layer.norm, layer.normed, kind, count, hidden, layer.epsilon)
     for product in range(_QUERY, _OUTPUT):
         run_job(layer.jobs, product, _TAKEN_BY_PRODUCTS, mailbox, number + product)
+    if layer.query_norm:
+        _normalise_heads(layer.queries, layer.query_norm, layer.query_epsilon, layer, layer.heads)
+        _normalise_heads(layer.keys, layer.key_norm, layer.key_epsilon, layer, layer.key_heads)
     _rotate(layer)
     run_job(layer.jobs, _ATTEND, _TAKEN_BY_ATTENTION, mailbox, number + _OUTPUT)
     number += 1
@@ -125,6 +132,12 @@ def run_layers(
         address += _LAYER_BYTES
         states = out
         number += NUM_JOBS
+
+
+@inlined
+def _normalise_heads(rows: int, weight: int, epsilon: float, layer: LayerCall, heads: int) -> None:
+    """Normalise each head of the queries or keys in place."""
+    normalise(rows, weight, rows, BFLOAT16, layer.count * heads, layer.dim, epsilon)
 
 
 @inlined

@@ -31,6 +31,9 @@ _IN = ("normed", "normed", "normed", "attended", "normed", "normed", "gate")
 _OUT = ("queries", "keys", "values", "projected", "gate", "up", "projected")
 
 
+_NORMS = ("", "inner_", "query_", "key_")  # prefixes in `LayerCall`, as in `DecoderLayer.norms`
+
+
 class _Shape(NamedTuple):
     """Sizes of a layer, in elements."""
 
@@ -49,6 +52,7 @@ class _Shape(NamedTuple):
         expected = [(heads * dim, hidden), *[(key_heads * dim, hidden)] * 2]
         expected += [(hidden, heads * dim), *[(inner, hidden)] * 2, (hidden, inner)]
         fits = [tuple(weight.shape) for weight in weights] == expected
+        fits &= all(len(norm.weight) == dim for norm in layer.norms[2:])
         even = dim % (2 * WIDTH) == 0 and hidden % WIDTH == 0 and inner % WIDTH == 0
         return _Shape(hidden, heads, key_heads, dim, inner) if fits and even else None
 
@@ -161,8 +165,9 @@ class CpuDecoderLayers:
 
     def _describe(self, index: int, layer: DecoderLayer) -> None:
         call = self._calls[index]
-        call["norm"], call["inner_norm"] = (norm.weight.data_ptr() for norm in layer.norms)
-        call["epsilon"], call["inner_epsilon"] = layer.epsilons
+        # Without norms of heads, the last two addresses stay 0.
+        for name, norm, epsilon in zip(_NORMS, layer.norms, layer.epsilons, strict=False):
+            call[f"{name}norm"], call[f"{name}epsilon"] = norm.weight.data_ptr(), epsilon
         self._attention[index]["scaling"] = layer.scaling
         table = _activation_table(layer.activation)
         if self._activation is None or not torch.equal(self._activation, table):
