@@ -15,7 +15,7 @@ _lock = threading.Lock()
 
 
 class _Forwards:
-    """Counts the running forward passes, which share torch's one cuDNN switch."""
+    """Counts the running forward passes, which all share torch's cuDNN setting."""
 
     count = 0
     allowed = True  # cuDNN, before the first of these forward passes

@@ -1,4 +1,6 @@
-"""Define groups of command-line options as dataclasses; docstrings are the help.
+"""Define groups of command-line options as dataclasses.
+
+The docstrings of the dataclasses are the help texts of the options.
 
 `@flattened` shows the fields of such a class as options of the command: `--threads` instead of
 `--models.threads`.

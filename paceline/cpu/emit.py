@@ -98,8 +98,8 @@ def larger_of(builder: Any, first: Any, second: Any) -> Any:
 def fold(builder: Any, vector: Any, join: Emit) -> Any:
     """Emit instructions that reduce a vector to one lane by joining its halves.
 
-    With eight lanes, `join` first combines lanes l and l + 4, then lanes l and l + 2, and finally
-    lanes 0 and 1.
+    With eight lanes, `join` first combines lanes 0 to 3 with lanes 4 to 7. It then combines lanes 0
+    and 1 with lanes 2 and 3, and finally lane 0 with lane 1.
     """
     half = vector.type.count // 2
     while half:

@@ -86,7 +86,7 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
 
 @kernel
 def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Correct a node's confidence with the counts of nodes with similar confidence."""
+    """Correct a confidence by how often nodes of similar confidence were accepted."""
     bucket = bucket_of(calibration.edges, confidence)
     prior = calibration.prior_trials * confidence
     probability: float = min(

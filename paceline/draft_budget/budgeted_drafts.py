@@ -106,7 +106,7 @@ def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
 
     If drafts speed up only one request, this request ends earlier. The steps of the remaining
     requests then become only slightly shorter. The harmonic mean over the requests therefore gives
-    drafts that help only one request little weight.
+    little weight to drafts that help only one request.
     """
     drafted = [outcome for outcome in outcomes if len(outcome.tree)]
     if not drafted:

@@ -1,4 +1,4 @@
-"""Hold an engine's drafters: the default one, and those that requests name."""
+"""Hold an engine's drafters: the default one, and those named in requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def refuse_others(spec: str) -> Drafter:
 
 
 class DrafterPool:
-    """Creates one drafter for each spec that requests name, and holds its statistics.
+    """Creates one drafter for each spec named in a request, and holds its statistics.
 
     Args:
         make: Function that creates a drafter from its spec.

@@ -216,7 +216,7 @@ class Engine(SharedSteps):
         return handles
 
     def has_drafters(self, requests: Sequence[Request]) -> bool:
-        """Return whether all drafters that the requests name already exist."""
+        """Return whether all drafters named in the requests already exist."""
         return all(self._drafters.knows(request.params.speculation) for request in requests)
 
     def step(self) -> list[Outcome]:

@@ -86,7 +86,7 @@ class Regions:
         return True
 
     def find_gap(self, size: int) -> int | None:
-        """Return the start of the first free range of this size, or None."""
+        """Return the start of the first free range of this size; None if there is none."""
         last = 0
         for slot in np.argsort(self.first, kind="stable").tolist():
             if self.sizes[slot]:

@@ -133,7 +133,7 @@ class _ProcessorConversion:
         return changed
 
     def _stored_name(self, name: str) -> str | None:
-        """Return the name of a weight's tensor in the file, or None."""
+        """Return the name of a weight's tensor in the file; None if it is unknown."""
         named = self._names.get_name(name)  # of a parameter that is not called "weight"
         if named is not None:
             return f"{named}.weight"

@@ -31,7 +31,7 @@ _KIND, _VERSION, _CHECK = "paceline kept tokens", 1, "check"
 
 
 def kept_ids(model: PreTrainedModel) -> NDArray[np.int64] | None:
-    """Return a model's reduced vocabulary in ascending order, or None."""
+    """Return a model's reduced vocabulary in ascending order; None if it has none."""
     token_ids: Tensor | None = getattr(model.get_output_embeddings(), "token_ids", None)
     return None if token_ids is None else token_ids.cpu().numpy()
 
@@ -124,7 +124,7 @@ def save_kept(folder: str | Path, token_ids: Sequence[int], vocab_size: int) -> 
 
 
 def read_kept(folder: str | Path, vocab_size: int) -> list[int] | None:
-    """Return the reduced vocabulary in a model's folder, in ascending order, or None.
+    """Return the sorted reduced vocabulary in a model's folder; None if it has none.
 
     Args:
         folder: Folder of the draft model.

@@ -61,7 +61,7 @@ class TextSource:
         return taken
 
     def peek(self) -> Generator[None, None, str]:
-        """Return the next character, or "" at the end, without reading it."""
+        """Return the next character without reading it; "" if the answer has ended."""
         while self._start >= len(self._text):
             if self.ended:
                 return ""
@@ -69,7 +69,7 @@ class TextSource:
         return self._text[self._start]
 
     def next(self) -> Generator[None, None, str]:
-        """Read and return the next character, or "" at the end."""
+        """Read and return the next character; "" if the answer has ended."""
         char = yield from self.peek()
         self._start += len(char)
         return char
@@ -105,7 +105,7 @@ class TextSource:
             yield
 
     def read_until(self, markers: Sequence[str]) -> Generator[None, None, tuple[str, str]]:
-        """Return the text before the first marker, and the marker ("" at the end)."""
+        """Return the text before the first marker, and the marker ("" if there is none)."""
         parts: list[str] = []
         marker = yield from self.copy_until(markers, parts.append)
         return "".join(parts), marker

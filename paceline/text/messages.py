@@ -46,7 +46,7 @@ def checked_messages(
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a checked message, with the texts of its parts joined."""
+    """Return a checked message's text; if it has parts, their texts are joined."""
     content = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 

@@ -26,8 +26,8 @@ _MAX_PREFIX = 32
 def write_atomically(path: str | Path, content: bytes) -> None:
     """Write a file atomically, so that its content is always either old or new.
 
-    If the path is a link, the function writes to the file to which the link leads. The function
-    writes to devices, pipes and standard streams directly, and never replaces them.
+    If the path is a link, the function writes to the link's target. It writes to devices, pipes and
+    standard streams directly, and never replaces them.
 
     Args:
         path: Path of the file, or "-" for standard output.

@@ -168,7 +168,7 @@ class ServingResult:
 
     @property
     def loads(self) -> list[LoadLevel]:
-        """Return the measured loads, in order."""
+        """Return all measured loads without duplicates, in the order of `cells`."""
         return list(dict.fromkeys(cell.load for cell in self.cells))
 
     def figures(self) -> list[LoadFigures]:

@@ -2,9 +2,9 @@
 
 With AMX, sixteen rows take little more time than one. The kernel computes the transposed product,
 weight @ rows.T. It reads the weight in its original layout, 16 outputs by 32 elements at a time,
-and packs only the few rows. Each sum uses the same instructions in the same order (`amx`), for 32
-elements of the row and the weight at a time. This order does not depend on how many rows and
-outputs are computed together.
+and packs only the rows, of which there are few. Each sum uses the same instructions in the same
+order (`amx`), for 32 elements of the row and the weight at a time. This order does not depend on
+how many rows and outputs are computed together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Emit code that decodes blocks of 256 weights, with scales per 32 or 16 weights."""
+"""Emit code that decodes blocks of 256 weights, with one scale per 32 or 16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Estimate how often a draft model's own next tokens are accepted."""
+"""Estimate how often the target accepts a draft model's first choices.
+
+A first choice is the token that the draft model itself generates after a node.
+"""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ class LookaheadWindow:
                 any.
             answers: The target's token after each node of the newest level.
         Returns:
-            Pairs of a key (the one or two tokens before the n-gram's last N - 1 tokens) and these
-            N - 1 tokens.
+            Pairs of a key and a continuation. The continuation is the last N - 1 tokens of an
+            n-gram. The key is the one or two tokens before the continuation.
         """
         text = (*context, *self.levels[0])
         for column, ngram in enumerate(zip(*self.levels[1:], answers, strict=True)):

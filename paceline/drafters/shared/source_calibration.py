@@ -141,5 +141,5 @@ def acceptance(calibration: SourceCalibration, cell: int) -> float:
 
 @kernel
 def count_cell(calibration: SourceCalibration, cell: int, accepted: bool) -> None:
-    """Count a tried draft token in its cell, and whether the target accepted it."""
+    """Record in a cell whether the target accepted a tried draft token."""
     count_trial(calibration.hits, calibration.trials, cell, accepted, _MEMORY)

@@ -68,7 +68,7 @@ class CapturedStates:
 
 
 def _picked(picks: Sequence[_Pick], calls: Sequence[Tensor]) -> Tensor:
-    """Select rows from the tensors of a module's calls, and join them."""
+    """Select rows from each call's tensor, and join the rows of all calls."""
     rows = [pick(states) for pick, states in zip(picks, calls, strict=True)]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 

@@ -1,4 +1,4 @@
-"""Arrange the target states of text chunks, and weight their positions."""
+"""Prepare the tokens, target states and loss weights of text chunks."""
 
 from __future__ import annotations
 

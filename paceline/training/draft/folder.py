@@ -69,7 +69,7 @@ class DraftProgress(TrainingProgress):
 
     @property
     def best(self) -> TrainingPoint:
-        """Point with the most accepted tokens per chain; the earliest of equal points."""
+        """Earliest of the points with the most accepted tokens per chain."""
         return max(self.curve, key=lambda point: point.per_chain)
 
 

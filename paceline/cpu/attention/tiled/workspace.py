@@ -188,6 +188,6 @@ def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
 
 @inlined
 def pair_up(call: AttentionCall, sources: tuple[int, int], target: int) -> None:
-    """Interleave the values of two keys: each word holds one number of each key."""
+    """Interleave the values of two keys: each 32-bit word gets one number from each."""
     for offset in range(0, call.value_dim * HALF_BYTES, SIDE * HALF_BYTES):
         bf16_pack.pair_up(sources[0] + offset, sources[1] + offset, target + 2 * offset)
