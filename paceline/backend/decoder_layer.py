@@ -22,7 +22,9 @@ class DecoderLayer(NamedTuple):
             normalise each head of the queries and of the keys before the rotary embedding, as in
             Qwen3.
         epsilons: Numbers that the norms add to the mean of the squares.
-        products: Modules q, k, v, o, gate, up and down, in this order.
+        products: Modules q, k, v, o, gate, up and down, in this order. If only the first four are
+            given, the backend computes `hidden`, and the caller computes the rest of the layer, for
+            example a mixture of experts.
         activation: Activation function, applied to each number separately.
         head_dim: Size of a head.
         scaling: Factor applied to the attention scores.

@@ -10,6 +10,7 @@ If the results of any layer differ, all layers of the view run only their module
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from types import MethodType
 from typing import Any
 
@@ -27,17 +28,17 @@ from paceline.kv_cache.slot_layer import SlotLayer, WriteWindow
 from paceline.model.forward_state import ForwardState
 from paceline.model.layer_stack import stack_layers
 
-# Layers with exactly the steps of `DecoderLayer`.
+# Layers with exactly the steps of `DecoderLayer`, and layers in which only attention has them.
 _KINDS = frozenset(
     ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 )
-_PRODUCTS = (
-    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+_ATTENTION_KINDS = frozenset(
+    ("MixtralDecoderLayer", "Qwen2MoeDecoderLayer", "Qwen3MoeDecoderLayer")
 )
+_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-_INSIDE = (*_PRODUCTS, "self_attn", "mlp")
 
 
 def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) -> None:
@@ -61,13 +62,27 @@ def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) 
     calls = LayerCalls(twins, runner, products, state)
     for index, twin in enumerate(twins):
         vars(twin)["forward"] = LayerForward(twin, index, calls)
-    stack_layers(module, twins, calls)
+    if not has_separate_feed_forward(twins[0]):
+        stack_layers(module, twins, calls)
 
 
 def is_known_layer(module: nn.Module) -> bool:
     """Return whether a module is a transformers decoder layer whose steps are known."""
     kind = type(module)
-    return kind.__name__ in _KINDS and kind.__module__.startswith("transformers.models.")
+    is_known = kind.__name__ in _KINDS or has_separate_feed_forward(module)
+    return is_known and kind.__module__.startswith("transformers.models.")
+
+
+def has_separate_feed_forward(layer: nn.Module) -> bool:
+    """Return whether a backend computes only a layer's attention, not its experts."""
+    return type(layer).__name__ in _ATTENTION_KINDS
+
+
+def _names_inside(twin: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a layer's products and of the modules around them."""
+    if has_separate_feed_forward(twin):
+        return _ATTENTION, ("self_attn",)
+    return (*_ATTENTION, *_FEED_FORWARD), ("self_attn", "mlp")
 
 
 def _norm_names(twin: nn.Module) -> tuple[str, ...]:
@@ -78,10 +93,10 @@ def _norm_names(twin: nn.Module) -> tuple[str, ...]:
 
 def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
     """Describe a layer if the backend computes all its modules; otherwise return None."""
-    parts = (twin, twin.get_submodule("self_attn"), twin.get_submodule("mlp"))
-    if any("forward" in vars(part) for part in parts):
+    names, others = _names_inside(twin)
+    if any("forward" in vars(part) for part in (twin, *map(twin.get_submodule, others))):
         return None
-    modules = [twin.get_submodule(name) for name in _PRODUCTS]
+    modules = [twin.get_submodule(name) for name in names]
     norms = [vars(twin.get_submodule(name)).get("forward") for name in _norm_names(twin)]
     if not all(type(vars(module).get("forward")) is LinearOverride for module in modules):
         return None
@@ -93,7 +108,7 @@ def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
         tuple(norm.module for norm in overrides),
         tuple(norm.eps for norm in overrides),
         tuple(vars(module)["forward"].module for module in modules),
-        twin.mlp.act_fn,  # type: ignore[union-attr]
+        getattr(twin.mlp, "act_fn", None),
         attention.head_dim,
         attention.scaling,
     )
@@ -128,7 +143,9 @@ class LayerCalls:
         self.num_checked = 0
         self._num_layers = len(twins)
         inside = [
-            twin.get_submodule(name) for twin in twins for name in (*_INSIDE, *_norm_names(twin))
+            twin.get_submodule(name)
+            for twin in twins
+            for name in (*chain(*_names_inside(twin)), *_norm_names(twin))
         ]
         self._hooks = [
             hooks
@@ -235,6 +252,7 @@ class LayerForward:
     def __init__(self, twin: nn.Module, index: int, calls: LayerCalls) -> None:
         self._forward: Callable[..., Any] = MethodType(type(twin).forward, twin)
         self._index, self.calls = index, calls
+        self._twin: Any = twin if has_separate_feed_forward(twin) else None
         self.is_checked = False
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -242,11 +260,19 @@ class LayerForward:
         if args or not self.calls.serves(hidden_states, kwargs):
             return self._forward(hidden_states, *args, **kwargs)
         if self.is_checked:
-            return self.calls.runner.run(self._index, hidden_states.contiguous())
+            return self._run(hidden_states)
         expected = self._forward(hidden_states, *args, **kwargs)
-        result = self.calls.runner.run(self._index, hidden_states.contiguous())
+        result = self._run(hidden_states)
         self.is_checked = True
         self.calls.num_checked += 1
         if type(expected) not in PLAIN or not torch.equal(expected, result):
             self.calls.is_usable = False
         return expected
+
+    def _run(self, states: Tensor) -> Tensor:
+        """Return the output of the layer, computed by the backend's runner."""
+        states = self.calls.runner.run(self._index, states.contiguous())
+        if self._twin is None:
+            return states
+        rest: Tensor = self._twin.mlp(self._twin.post_attention_layernorm(states))
+        return states + rest

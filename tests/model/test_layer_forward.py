@@ -21,7 +21,7 @@ from paceline.model.layer_stack import LayerStack
 from tests.support.attention import random_parents
 from tests.support.models import make
 
-KINDS = ["llama", "mistral", "qwen2", "qwen3"]
+KINDS = ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"]
 
 
 def target(kind: str, change: Any = None) -> CachedLM:

@@ -43,7 +43,7 @@ class LayerCall:
     heads: int
     key_heads: int
     dim: int  # Numbers of a head, a multiple of 16.
-    inner: int  # Outputs of the gate.
+    inner: int  # Outputs of the gate; 0 if the caller computes the feed-forward network.
     norm: int  # Weights before attention.
     epsilon: float
     inner_norm: int  # Weights before the feed-forward network.
@@ -101,6 +101,9 @@ def run_layer(address: int, states: int, out: int, mailbox: int, number: int) ->
     run_job(layer.jobs, _ATTEND, _TAKEN_BY_ATTENTION, mailbox, number + _OUTPUT)
     number += 1
     run_job(layer.jobs, _OUTPUT, _TAKEN_BY_PRODUCTS, mailbox, number + _OUTPUT)
+    if not layer.inner:
+        _add(states, layer.projected, out, width)
+        return
     _add(states, layer.projected, layer.middle, width)
     normalise(
         layer.middle, layer.inner_norm, layer.normed, kind, count, hidden, layer.inner_epsilon

@@ -31,6 +31,7 @@ _IN = ("normed", "normed", "normed", "attended", "normed", "normed", "gate")
 _OUT = ("queries", "keys", "values", "projected", "gate", "up", "projected")
 
 
+_ATTENTION_PRODUCTS = 4
 _NORMS = ("", "inner_", "query_", "key_")  # prefixes in `LayerCall`, as in `DecoderLayer.norms`
 
 
@@ -47,11 +48,12 @@ class _Shape(NamedTuple):
     def of(layer: DecoderLayer) -> _Shape | None:
         """Return the sizes of a layer; None if the kernels do not support its shapes."""
         weights = [product.weight for product in layer.products]
-        dim, hidden, inner = layer.head_dim, len(layer.norms[0].weight), len(weights[4])
+        dim, hidden = layer.head_dim, len(layer.norms[0].weight)
+        inner = len(weights[4]) if len(weights) > _ATTENTION_PRODUCTS else 0
         heads, key_heads = len(weights[0]) // dim, len(weights[1]) // dim
         expected = [(heads * dim, hidden), *[(key_heads * dim, hidden)] * 2]
         expected += [(hidden, heads * dim), *[(inner, hidden)] * 2, (hidden, inner)]
-        fits = [tuple(weight.shape) for weight in weights] == expected
+        fits = [tuple(weight.shape) for weight in weights] == expected[: len(weights)]
         fits &= all(len(norm.weight) == dim for norm in layer.norms[2:])
         even = dim % (2 * WIDTH) == 0 and hidden % WIDTH == 0 and inner % WIDTH == 0
         return _Shape(hidden, heads, key_heads, dim, inner) if fits and even else None
@@ -169,13 +171,15 @@ class CpuDecoderLayers:
         for name, norm, epsilon in zip(_NORMS, layer.norms, layer.epsilons, strict=False):
             call[f"{name}norm"], call[f"{name}epsilon"] = norm.weight.data_ptr(), epsilon
         self._attention[index]["scaling"] = layer.scaling
+        for number, module in enumerate(layer.products):
+            self._describe_product(self._products[index, number], index, number, module)
+        if len(layer.products) == _ATTENTION_PRODUCTS:
+            return
         table = _activation_table(layer.activation)
         if self._activation is None or not torch.equal(self._activation, table):
             self._activation = table
             self._held.append(table)
         call["activation"] = self._activation.data_ptr()
-        for number, module in enumerate(layer.products):
-            self._describe_product(self._products[index, number], index, number, module)
 
     def _describe_product(self, record: Any, index: int, number: int, module: Any) -> None:
         weight, bias = _parameters(module)
