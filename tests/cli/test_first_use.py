@@ -6,6 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
+import numba
 import pytest
 
 from paceline.cli import main
@@ -33,7 +34,9 @@ def test_the_first_use_prints_one_line(
     (tmp_path / "doubled.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    # If numba was imported earlier, it reads the variable again only when it compiles.
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setattr(main, "_status", twice_in_a_new_process)
     for note in (NOTE, ""):
         with pytest.raises(SystemExit, match="9"):
