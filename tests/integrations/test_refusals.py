@@ -17,6 +17,7 @@ from transformers import (
     StaticCache,
 )
 from transformers.generation import (
+    GenerationConfig,
     StoppingCriteria,
 )
 
@@ -39,6 +40,11 @@ from tests.integrations.common import (
         ({"use_cache": False}, "use_cache: got False; expected True"),
         ({"cache_implementation": "static"}, "cache_implementation: got 'static'"),
         ({"cache_implementation": "offloaded"}, "cache_implementation: got 'offloaded'"),
+        ({"cache_implementation": "quantized"}, "cache_implementation: got 'quantized'"),
+        (
+            {"generation_config": GenerationConfig(cache_implementation="quantized")},
+            "cache_implementation: got 'quantized'",
+        ),
         (
             {"output_attentions": True, "return_dict_in_generate": True},
             "output_attentions: got True",

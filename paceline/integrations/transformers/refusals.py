@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -78,11 +79,7 @@ def refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
         raise ConfigError(
             "use_cache: got False; expected True, as drafts need a KV cache. Leave it out."
         )
-    if config.cache_implementation not in (None, "dynamic"):
-        raise ConfigError(
-            f"cache_implementation: got {config.cache_implementation!r}; expected None or"
-            " 'dynamic', as rejected draft tokens are removed from the cache. Leave it out."
-        )
+    _refuse_cache(config.cache_implementation)
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False):
             raise ConfigError(
@@ -93,6 +90,32 @@ def refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
         raise ConfigError(
             "The model is in training mode, where dropout changes every forward pass. Call"
             " model.eval() first."
+        )
+
+
+def refuse_cache_options(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    """Reject options for a cache from which tokens cannot be removed.
+
+    transformers creates the cache before decoding starts. This can fail: an offloaded cache needs
+    a GPU, and a quantised one needs another package.
+
+    Args:
+        model: Model that the call runs.
+        options: Arguments of `generate`.
+    Raises:
+        ConfigError: The options, or else the model's defaults, select such a cache.
+    """
+    given = options.get("cache_implementation")
+    for config in (options.get("generation_config"), model.generation_config):
+        given = given if given is not None else getattr(config, "cache_implementation", None)
+    _refuse_cache(given)
+
+
+def _refuse_cache(implementation: str | None) -> None:
+    if implementation not in (None, "dynamic"):
+        raise ConfigError(
+            f"cache_implementation: got {implementation!r}; expected None or 'dynamic', as"
+            " rejected draft tokens are removed from the cache. Leave it out."
         )
 
 

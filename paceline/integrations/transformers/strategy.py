@@ -38,7 +38,7 @@ from paceline.integrations.transformers.generate_arguments import (
     stop_criterion,
     with_stop_strings,
 )
-from paceline.integrations.transformers.refusals import refuse_synced_gpus
+from paceline.integrations.transformers.refusals import refuse_cache_options, refuse_synced_gpus
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.model.architecture import Architecture
 from paceline.model.loading import load_draft
@@ -239,6 +239,7 @@ def generate(
         strategy = _strategy_of(drafter, draft_model)
         _refuse_replaced(options)
         refuse_synced_gpus(model, options.pop("synced_gpus", None))
+        refuse_cache_options(model, options)
         options = with_stop_strings(model, stop_strings, tokenizer, options)
 
         def decode(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Any:
