@@ -16,6 +16,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
+from paceline.util.garbage_collection import exempt_until_exit
 from tests.support.hermetic import isolate
 
 # A shell starts background jobs with this signal ignored, and their children inherit it.
@@ -83,7 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt the imported libraries from garbage collection, and enable it again."""
-    gc.freeze()
+    exempt_until_exit()
     gc.enable()
 
 
@@ -102,7 +103,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     is_last = nextitem is None or nextitem.path != item.path
     if is_last or item.path.parent.name in _COLLECTING:
         gc.collect()
-        gc.freeze()
+        exempt_until_exit()
 
 
 def _load(name: str) -> Any:

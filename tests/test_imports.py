@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,29 @@ def test_objects_exempt_from_collection_stay_exempt(
             assert count() == 0
         finally:
             gc.freeze()
+
+
+EXIT = """
+import atexit, gc, sys
+from paceline.util.garbage_collection import exempt_until_exit
+atexit.register(lambda: print(gc.get_freeze_count() > 0))
+{}
+exempt_until_exit()
+assert gc.get_freeze_count()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "lasts"),
+    [("", "True"), ("sys.modules['triton'] = sys", "False"), ("import triton", "False")],
+)
+def test_exemption_ends_before_triton_looks_for_leaks(before: str, lasts: str) -> None:
+    """The imported triton prints leaks on standard error."""
+    if "import" in before and importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    words = [sys.executable, "-c", EXIT.format(before)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr) == (lasts, "")
 
 
 def test_public_names() -> None:

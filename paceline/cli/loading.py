@@ -5,7 +5,6 @@ The module imports torch only on demand, so that a command's help appears immedi
 
 from __future__ import annotations
 
-import gc
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import demo
 from paceline.drafters import entry
 from paceline.util.config import split_spec
-from paceline.util.garbage_collection import collection_paused
+from paceline.util.garbage_collection import collection_paused, exempt_until_exit
 
 if TYPE_CHECKING:
     from paceline.engine.parallel.ranks import Ranks
@@ -46,7 +45,7 @@ def build_llm(
     if _TARGET_LOADING not in sys.modules:
         with collection_paused():
             import_module(_TARGET_LOADING)  # `LLM` would import this later
-            gc.freeze()  # the imported modules last until the process ends
+            exempt_until_exit()  # the imported modules last that long
     from paceline.llm import LLM
 
     use_threads(models.threads)
