@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.bench import BenchResult
     from paceline.engine.parallel.ranks import Ranks
 
+_UNTRAINED = "state_head"  # the package contains no head for the demo models
 BASELINES = (PLAIN, LOOKUP, ASSISTANT)
 flattened("Measuring")(BenchConfig)
 flattened("With --serve")(LoadOptions)
@@ -155,7 +156,7 @@ def chosen_drafters(requested: Sequence[str], models: ModelOptions) -> tuple[str
     has_draft = models.draft_model is not None or embedded
     names = [name for name, entry in REGISTRY.items() if has_draft or not entry.needs_draft_model]
     if embedded:
-        return tuple(with_store(name, demo.NAME) for name in names)
+        return tuple(with_store(name, demo.NAME) for name in names if name != _UNTRAINED)
     return tuple(
         name for name in names if not (REGISTRY[name].needs_trained or REGISTRY[name].needs_store)
     )

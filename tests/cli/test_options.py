@@ -16,9 +16,11 @@ from paceline.cli.commands import COMMANDS as COMMAND_LIST
 from paceline.cli.commands import GROUPS
 from paceline.cli.main import app, run
 from paceline.core.sampling_params import SamplingParams
+from paceline.drafters import REGISTRY
 from paceline.errors import ConfigError
 from paceline.training.acceptance_head.settings import RecordConfig
 from paceline.util.options import ModelOptions, changed, flat
+from tests.support.cli import call
 
 COMMANDS = [
     *(
@@ -230,3 +232,13 @@ def test_a_closed_pipe_is_silent() -> None:
     code = f"{sys.executable} -m paceline --help | true"
     done = subprocess.run(code, shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_all_drafters_of_the_demo_models_run_by_default() -> None:
+    words = ("--baselines", "none", "--limit", "1", "-n", "2", "--threads", "1")
+    status, output = call("bench", "demo", *words)
+    assert status == 0
+    own = {name for name, entry in REGISTRY.items() if entry.source == "paceline"}
+    assert {name for name in own if not re.search(rf"^{name}\b", output, re.MULTILINE)} == {
+        "state_head"
+    }
