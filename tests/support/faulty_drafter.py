@@ -25,13 +25,13 @@ class FaultyOptions:
 
     Attributes:
         datastore: Datastore of the wrapped `sssd` drafter.
-        live: Whether `sssd` updates the datastore.
+        update_datastore: Whether `sssd` updates the datastore.
         rate: Share of calls that fail.
         kind: Name of the fault, or "any".
     """
 
     datastore: str | None = None
-    live: bool = False
+    update_datastore: bool = False
     rate: float = 0.2
     kind: str = "any"
 
@@ -61,7 +61,9 @@ class Faulty(DelegatingDrafter):
     Options = FaultyOptions
 
     def __init__(self, options: FaultyOptions) -> None:
-        super().__init__(create("sssd", datastore=options.datastore, update_datastore=options.live))
+        super().__init__(
+            create("sssd", datastore=options.datastore, update_datastore=options.update_datastore)
+        )
         self.name = "faulty"
         self._options = options
         self._random = random.Random(0)
