@@ -80,7 +80,9 @@ class ExpertsOverride(ForwardOverride):
     def _suits(self, rows: Tensor) -> bool:
         weight = self._attributes["_parameters"].get("down_proj")
         if type(weight) is PackedExperts:  # transformers' code would unpack all experts
-            return type(rows) in PLAIN and rows.dtype == weight.dtype
+            return (
+                type(rows) in PLAIN and rows.dtype == weight.dtype and not torch.is_grad_enabled()
+            )
         return (
             self.products.min_rows <= len(rows) <= self.products.max_rows
             and type(weight) in PLAIN

@@ -119,17 +119,16 @@ class Trial:
 
 def fastest(model: PreTrainedModel) -> Products:
     """Return the matrix products that make a model's forward passes fastest."""
-    if not is_large(model):
-        return Products()
-    times = trial(model)
+    routing = routing_overrides(model, CPU)
+    experts = {module: kind for module, kind in routing.items() if kind is ExpertsOverride}
+    # transformers' code would unpack all experts in every call.
+    packed = {module: kind for module, kind in experts.items() if has_packed_experts(module)}
+    times = trial(model) if is_large(model) else Trial()
     min_rows, max_rows = times.range
     if not max_rows:
-        return Products()
-    experts = {
-        module: kind
-        for module, kind in routing_overrides(model, CPU).items()
-        if kind is ExpertsOverride and (times.experts_are_faster or has_packed_experts(module))
-    }
+        return Products(routing=packed, backend=CPU)
+    if not times.experts_are_faster:
+        experts = packed
     products = Products.of_backend(model, CPU, min_rows, max_rows, experts)
     return with_fastest_team(model, products)
 

@@ -14,10 +14,15 @@ from transformers import AutoConfig
 from paceline.model import gguf_directory
 
 # Attributes of configurations, by their name in the header.
-_SIZES = {
+_VALUES = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
 }
+# Configurations use one of these names for the number of experts.
+_EXPERT_COUNTS = ("num_experts", "num_local_experts")
 # Architectures and numbers of layers of Gemma 2 27B and Gemma 3 27B. Headers do not contain the
 # scale of their attention scores, so llama.cpp recognises these models in the same way.
 _SCALED_BY_MODEL_SIZE = {("gemma2", 46), ("gemma3", 62)}
@@ -45,11 +50,26 @@ def complete_config(config: Any, metadata: Mapping[str, Any]) -> None:
     Args:
         config: Configuration as transformers reads it from the header.
         metadata: Metadata in the header.
+    Raises:
+        ValueError: The file contains experts, but the configuration does not.
     """
-    architecture = metadata["general.architecture"]
-    for key, name in _SIZES.items():
-        size = metadata.get(f"{architecture}.{key}")
-        if size is not None and hasattr(config, name):
-            setattr(config, name, size)
+    architecture = str(metadata["general.architecture"])
+    prefix = f"{architecture}."
+    header = {key.removeprefix(prefix): value for key, value in metadata.items()}
+    for key, name in _VALUES.items():
+        if key in header and hasattr(config, name):
+            setattr(config, name, header[key])
+    num_experts = header.get("expert_count", 0)
+    if num_experts and num_experts not in [getattr(config, name, 0) for name in _EXPERT_COUNTS]:
+        raise ValueError(f"{num_experts} experts in a model of type {config.model_type}")
+    parameters = getattr(config, "rope_parameters", None)
+    if parameters and "rope_theta" in parameters and "rope.freq_base" in header:
+        parameters["rope_theta"] = header["rope.freq_base"]
+    if architecture == "qwen3" and "attention.key_length" in header:
+        config.head_dim = header["attention.key_length"]
+    if architecture == "phi3" and parameters:
+        config.sliding_window = header.get("attention.sliding_window") or None
+        size = config.hidden_size // config.num_attention_heads
+        parameters["partial_rotary_factor"] = header.get("rope.dimension_count", size) / size
     if (architecture, config.num_hidden_layers) in _SCALED_BY_MODEL_SIZE:
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads

@@ -151,7 +151,7 @@ def describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
             gguf.set_end_ids(model, metadata)
             table.connect(model, str(metadata["general.architecture"]))
             tokenizer = gguf.read_tokenizer(path, metadata, config)
-    except ConfigError:
+    except (ConfigError, OSError):
         raise
     except Exception as error:  # the readers raise many types for a file they cannot read
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -60,7 +60,9 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
     prefix = f"{metadata['general.architecture']}."
     header = {key.removeprefix(prefix): value for key, value in metadata.items()}
     long, short, factors = read(_LONG), read(_SHORT), read(_FACTORS)
-    kind = str(header.get(_TYPE, _NONE))
+    kind = str(header.get(_TYPE, "linear"))  # as in llama.cpp
+    if header.get("rope.scaling.yarn_attn_factor", 1.0) != 1.0:
+        raise ValueError("a YaRN attention factor")
     if long is not None and short is not None:
         _set_longrope(config, parameters, header, (long, short))
     elif factors is not None and parameters is rope_parameters:

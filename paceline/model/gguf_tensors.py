@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from paceline.model.settings import MAX_HEADER_BYTES
 
 HEAD = "output.weight"  # a file without it ties the LM head to the embedding
 TABLE_FILE = "tensors.json"
+_OF_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 class TensorEntry(NamedTuple):
@@ -87,16 +89,37 @@ class TensorTable:
         missing = [name for name, tensors in sources.items() if not tensors]
         if missing:
             raise ValueError(f"no weights for {', '.join(sorted(missing)[:3])}")
+        self._require_all_used(model, {name for names in sources.values() for name in names})
         for name, tensors in sources.items():
             shapes = [self.tensors[tensor].shape for tensor in tensors]
             order = self._index_of(order_of_rows(conversion, name, shapes))
             self.weights[name] = WeightEntry(tensors, order)
 
+    def _require_all_used(self, model: PreTrainedModel, used: Set[str]) -> None:
+        """Raise an error if a layer's tensor has no place in the model.
+
+        Tensors of further layers, such as those of a multi-token prediction, may be unused.
+        """
+        layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+        unused = [
+            name
+            for name in self.tensors.keys() - used
+            if (match := _OF_LAYER.match(name)) and int(match[1]) < layers and "rot" not in name
+        ]
+        if unused:
+            raise ValueError(f"weights that {type(model).__name__} lacks: {min(unused)}")
+
     def vector(self, files: Sequence[Path], name: str) -> NDArray[np.float32] | None:
-        """Return a float32 tensor with one axis; None if the files lack it."""
+        """Return a float32 tensor with one axis; None if the files lack it.
+
+        Raises:
+            ValueError: The tensor has another format.
+        """
         entry = self.tensors.get(name)
-        if entry is None or entry.type_id != F32.type_id:
+        if entry is None:
             return None
+        if entry.type_id != F32.type_id:
+            raise ValueError(f"{name} in a format other than F32")
         (size,) = entry.shape
         return np.fromfile(files[entry.file], np.float32, size, offset=entry.offset)
 

@@ -121,7 +121,7 @@ def new_writer(path: Path, architecture: str, layers: int, head_size: int = HEAD
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(20000.0)
     writer.add_vocab_size(VOCAB)
     add_tokenizer(writer)
     return writer
