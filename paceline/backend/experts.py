@@ -79,13 +79,10 @@ class ExpertsOverride(ForwardOverride):
 
     def _suits(self, rows: Tensor) -> bool:
         weight = self._attributes["_parameters"].get("down_proj")
-        if type(weight) is PackedExperts:  # transformers' code would unpack all experts
-            return (
-                type(rows) in PLAIN and rows.dtype == weight.dtype and not torch.is_grad_enabled()
-            )
+        is_packed = type(weight) is PackedExperts  # transformers' code would unpack all experts
+        is_in_range = self.products.min_rows <= len(rows) <= self.products.max_rows
         return (
-            self.products.min_rows <= len(rows) <= self.products.max_rows
-            and type(weight) in PLAIN
+            (is_packed or (is_in_range and type(weight) in PLAIN))
             and type(rows) in PLAIN
             and rows.dtype == weight.dtype
             and not torch.is_grad_enabled()
@@ -99,9 +96,9 @@ class ExpertsOverride(ForwardOverride):
         parameters = self._attributes["_parameters"]
         weights, biases = _oriented(self.module, name), parameters.get(f"{name}_bias")
         grouped = self._grouped.get(name)
-        if grouped is None or not grouped.takes(weights):
+        if grouped is None or not grouped.reads(weights):
             grouped = self._grouped[name] = self.products.backend.expert_products(weights)
-        if grouped is not None and grouped.takes(weights):
+        if grouped is not None and grouped.can_run():
             return grouped.multiply(rows, counts, biases)
         linear, first, products = self.products.backend.linear, 0, []
         for expert, count in enumerate(counts):

@@ -45,8 +45,11 @@ class ScoreOptions(NamedTuple):
 class ExpertProducts(Protocol):
     """Multiplies rows by the weights of their experts, all experts in one call."""
 
-    def takes(self, weights: Tensor) -> bool:
-        """Return whether `multiply` can be called now for a weight."""
+    def reads(self, weights: Tensor) -> bool:
+        """Return whether `multiply` still reads a weight, at its present address."""
+
+    def can_run(self) -> bool:
+        """Return whether this thread may call `multiply` now."""
 
     def multiply(self, rows: Tensor, counts: Sequence[int], biases: Tensor | None) -> Tensor:
         """Return the products of rows that are sorted by expert.

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.backend.packed_experts import PackedExperts
 from paceline.backend.packed_weight import PackedWeight
 from paceline.backend.plain_tensors import is_plain
-from paceline.cpu.job_table import run_jobs
+from paceline.cpu.job_table import reserve_jobs, run_jobs
 from paceline.cpu.linear.call import PACKING, PRODUCT_CALL
 from paceline.cpu.linear.dispatch import kernel_of
 from paceline.cpu.memory import FLOAT_BYTES, KINDS
@@ -51,16 +51,17 @@ class CpuExpertProducts:
         )
         return CpuExpertProducts(weights) if suits else None
 
-    def takes(self, weights: Tensor) -> bool:
-        """Return whether `multiply` can be called now for a weight.
+    def reads(self, weights: Tensor) -> bool:
+        """Return whether `multiply` still reads a weight, at its present address."""
+        is_in_place = not self._address or weights.data_ptr() == self._address
+        return weights is self._weights and is_in_place
+
+    def can_run(self) -> bool:
+        """Return whether this thread may call `multiply` now.
 
         Without a thread team, the threads share each large product instead.
         """
-        is_same = weights is self._weights and (not self._address or self._is_in_place(weights))
-        return is_same and (torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None)
-
-    def _is_in_place(self, weights: Tensor) -> bool:
-        return weights.data_ptr() == self._address
+        return torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
 
     def multiply(self, rows: Tensor, counts: Sequence[int], biases: Tensor | None) -> Tensor:
         """Return the products of rows that are sorted by expert.
@@ -83,10 +84,8 @@ class CpuExpertProducts:
         for index, (part, each) in enumerate(zip(self._parts, records, strict=True)):
             jobs[index, :, 0] = part.function
             jobs[index, :, 1] = each.ctypes.data + np.arange(len(active)) * each.itemsize
-        team, mailbox, number, count = TEAM.of_this_thread(), 0, 0, jobs.shape[0] * jobs.shape[1]
-        if team is not None:
-            mailbox, number = team.mailbox, team.take_numbers(count)
-        run_jobs(jobs.ctypes.data, count, _TAKEN, mailbox, number)
+        count = len(records) * len(active)
+        run_jobs(jobs.ctypes.data, count, _TAKEN, *reserve_jobs(count))
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
 
 

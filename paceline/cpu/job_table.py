@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from paceline.cpu.thread_team import TEAM, lead, store_shared
 from paceline.cpu.thread_team import call as call_function
-from paceline.cpu.thread_team import lead, store_shared
 from paceline.util.compiled import compiled, inlined, load_int64
 
 _JOB_BYTES = 16  # of a table entry: addresses of the function and its record, int64
+
+
+def reserve_jobs(count: int) -> tuple[int, int]:
+    """Return this thread's mailbox, and the number before `count` new jobs.
+
+    Without a team, both are 0.
+    """
+    team = TEAM.of_this_thread()
+    return (0, 0) if team is None else (team.mailbox, team.take_numbers(count))
 
 
 @inlined

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,25 @@ def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfi
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer
+
+
+def architecture_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a header's values without the architecture's name in front of the keys."""
+    prefix = f"{metadata['general.architecture']}."
+    return {
+        key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
+    }
+
+
+@contextmanager
+def readable(path: str | Path) -> Iterator[None]:
+    """Report an OSError in the `with` block as a file that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"model: {str(path)!r} cannot be read ({error}). Check the file and its permissions."
+        ) from error
 
 
 def refused(

@@ -30,17 +30,13 @@ def converted(file: str | Path) -> Path:
     if not path.is_file():
         raise ConfigError(f"model: there is no GGUF file at {str(file)!r}. Correct the path.")
     files = gguf_header.files_of(path)
-    try:
+    with gguf.readable(path):
         return cache.obtain_folder(
             cache.root() / KIND / _checksum(files),
             str(path),
             lambda folder: _convert(path, files, folder),
             lambda: gguf.say(f"another process converts {path}"),
         )
-    except OSError as error:
-        raise ConfigError(
-            f"model: {str(file)!r} cannot be read ({error}). Check the file and its permissions."
-        ) from error
 
 
 def _checksum(files: Sequence[Path]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from paceline.model import gguf_directory
+from paceline.model import gguf, gguf_directory
 
 # Attributes of configurations, by their name in the header.
 _VALUES = {
@@ -54,8 +54,7 @@ def complete_config(config: Any, metadata: Mapping[str, Any]) -> None:
         ValueError: The file contains experts, but the configuration does not.
     """
     architecture = str(metadata["general.architecture"])
-    prefix = f"{architecture}."
-    header = {key.removeprefix(prefix): value for key, value in metadata.items()}
+    header = gguf.architecture_values(metadata)
     for key, name in _VALUES.items():
         if key in header and hasattr(config, name):
             setattr(config, name, header[key])

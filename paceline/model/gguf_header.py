@@ -56,17 +56,13 @@ def described(files: Sequence[Path]) -> Path:
         ConfigError: As for `gguf_checkpoint.converted`.
     """
     first = files[0]
-    try:
+    with gguf.readable(first):
         return cache.obtain_folder(
             cache.root() / KIND / _headers_checksum(files),
             str(first),
             lambda folder: describe(files, folder),
             lambda: gguf.say(f"another process reads {first}"),
         )
-    except OSError as error:
-        raise ConfigError(
-            f"model: {str(first)!r} cannot be read ({error}). Check the file and its permissions."
-        ) from error
 
 
 def _headers_checksum(files: Sequence[Path]) -> str:

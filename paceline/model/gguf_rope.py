@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from paceline.model import gguf
+
 _TYPE, _NONE = "rope.scaling.type", "none"
 _FACTOR, _ORIGINAL = "rope.scaling.factor", "rope.scaling.original_context_length"
 # Options of transformers, by the name in the header.
@@ -57,8 +59,7 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
     parameters = rope_parameters.get("full_attention", rope_parameters)
     if parameters.get("rope_type", "default") != "default":
         return
-    prefix = f"{metadata['general.architecture']}."
-    header = {key.removeprefix(prefix): value for key, value in metadata.items()}
+    header = gguf.architecture_values(metadata)
     long, short, factors = read(_LONG), read(_SHORT), read(_FACTORS)
     kind = str(header.get(_TYPE, "linear"))  # as in llama.cpp
     if header.get("rope.scaling.yarn_attn_factor", 1.0) != 1.0:

@@ -34,13 +34,9 @@ def load_packed(path: Path) -> PreTrainedModel:
         ConfigError: A file is damaged, or contains weights in an unsupported format.
     """
     files = gguf_header.files_of(path)
-    try:
+    with gguf.readable(path):
         stamps = [_stamp(file) for file in files]
         model = load_described(path, files, gguf_header.described(files))
-    except OSError as error:
-        raise ConfigError(
-            f"model: {str(path)!r} cannot be read ({error}). Check the file and its permissions."
-        ) from error
     if [_stamp(file) for file in files] != stamps:
         raise ConfigError(
             f"model {str(path)!r}: the file changed while it was read; expected one that is"

@@ -80,10 +80,11 @@ def test_weights_that_moved_are_not_multiplied() -> None:
     products = CpuExpertProducts.of(parameter)
     assert products is not None
     with TEAM.running(0):
-        assert products.takes(parameter)
-        assert not products.takes(plain(torch.bfloat16))
+        assert products.can_run()
+        assert products.reads(parameter)
+        assert not products.reads(plain(torch.bfloat16))
         parameter.data = plain(torch.bfloat16)
-        assert not products.takes(parameter)
+        assert not products.reads(parameter)
 
 
 @pytest.mark.parametrize(

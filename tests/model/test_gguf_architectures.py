@@ -23,6 +23,7 @@ from paceline import LLM, SamplingParams
 from paceline.backend.packed_experts import PackedExperts
 from paceline.backend.packed_tensor import PackedTensor
 from paceline.backend.packed_weight import PackedWeight
+from paceline.cpu.product_choice import fastest
 from paceline.model import gguf_tensors
 from paceline.model.gguf_conversion import CHANGED, conversion_of, loaded_names, order_of_rows
 from paceline.model.identity import model_identity
@@ -115,6 +116,12 @@ def test_drafts_do_not_change_answers_of_packed_experts(tmp_path: Path, invarian
         outs = llm.generate(PROMPTS, SamplingParams(24))
         if invariant:
             assert [out.token_ids for out in outs] == [out.token_ids for out in expected]
+
+
+def test_packed_experts_never_run_in_transformers(tmp_path: Path) -> None:
+    """The model is too small for products to be timed."""
+    model: Any = load_model(write_experts(tmp_path / "tiny.gguf"), unpack=False)
+    assert fastest(model).override(model.model.layers[0].mlp.experts) is not None
 
 
 def test_packed_experts_equal_plain_ones() -> None:

@@ -17,6 +17,7 @@ from paceline.cpu.attention.invariant import queries_per_tile
 from paceline.cpu.attention.kernel import attend
 from paceline.cpu.attention.tiled import attend_tiled, suits
 from paceline.cpu.decoder_layer.call import LAYER_CALL, NUM_JOBS, NUM_PRODUCTS, run_layers
+from paceline.cpu.job_table import reserve_jobs
 from paceline.cpu.linear.call import PACKING, PRODUCT_CALL
 from paceline.cpu.linear.dispatch import kernel_of
 from paceline.cpu.memory import BFLOAT16, HALF_BYTES
@@ -29,9 +30,7 @@ _ALL_BITS = 1 << 16  # bit patterns of bfloat16 numbers
 # Memory of each product's input and result, by their names in `LayerCall`.
 _IN = ("normed", "normed", "normed", "attended", "normed", "normed", "gate")
 _OUT = ("queries", "keys", "values", "projected", "gate", "up", "projected")
-
-
-_ATTENTION_PRODUCTS = 4
+_ATTENTION_PRODUCTS = 4  # the first products
 _NORMS = ("", "inner_", "query_", "key_")  # prefixes in `LayerCall`, as in `DecoderLayer.norms`
 
 
@@ -167,7 +166,7 @@ class CpuDecoderLayers:
 
     def _describe(self, index: int, layer: DecoderLayer) -> None:
         call = self._calls[index]
-        # Without norms of heads, the last two addresses stay 0.
+        # Without norms of heads, `query_norm` and `key_norm` stay 0.
         for name, norm, epsilon in zip(_NORMS, layer.norms, layer.epsilons, strict=False):
             call[f"{name}norm"], call[f"{name}epsilon"] = norm.weight.data_ptr(), epsilon
         self._attention[index]["scaling"] = layer.scaling
@@ -242,9 +241,7 @@ class CpuDecoderLayers:
         return self._run(0, len(self._addresses), states)
 
     def _run(self, first: int, count: int, states: Tensor) -> Tensor:
-        out, team, mailbox, number = torch.empty_like(states), TEAM.of_this_thread(), 0, 0
-        if team is not None:
-            mailbox, number = team.mailbox, team.take_numbers(count * NUM_JOBS)
+        out, (mailbox, number) = torch.empty_like(states), reserve_jobs(count * NUM_JOBS)
         address = self._addresses[first]
         run_layers(address, count, states.data_ptr(), out.data_ptr(), mailbox, number)
         return out
