@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, ReaderField
 from torch import Tensor
 
 from paceline import demo
@@ -103,9 +103,15 @@ def copy_fields(writer: GGUFWriter, reader: GGUFReader, config: Any) -> None:
     for name, field in reader.fields.items():
         if name.startswith(_OWN_FIELDS):
             continue
-        kind, *rest = field.types
-        value = sizes.get(name, field.contents())
-        writer.add_key_value(name, value, kind, rest[0] if kind == GGUFValueType.ARRAY else None)
+        copy_field(writer, field, sizes.get(name))
+
+
+def copy_field(writer: GGUFWriter, field: ReaderField, value: Any = None) -> None:
+    """Copy a metadata field of a file, with another value if one is given."""
+    kind, *rest = field.types
+    element = rest[0] if kind == GGUFValueType.ARRAY else None
+    content = field.contents() if value is None else value
+    writer.add_key_value(field.name, content, kind, element)
 
 
 def add_blocks(writer: GGUFWriter, name: str, weight: Tensor) -> None:

@@ -14,7 +14,8 @@ import argparse
 from pathlib import Path
 
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from enlarge_gguf import copy_field
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from paceline import demo
 from paceline.model.block_encoding import Q4_K, encode
@@ -33,7 +34,9 @@ def write_experts(target: Path) -> None:
     writer = GGUFWriter(target, "qwen3moe")
     reader = GGUFReader(demo.target_of("smollm2"))
     vocab = len(reader.fields["tokenizer.ggml.tokens"].data)
-    copy_tokenizer(writer, reader)
+    for name, field in reader.fields.items():
+        if name.startswith("tokenizer."):
+            copy_field(writer, field)
     writer.add_block_count(LAYERS)
     writer.add_context_length(4096)
     writer.add_embedding_length(HIDDEN)
@@ -62,15 +65,6 @@ def write_experts(target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def copy_tokenizer(writer: GGUFWriter, reader: GGUFReader) -> None:
-    """Copy the tokenizer of a file."""
-    for name, field in reader.fields.items():
-        if name.startswith("tokenizer."):
-            kind, *rest = field.types
-            element = rest[0] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, element)
 
 
 def shapes_of(vocab: int) -> dict[str, tuple[int, ...]]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
-
-import gguf
-import numpy as np
 
 from paceline import LLM, SamplingParams
 from paceline.model.loading import load_model
@@ -24,6 +20,7 @@ from tests.support.gguf_architectures import (
     write_qwen35,
 )
 from tests.support.gguf_dense import DENSE
+from tests.support.gguf_rope import add_linear, add_llama3, add_yarn
 from tests.support.llama_cpp import needs_library
 
 pytestmark = needs_library
@@ -36,33 +33,11 @@ PROMPTS = [
 TOLERANCE = 0.3
 
 
-def _scaling(kind: Any) -> Callable[[Any], None]:
-    def add(writer: Any) -> None:
-        writer.add_rope_scaling_type(kind)
-        writer.add_rope_scaling_factor(4.0)
-        writer.add_rope_scaling_orig_ctx_len(64)
-
-    return add
-
-
-def _llama3(writer: Any) -> None:
-    """Add the factors of Llama 3.1 for the small model's frequencies."""
-    factors = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    lengths = 2 * np.pi * 10000.0 ** (np.arange(0, 16, 2) / 16)
-    for index, length in enumerate(lengths):
-        share = (8192 / length - 1) / 3
-        if length > 8192:
-            factors[index] = 8.0
-        elif length >= 2048:
-            factors[index] = 1 / ((1 - share) / 8 + share)
-    writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
-
-
 FILES: dict[str, Callable[[Path], Path]] = {
     "llama": write_gguf,
-    "yarn": lambda path: write_gguf(path, rope=_scaling(gguf.RopeScalingType.YARN)),
-    "linear": lambda path: write_gguf(path, rope=_scaling(gguf.RopeScalingType.LINEAR)),
-    "llama3": lambda path: write_gguf(path, rope=_llama3),
+    "yarn": lambda path: write_gguf(path, rope=add_yarn),
+    "linear": lambda path: write_gguf(path, rope=add_linear),
+    "llama3": lambda path: write_gguf(path, rope=add_llama3),
     "qwen2moe": lambda path: write_qwen2_moe(path, "F32"),
     "qwen3moe": write_experts,
     "lfm2": write_hybrid,

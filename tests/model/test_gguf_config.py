@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
-import gguf
 from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
 
 from paceline import LLM, SamplingParams
@@ -24,23 +22,10 @@ from paceline.model.gguf_config import complete_config
 from paceline.model.gguf_rope import set_rope_scaling
 from paceline.model.loading import load_model
 from tests.support.gguf import write_gguf
+from tests.support.gguf_rope import add_linear, add_llama3, add_yarn, llama3_factors
 
 PROMPT = [(7 * index) % 60 + 3 for index in range(150)]
 LLAMA = {"hidden_size": 512, "num_attention_heads": 8, "rope_theta": 500000.0}
-
-
-def llama3_factors(scale: float, size: int = 64, base: float = 500000.0) -> NDArray[np.float32]:
-    """Return the frequency factors that llama.cpp's converter writes for Llama 3.1 and later."""
-    factors = []
-    for index in range(0, size, 2):
-        length = 2 * math.pi * base ** (index / size)
-        share = (8192 / length - 1) / 3
-        factors.append(1 / ((1 - share) / scale + share))
-        if length < 8192 / 4:
-            factors[-1] = 1.0
-        elif length > 8192:
-            factors[-1] = scale
-    return np.array(factors, np.float32)
 
 
 def scaled(config: Any, header: Mapping[str, Any], **vectors: NDArray[np.float32]) -> Any:
@@ -111,22 +96,7 @@ def test_gemma_27b_scales_attention_by_the_model_size(layers: int, expected: int
     assert config.query_pre_attn_scalar == expected
 
 
-def _yarn(writer: Any) -> None:
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(4.0)
-    writer.add_rope_scaling_orig_ctx_len(64)
-
-
-def _linear(writer: Any) -> None:
-    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-    writer.add_rope_scaling_factor(4.0)
-
-
-def _llama3(writer: Any) -> None:
-    writer.add_tensor("rope_freqs.weight", llama3_factors(8.0, 16, 10000.0))
-
-
-@pytest.mark.parametrize("rope", [_yarn, _linear, _llama3])
+@pytest.mark.parametrize("rope", [add_yarn, add_linear, add_llama3])
 def test_packed_and_converted_models_use_the_scaling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rope: Callable[[Any], None]
 ) -> None:
