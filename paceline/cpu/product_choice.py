@@ -98,21 +98,26 @@ class Trial:
             for own_seconds, torch_seconds in zip(self.our_experts, self.torch_experts, strict=True)
         )
 
-    @property
-    def cost_everywhere(self) -> float:
-        """Return the relative cost of using paceline's matrix products at every row count.
+    def answer_cost(self, usual_seconds: float, forward_cost: float) -> float:
+        """Return the relative cost of an answer if paceline computes every matrix product.
 
-        The cost compares two times for the same answer: the time with paceline's products only,
-        divided by the time with the faster products at each row count. The answer takes
-        `ANSWER_STEPS` steps after a prompt of 256 tokens. The cost is computed for steps of 1, 4
-        and 16 rows, and the largest of the three costs is returned.
+        The cost is the time of this answer, divided by the time of an ordinary answer, which uses
+        the faster products at each row count. The answer takes `ANSWER_STEPS` steps after a prompt
+        of 256 tokens. The cost is computed for steps of 1, 4 and 16 rows, and the largest of the
+        three costs is returned.
+
+        Args:
+            usual_seconds: Time of an ordinary forward pass over one row.
+            forward_cost: Time of this pass with paceline's products, relative to `usual_seconds`.
         """
         ours, best = list(self.ours), [*map(min, self.ours, self.torchs)]
         if self.our_experts:
             ours = [*map(add, ours, self.our_experts)]
             best = [*map(add, best, self.torch_experts)]
+        our_seconds = usual_seconds * forward_cost
         return max(
-            (ours[-1] + ANSWER_STEPS * ours[few]) / (best[-1] + ANSWER_STEPS * best[few])
+            (ours[-1] + ANSWER_STEPS * (our_seconds + ours[few] - ours[0]))
+            / (best[-1] + ANSWER_STEPS * (usual_seconds + best[few] - best[0]))
             for few in range(3)
         )
 

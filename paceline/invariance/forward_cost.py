@@ -41,10 +41,12 @@ class Cost:
 
     Attributes:
         ratio: Time with batch invariance, divided by the time without it.
+        usual_seconds: Time without batch invariance.
         conditions: Conditions of both measurements.
     """
 
     ratio: float
+    usual_seconds: float
     conditions: Conditions
 
 
@@ -72,7 +74,8 @@ def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enou
         if round_index + 1 >= MIN_ROUNDS and min(repeats[0]) <= enough * min(repeats[1]):
             break
     spreads = [spread_of(seconds[1:]) for seconds in repeats]  # the first repeat warms up
-    return Cost(min(repeats[0]) / min(repeats[1]), Conditions.of(spreads, stopwatch))
+    usual_seconds = min(repeats[1])
+    return Cost(min(repeats[0]) / usual_seconds, usual_seconds, Conditions.of(spreads, stopwatch))
 
 
 def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
@@ -117,7 +120,8 @@ def _product_cost(compared: list[_Compared], device: torch.device) -> Cost:
         for index, repeats in enumerate(zip(*rounds, strict=True)):
             totals[index] += times * min(repeats)
             spreads.append(spread_of(repeats[1:]))
-    return Cost(totals[0] / totals[1] if totals[1] else 1.0, Conditions.of(spreads, stopwatch))
+    ratio = totals[0] / totals[1] if totals[1] else 1.0
+    return Cost(ratio, totals[1], Conditions.of(spreads, stopwatch))
 
 
 def run_forward(lm: TimedTarget, request: Request, tree: DraftTree) -> None:

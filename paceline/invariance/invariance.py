@@ -131,11 +131,10 @@ def resolve_batch_invariance(
             raise ConfigError(f"\0batch_invariant\0: got True; {obstacle}. Pass 'auto' or False.")
         return Invariance(False, obstacle, report, threads)
     assert report is not None
-    cost = max(report.cost, report.whole_cost)
-    if setting == "auto" and cost > allowed(report.conditions):
+    if setting == "auto" and not _is_cheap(report):
         reason = (
-            f"forward passes would be up to {_percent(cost)} slower, and 'auto' allows"
-            f" {_percent(MAX_COST)}; {HOW_TO_ENABLE}"
+            f"forward passes would be up to {_percent(report.highest_cost)} slower, and 'auto'"
+            f" allows {_percent(MAX_COST)}; {HOW_TO_ENABLE}"
         )
         return Invariance(False, reason, report, threads)
     return Invariance(True, "the self-test passed on this machine", report, threads, products)
@@ -177,7 +176,8 @@ def _probe(
 def _findings(report: ProbeReport) -> str:
     findings = (
         f"rows {report.least} to {report.most} agree bit for"
-        f" bit{report.products and f', {report.products}'}; products take {report.cost:.2f}x the"
+        f" bit{report.products and f', {report.products}'};"
+        f" {'an answer takes' if report.own_products else 'products take'} {report.cost:.2f}x the"
         f" usual time, and a forward pass of one row takes {report.whole_cost:.2f}x"
     )
     if allowed(report.conditions) > MAX_COST:
@@ -207,17 +207,19 @@ def _cheapest(
     if description and kernels is None:
         reason = why_no_kernels(model, description)
         return ProbeReport(0, 0, 1.0, reason, (), seconds=0.0), Products()
-    if kernels is not None and (
-        description or kernels[1].cost_everywhere <= allowed(kernels[1].conditions)
-    ):
-        return _with_trial(load_report(model, kernels[0]), kernels[1]), kernels[0]
-    report = load_report(model)
-    if kernels is not None and (report.reason or kernels[1].cost_everywhere < report.cost):
+    candidates = []
+    if kernels is not None:
         kernel_report = _with_trial(load_report(model, kernels[0]), kernels[1])
-        if not kernel_report.reason:
+        if description or _is_cheap(kernel_report):
             return kernel_report, kernels[0]
+        candidates = [(kernel_report, kernels[0])]
+    report = load_report(model)
+    candidates += [(report, Products())]
+    usable = [candidate for candidate in candidates if not candidate[0].reason]
+    if usable:
+        return min(usable, key=lambda candidate: candidate[0].highest_cost)
     modules = plain_products(model)
-    if report.reason and report.findings and modules:
+    if report.findings and modules:
         fixed = Products(modules, fixed_rows=fixed_rows)
         fixed_report = load_report(model, fixed)
         if not fixed_report.reason:
@@ -240,6 +242,10 @@ def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Produc
     return products, product_choice.trial(model)
 
 
+def _is_cheap(report: ProbeReport) -> bool:
+    return not report.reason and report.highest_cost <= allowed(report.conditions)
+
+
 def allowed(conditions: Conditions | None) -> float:
     """Return the maximum measured cost at which "auto" enables batch invariance.
 
@@ -256,8 +262,10 @@ def allowed(conditions: Conditions | None) -> float:
 
 
 def _with_trial(report: ProbeReport, timing: Trial) -> ProbeReport:
+    if report.reason:
+        return report
     return replace(
         report,
-        cost=timing.cost_everywhere,
+        cost=timing.answer_cost(report.usual_seconds, report.whole_cost),
         conditions=worst_conditions(report.conditions, timing.conditions),
     )

@@ -38,7 +38,8 @@ class ProbeReport:
         least: Smallest row count of the range. If there are several ranges, the report describes
             the widest.
         most: Largest row count of the range.
-        cost: Measured time of the matrix products with `least` rows, relative to one row.
+        cost: Time with batch invariance, relative to the time without it: for paceline's kernels,
+            of an answer (`Trial.answer_cost`); otherwise, of the matrix products in a step.
         reason: Why there is no usable range; "" if there is one.
         findings: Result of the probes for each kind of module.
         seconds: Duration of the probes.
@@ -48,6 +49,7 @@ class ProbeReport:
             fixed.
         whole_cost: Measured time of a forward pass over one row with cached text, relative to the
             same pass without batch invariance.
+        usual_seconds: Measured time of this pass without batch invariance.
         conditions: Conditions of the measurement that other programs disturbed most; None if
             nothing was measured.
     """
@@ -60,8 +62,14 @@ class ProbeReport:
     seconds: float
     own_products: bool = False
     whole_cost: float = 1.0
+    usual_seconds: float = 0.0
     fixed_rows: int = 0
     conditions: Conditions | None = None
+
+    @property
+    def highest_cost(self) -> float:
+        """The higher of the two measured costs."""
+        return max(self.cost, self.whole_cost)
 
     @property
     def products(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -44,11 +45,20 @@ from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.stopwatch import Conditions
 
-_KIND = "rows-v13"  # raise the number when the probes or the report change
+_KIND = "rows-v14"  # raise the number when the probes or the report change
 
 # Reports that this process has used. Later engines get the same ones, also if a new measurement
 # would be less disturbed.
 _used: set[result_cache.ResultKey] = set()
+
+
+class _Costs(NamedTuple):
+    """The measured costs in a `ProbeReport`, and the conditions of the more disturbed one."""
+
+    cost: float = 1.0
+    whole_cost: float = 1.0
+    usual_seconds: float = 0.0
+    conditions: Conditions | None = None
 
 
 def load_report(model: PreTrainedModel, products: Products = Products()) -> ProbeReport:
@@ -105,20 +115,19 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
         return ProbeReport(0, 0, 1.0, unknown, (), time.perf_counter() - begin)
     best = widest_class((finding.runs for finding in findings), WIDE_COUNTS)
     reason = _why_too_narrow(best, findings) or _why_not_invariant(model, best, products)
-    cost, whole_cost, conditions = (
-        (1.0, 1.0, None) if reason else _measure_costs(model, modules, best, products)
-    )
+    costs = _Costs() if reason else _measure_costs(model, modules, best, products)
     return ProbeReport(
         best.min_rows,
         best.max_rows,
-        cost,
+        costs.cost,
         reason,
         tuple(findings),
         seconds=time.perf_counter() - begin,
         own_products=bool(products.modules) and not products.fixed_rows,
-        whole_cost=whole_cost,
+        whole_cost=costs.whole_cost,
+        usual_seconds=costs.usual_seconds,
         fixed_rows=products.fixed_rows,
-        conditions=conditions,
+        conditions=costs.conditions,
     )
 
 
@@ -180,22 +189,16 @@ def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Product
 
 def _measure_costs(
     model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
-) -> tuple[float, float, Conditions | None]:
-    """Measure how much batch invariance slows down the products and a forward pass.
-
-    Returns:
-        The duration of the products and of a forward pass, both relative to the duration without
-        batch invariance. The third result states the conditions, such as the machine's load, during
-        the measurement that was disturbed more.
-    """
+) -> _Costs:
+    """Measure how much batch invariance slows down the products and a forward pass."""
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:
-        return 1.0, forward.ratio, forward.conditions
+        return _Costs(1.0, forward.ratio, forward.usual_seconds, forward.conditions)
     product = (
         fixed_rows_cost(modules) if products.fixed_rows else padding_cost(modules, rows.min_rows)
     )
     worst = worst_conditions(forward.conditions, product.conditions)
-    return product.ratio, forward.ratio, worst
+    return _Costs(product.ratio, forward.ratio, forward.usual_seconds, worst)
 
 
 def worst_conditions(*conditions: Conditions | None) -> Conditions | None:

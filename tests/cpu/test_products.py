@@ -14,13 +14,15 @@ from paceline import LLM, SamplingParams
 from paceline.backend.products import Products
 from paceline.backend.products import replaceable as replaceable_by
 from paceline.backend.settings import MAX_ROWS, TIMED_ROWS
+from paceline.core.settings import BatchInvariant
 from paceline.cpu import backend, product_choice
 from paceline.cpu.backend import CPU
 from paceline.cpu.linear.dispatch import product
 from paceline.cpu.product_choice import Trial, everywhere, fastest, trial
-from paceline.invariance import probing
+from paceline.invariance import invariance, probing
 from paceline.invariance.forward_cost import Cost
 from paceline.invariance.invariance import resolve_batch_invariance
+from paceline.invariance.probe_report import ProbeReport
 from paceline.invariance.probing import probe_model
 from paceline.invariance.settings import MAX_COST
 from paceline.model.cached_lm import CachedLM
@@ -284,7 +286,7 @@ def test_disturbed_trial_is_repeated_on_a_quiet_machine(
 @pytest.mark.usefixtures("worth")
 def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (2.0,) * 5))
-    monkeypatch.setattr(probing, "forward_cost", lambda *requested: Cost(1.0, QUIET))
+    monkeypatch.setattr(probing, "forward_cost", lambda *requested: Cost(1.0, 1.0, QUIET))
     result = resolve_batch_invariance(pair.target, "auto")
     assert result.on, result.reason
     assert "with our products" in result.details
@@ -296,11 +298,33 @@ def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair:
 
 
 @pytest.mark.usefixtures("worth")
+@pytest.mark.parametrize("setting", [True, "auto"])
+def test_the_whole_forward_pass_decides_about_our_products(
+    setting: BatchInvariant, monkeypatch: pytest.MonkeyPatch, pair: Pair
+) -> None:
+    """Slow prompts hardly count if our products make each step cheaper than torch's products."""
+    times = Trial((0.01, 0.02, 0.03, 0.1, 0.3), (0.07, 0.07, 0.08, 0.08, 0.2))
+    monkeypatch.setattr(product_choice, "trial", lambda model: times)
+
+    def report(model: object, products: Products = Products()) -> ProbeReport:
+        ours = bool(products.modules)
+        whole_cost = 0.5 if ours else 3.0
+        return ProbeReport(1, MAX_ROWS, 1.0, "", (), 0.1, ours, whole_cost, usual_seconds=0.02)
+
+    monkeypatch.setattr(invariance, "load_report", report)
+    result = resolve_batch_invariance(pair.target, setting)
+    assert result.on, result.reason
+    assert result.products == everywhere(pair.target)
+    assert result.report is not None
+    assert result.report.cost < 1
+
+
+@pytest.mark.usefixtures("worth")
 def test_slow_products_are_used_if_there_are_no_others(
     monkeypatch: pytest.MonkeyPatch, pair: Pair
 ) -> None:
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((100.0,) * 5, (1.0,) * 5))
-    assert Trial((2.0,) * 5, (1.0,) * 5).cost_everywhere > MAX_COST
+    assert Trial((2.0,) * 5, (1.0,) * 5).answer_cost(1.0, 2.0) > MAX_COST
     result = resolve_batch_invariance(pair.target, True)
     assert result.report is not None
     assert result.report.own_products == (result.report.cost > 90)
