@@ -84,7 +84,7 @@ def prediction(value: Any) -> str | tuple[int, ...]:
 
 
 def logit_bias(value: Any) -> dict[int, float] | None:
-    """Return the values to add to individual logits, by token id; None if empty."""
+    """Return a logit bias as a dictionary from token id to value; None if empty."""
     pairs = {} if value is None else value
     valid = isinstance(pairs, Mapping) and all(
         _is_id(token) and is_number(bias) and abs(bias) <= MAX_LOGIT_BIAS

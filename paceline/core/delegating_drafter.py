@@ -74,7 +74,7 @@ class DelegatingDrafter(Drafter):
 
     @property
     def forward_seconds(self) -> float:
-        """Forward the call to the inner drafter."""
+        """Return the inner drafter's `forward_seconds`."""
         return self.inner.forward_seconds
 
 
@@ -86,7 +86,7 @@ _guard = ForkableLock()
 def turn_of(drafter: Drafter) -> RLock:
     """Return the lock that engines hold while they use this drafter.
 
-    Engines that share a drafter share its lock, so drafters need no locks themselves.
+    Engines that share a drafter also share the lock, so a drafter's code needs no locking.
     """
     while isinstance(drafter, DelegatingDrafter):
         drafter = drafter.inner

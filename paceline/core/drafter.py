@@ -112,8 +112,8 @@ class Drafter:
             (`paceline.draft_budget.budget`). If so, the drafter's trees should carry `confidence`
             and list the most likely paths first.
         top_k: Number of the target's most likely tokens that outcomes report per node; 0 for none.
-        learns_at_rest: Whether outcomes also report top tokens while the drafter pauses for many
-            steps.
+        learns_at_rest: Whether outcomes also report top tokens while the engine pauses the drafter
+            for many steps.
         needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes.
             Recorded answers lack these values.
         draft_head: File with a trained hidden-state draft head, which drafts the tokens that
@@ -186,7 +186,7 @@ class Drafter:
         return 0
 
     def start(self, request: Request) -> None:
-        """Allocate the state for `request`, whose prompt is known.
+        """Allocate the drafter's state for a new request, whose prompt is known.
 
         A drafter that needs the target's hidden states sets `request.states` to a
         `HiddenStateLog`. The engine then appends to the log in every step.
@@ -204,7 +204,7 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the verified trees; new tokens have already been appended."""
+        """Learn from verified trees; the requests already contain their new tokens."""
 
     def draws(self, request: Request) -> bool:
         """Return whether drafts for `request` carry their sampling distributions.

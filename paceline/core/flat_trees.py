@@ -31,7 +31,7 @@ class FlatTrees(NamedTuple):
 
 
 def flatten_trees(trees: Sequence[DraftTree], unknown: float | None = None) -> FlatTrees:
-    """Convert trees into the arrays used by the calibration.
+    """Concatenate trees into the arrays that the acceptance calibration reads.
 
     Args:
         trees: Draft trees.

@@ -9,9 +9,9 @@ from torch import Tensor
 class HiddenStateLog:
     """The hidden states from which the target chose each token of a request.
 
-    For each token, the log holds states from the preceding text position: the LM head's input,
-    followed by the inputs of selected layers. The log covers the tokens `first` to `last` - 1. The
-    log has no states for the first token of the text, for a cached prefix, or for draft tokens.
+    For each token, the log stores the states of the preceding text position: the LM head's input,
+    followed by the inputs of selected layers. The log covers the tokens `first` to `last` - 1. It
+    stores no states for the first token of the text, for a cached prefix, or for draft tokens.
 
     Args:
         layers: Layers whose inputs are recorded in addition to the input of the LM head.
@@ -48,7 +48,8 @@ class HiddenStateLog:
         """Return the recorded states for tokens `begin` to `end` - 1.
 
         Returns:
-            Text position of the first recorded token, and the states, [n, 1 + layers, hidden].
+            Text position of the first of these tokens whose states are recorded, and the recorded
+            states, [n, 1 + layers, hidden].
         """
         begin, end = max(begin, self.first), min(end, self.last)
         return begin, self._rows[begin - self._base : max(begin, end) - self._base]

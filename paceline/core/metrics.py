@@ -18,7 +18,8 @@ class Stats:
         new_tokens: Number of tokens emitted.
         drafted_tokens: Number of draft nodes verified.
         accepted_tokens: Number of draft nodes accepted.
-        cached_tokens: Number of prompt tokens found in the KV cache of an earlier request.
+        cached_tokens: Number of prompt tokens whose keys and values were reused from an earlier
+            request.
         query_tokens: Number of query tokens in each forward pass: pending tokens and draft nodes.
         notes: The drafter's counters, by name; the drafter's documentation describes them.
         seconds: Wall-clock time from admission to the last token.
@@ -86,8 +87,7 @@ class EngineLoad:
         running: Number of requests that currently have a slot.
         cache_usage: Share of the KV cache's memory limit that is in use, from 0 to 1. If there is
             no limit, share of the allocated memory that is in use.
-        kept_requests: Number of finished requests whose keys and values are currently in the
-            cache.
+        kept_requests: Number of finished requests whose keys and values are still in the cache.
         finished: Number of requests that finished normally.
         aborted: Number of requests that were cancelled or failed.
         prompt_tokens: Number of prompt tokens in admitted requests.

@@ -1,4 +1,4 @@
-"""Define the logits of a forward pass for the newest tokens and the draft nodes."""
+"""Represent a forward pass's logits for the newest tokens and the draft nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TopLogits(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Return the tensors that `tokens` needs."""
+        """Return the device tensors whose CPU copies are the input of `tokens`."""
         return self.columns, self.probs
 
     def tokens(self, arrays: Arrays) -> TopTokens:
@@ -49,16 +49,16 @@ class TopLogits(NamedTuple):
 
 @dataclass(slots=True)
 class NodeLogits:
-    """The logits for several requests, without padding.
+    """The logits of one forward pass for several requests, without padding.
 
     Attributes:
         flat: Logits [rows, vocab].
-        starts: Index of each request's first row, which holds the logits after the newest token.
+        starts: Index of each request's first row: the logits for the token after the newest token.
         counts: Number of rows per request: one for the newest token, and one per draft node.
         states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
             then the inputs of the captured layers. None if no states were captured.
-        pending: For each request, the hidden states of its n pending tokens without the newest one,
-            [n, 1 + layers, hidden]. None if no states were captured.
+        pending: For each request, the hidden states of the n pending tokens before the newest
+            token, [n, 1 + layers, hidden]. None if no states were captured.
         top: Most likely tokens of each row; None if not computed.
     """
 
@@ -112,7 +112,7 @@ class NodeLogits:
         return self.flat[self.starts[row] : self.starts[row] + self.counts[row]]
 
     def select(self, rows: Sequence[int]) -> NodeLogits:
-        """Return the logits for the requests at `rows`, in that order."""
+        """Return the logits for the requests with the indices `rows`, in that order."""
         return self if list(rows) == list(range(len(self))) else self._selected(rows)
 
     def _selected(self, rows: Sequence[int]) -> NodeLogits:
@@ -133,7 +133,10 @@ class NodeLogits:
         )
 
     def padded(self) -> Tensor:
-        """Return the logits as [batch, 1 + width, vocab], padded at the end."""
+        """Return the logits as [batch, 1 + width, vocab], padded at the end.
+
+        The width is the number of nodes in the largest tree.
+        """
         width = max(self.counts, default=1)
         even = len(self.starts) * width == len(self.flat)
         if even and self.starts == list(range(0, len(self.flat), width)):

@@ -13,7 +13,7 @@ class NodeRule:
         max_nodes: Maximum number of nodes per request; None means the engine's maximum.
         batch_nodes: Maximum total number of nodes in a step with several requests; None means
             `max_nodes` for each request.
-        min_nodes: Number of nodes that each request may always have, however large the batch is.
+        min_nodes: Number of nodes that each request may have even in the largest batch.
     """
 
     max_nodes: int | None = None

@@ -57,8 +57,9 @@ def take_token(request: Request, token: int, dtype: torch.dtype) -> int:
     """Return the token chosen for a request; NO_TOKEN becomes 0 and ends the request.
 
     Args:
-        request: The request; with NO_TOKEN, its `failure` is set.
-        token: The chosen token, or NO_TOKEN.
+        request: Request that receives the token. If the token is NO_TOKEN, the function sets the
+            request's `failure`.
+        token: Chosen token, or NO_TOKEN if the logits were invalid.
         dtype: Data type of the logits.
     """
     if token != NO_TOKEN:
@@ -71,7 +72,8 @@ def guess_tokens(requests: Sequence[Request], drawn: list[list[int]]) -> list[li
     """Replace NO_TOKEN in a draft model's output with the valid token id 0.
 
     Args:
-        requests: The draft model's copies of the requests.
+        requests: The draft model's copies of the requests. The function sets `tainted` in each
+            copy whose tokens contain NO_TOKEN.
         drawn: Tokens that the draft model chose for each request.
     """
     for row, (request, tokens) in enumerate(zip(requests, drawn, strict=True)):

@@ -21,7 +21,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 class Processed:
-    """A request's logits processors and its tokens so far.
+    """Applies one request's logits processors to the tokens generated so far.
 
     Args:
         process: All processors combined into one callable, such as a `LogitsProcessorList`.
@@ -45,7 +45,7 @@ class Processed:
         return int(self._ids.shape[1]) + len(self._unwritten)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Append tokens that have been chosen."""
+        """Append newly chosen tokens to `ids`."""
         self._unwritten.extend(token_ids)
 
     def __call__(self, scores: Tensor) -> Tensor:

@@ -53,18 +53,18 @@ class SamplingParams:
         logit_bias: Value to add to the logit of each listed token id; from -100 to 100. Default:
             none.
         bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
-            the start of the text and after a space. When the answer ends with all tokens of an
-            entry except the last, the entry's last token is banned next.
+            the start of the text and after a space. If the answer ends with all tokens of an entry
+            except the last, the entry's last token cannot come next.
         logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores float32
             [1, vocab]) -> scores [1, vocab]. For each new token, all processors run once, in order,
             on the prompt and the answer before that token. Each answer gets a shallow copy of every
             processor, so a processor may keep state in its attributes.
-        logprobs: For each token of the answer, report the log-probabilities of this many most
-            likely tokens and of the chosen token (`Completion.logprobs`). The log-probabilities
-            come from the model's own logits. Default: none.
-        prompt_logprobs: For each token of the prompt, report the log-probabilities of this many
-            most likely tokens (`Completion.prompt_logprobs`). The model then computes the whole
-            prompt, even if its beginning is cached. Default: none.
+        logprobs: Number of most likely tokens to report for each token of the answer, with their
+            log-probabilities (`Completion.logprobs`). The chosen token is also reported. The
+            log-probabilities come from the model's own logits. Default: none.
+        prompt_logprobs: Number of most likely tokens to report for each token of the prompt, with
+            their log-probabilities (`Completion.prompt_logprobs`). The model then computes the
+            whole prompt, even if the beginning of the prompt is cached. Default: none.
         skip_special_tokens: Omit special tokens from the text. With False, they appear as the
             tokenizer spells them, including the end-of-sequence token.
         n: Number of answers (`Completion.outputs`). The answers use the seeds `seed`, `seed + 1`

@@ -12,8 +12,8 @@ from paceline.core.node_rule import NodeRule
 # Default maximum number of a request's pending tokens in one forward pass (chunked prefill).
 PREFILL_CHUNK = 512
 
-# The same on CUDA. On an H100, 4,096 tokens of an 8 B model take 0.18 s in chunks of 2,048 and 0.22
-# to 0.32 s in chunks of 512.
+# The same limit on CUDA. On an H100, 4,096 tokens of an 8 B model take 0.18 s in chunks of 2,048,
+# and 0.22 to 0.32 s in chunks of 512.
 PREFILL_CHUNK_ON_CUDA = 2048
 
 # True, False, or "auto": on if a check at load time shows a cost under 5 %.

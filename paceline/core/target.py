@@ -84,7 +84,7 @@ class Target(Protocol):
     """A model with a KV cache that verifies draft trees.
 
     Attributes:
-        slots: Slots in its KV cache.
+        slots: Slots of the KV cache, one per request.
         prefill_chunk: Maximum number of a request's pending tokens in one forward pass.
     """
 
@@ -96,7 +96,7 @@ class Target(Protocol):
 
     @property
     def model(self) -> Any:
-        """Return the underlying model, for drafters."""
+        """Return the underlying model, to which drafters attach."""
 
     @property
     def vocab_size(self) -> int:
@@ -143,7 +143,7 @@ class Target(Protocol):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers have recurrent states, each valid for one text length."""
+        """Return True if some layers have recurrent states, valid for one text length."""
 
     def reusable_length(self, source: Request, length: int) -> int:
         """Return how many of the first `length` cached tokens other requests can reuse."""
@@ -169,10 +169,16 @@ class Target(Protocol):
         """
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Assign an empty slot, or reuse a finished request's slot and its first tokens."""
+        """Assign a slot to a request.
+
+        Args:
+            request: Request to process.
+            slot_of: Finished request whose slot is reused; None selects an empty slot.
+            length: Number of leading cache positions of `slot_of` to reuse.
+        """
 
     def prefill_media(self, request: Request) -> None:
-        """Compute an open request's tokens up to its last image, video or audio clip.
+        """Run prefill for an open request up to its last image, video or audio clip.
 
         Raises:
             ConfigError: The model rejects the images, videos or audio.
@@ -189,7 +195,16 @@ class Target(Protocol):
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
     ) -> NodeLogits:
-        """Run one forward pass over the requests' pending tokens and draft trees."""
+        """Run one forward pass over the requests' pending tokens and draft trees.
+
+        Args:
+            requests: Open requests.
+            trees: Draft tree of each request.
+            prefill_chunk: Maximum number of a request's pending tokens in this pass; None uses
+                the target's `prefill_chunk`.
+            reduced_logits: Whether to return logits only for a reduced vocabulary, if the LM head
+                has one.
+        """
 
     def forward_with_states(
         self,
@@ -200,7 +215,16 @@ class Target(Protocol):
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
     ) -> NodeLogits:
-        """Run `forward_nodes` and capture the hidden states that the LM head reads."""
+        """Run `forward_nodes` and capture the hidden states that the LM head reads.
+
+        Args:
+            requests: Open requests.
+            trees: Draft tree of each request.
+            layers: Indices of layers whose inputs are also captured.
+            pending: Whether to capture the states of all pending tokens, not just the newest.
+            prefill_chunk: See `forward_nodes`.
+            reduced_logits: See `forward_nodes`.
+        """
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
         """Keep the pending tokens and the accepted nodes of the last forward pass."""

@@ -1,4 +1,4 @@
-"""Define the interface through which the cost of a target is measured."""
+"""Define the interface of targets whose forward-pass cost can be measured."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class TimedTarget(Target, Protocol):
         """Return the number of requests that have a slot."""
 
     def reserve(self, slots: int, positions: int) -> None:
-        """Allocate slots in advance.
+        """Allocate KV-cache slots in advance.
 
         Args:
-            slots: Number of requests.
-            positions: Number of tokens and tree nodes per request.
+            slots: Number of slots, one per request.
+            positions: Number of cache positions per slot, for tokens and tree nodes.
         """
 
     def apart(self) -> TimedTarget:
-        """Return the same model with a separate cache, which holds no requests."""
+        """Return the same model with a separate, empty cache."""
 
     def cost_key(self, max_rows: int) -> str:
         """Return a checksum of everything that affects the cost of forward passes.
@@ -45,7 +45,10 @@ class TimedTarget(Target, Protocol):
         """
 
     def forward(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> Tensor:
-        """Run `forward_nodes`, and return padded logits [batch, 1 + width, vocab]."""
+        """Run a forward pass over trees; return padded logits, [batch, 1 + width, vocab].
+
+        The width is the number of nodes in the largest tree.
+        """
 
     def feed(self, requests: Sequence[Request]) -> Tensor:
         """Run and commit a forward pass without trees; return logits [batch, 1, vocab]."""

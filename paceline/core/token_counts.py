@@ -12,10 +12,10 @@ class TokenCounts:
     """Token counts of one request.
 
     Attributes:
-        table: Counts for several requests, float32 [requests, 2, vocab]: in prompt and answer
-            together, then in the answer alone.
-        row: Row of the request in the table.
-        answer: Tokens of the answer that have been counted. All prompt tokens have been counted.
+        table: Counts for several requests, float32 [requests, 2, vocab]. For each request, the
+            first row counts the tokens of prompt and answer, and the second those of the answer.
+        row: Index of this request in the table.
+        answer: Answer tokens counted so far. The prompt's tokens are always counted.
     """
 
     table: Tensor

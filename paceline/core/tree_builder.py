@@ -31,7 +31,10 @@ class TreeBuilder:
         return edge in self._child
 
     def add(self, token: int, parent: int, origin: Origin = Origin.DRAFT) -> int:
-        """Return the child with a token, or add it; return `parent` if the tree is full."""
+        """Return the child of `parent` that has this token; add the child if necessary.
+
+        If the child does not exist and the tree is full, return `parent`.
+        """
         node = self._child.get((parent, token))
         if node is not None:
             return node

@@ -18,7 +18,7 @@ class DecayingMean:
         self.sum = self.weight = 0.0
 
     def add(self, value: float, weight: float = 1.0) -> None:
-        """Add a value with a weight."""
+        """Add a value with a weight, and reduce the weight of all earlier values."""
         self.sum, self.weight = (
             self._decay * self.sum + value,
             self._decay * self.weight + weight,
@@ -30,7 +30,7 @@ class DecayingMean:
 
     @property
     def value(self) -> float:
-        """The weighted mean."""
+        """The weighted mean; undefined before the first value."""
         return self.sum / self.weight
 
 

@@ -29,7 +29,10 @@ def best_count(gains: Floats, seconds: Floats, min_count: int = 0) -> int:
         min_count: Smallest number of nodes to consider; default 0.
     """
     if len(gains) != len(seconds):
-        raise ValueError(f"got {len(gains) - 1} nodes and {len(seconds) - 1} durations")
+        raise ValueError(
+            f"got {len(gains)} gains and {len(seconds)} durations; expected as many durations"
+            " as gains."
+        )
     return int(_best_count(gains, seconds, min_count))
 
 

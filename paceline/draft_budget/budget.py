@@ -83,7 +83,7 @@ class DraftBudget:
 
     @property
     def curve(self) -> CostCurve | None:
-        """The cost of forward passes; None before it is first needed."""
+        """The cost curve of forward passes; None until it is first needed."""
         return self._curve
 
     @property

@@ -79,7 +79,7 @@ class _Timer:
         return _timed(self.stopwatch, self.model, self._texts[text], rows)
 
     def repeat(self, repeats: _Repeats, end: float) -> None:
-        """Repeat forward passes in rounds until the shortest times agree.
+        """Repeat forward passes in rounds until each row count's shortest times agree.
 
         Args:
             repeats: Durations measured so far, in seconds; this call appends to them.
@@ -93,7 +93,7 @@ class _Timer:
                 break
 
     def open_long_text(self) -> None:
-        """Process a text of LONG_TEXT tokens, after which forward passes can be timed."""
+        """Process a text of LONG_TEXT tokens, so that passes after it can be timed."""
         self._texts.append(self._open(LONG_TEXT))
 
     def close_text(self) -> None:

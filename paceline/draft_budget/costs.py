@@ -31,7 +31,7 @@ class Costs:
     """The cost of a model's forward passes on this machine.
 
     Args:
-        model: Model with its cache.
+        model: Model whose forward passes are timed.
         max_rows: Maximum number of rows in a forward pass; None means no limit.
         given: Curve to use. With None, the curve comes from $PACELINE_COST_CURVE if that is set,
             and is measured otherwise.
@@ -89,7 +89,7 @@ class Costs:
                 do, the first check of a curve from disk runs no forward passes, unless the
                 measurement of the curve was disturbed. The default returns False.
         Returns:
-            Whether a different curve replaced it.
+            Whether a new curve replaced the old one.
         """
         if self._measured is None:
             return False
@@ -137,8 +137,8 @@ class Costs:
         """Return whether the cost curve of a slow model should be measured again.
 
         The curve of a slow model is not checked, because checks would take too long. This curve is
-        measured again only if other programs disturbed the measurement and the machine is less busy
-        now.
+        measured again only if other programs disturbed the measurement and the machine has become
+        less busy since.
         """
         is_slow = not cost_measuring.check_rows(loaded.curve)
         return is_slow and loaded.conditions.doubtful
@@ -154,8 +154,8 @@ class Costs:
             doubtful = check.quiet and not check.confirms
         else:
             doubtful = check.quiet or not check.confirms
-        # A request waits for this measurement. The cost of longer texts takes longest to measure,
-        # so it is kept.
+        # A request waits for this measurement, so it skips the slowest part: the cost of longer
+        # texts, which is copied from the old curve.
         return self._measure(TIMING.renewal_seconds, curve.curve) if doubtful else curve
 
     def _measure(

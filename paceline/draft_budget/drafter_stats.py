@@ -1,4 +1,4 @@
-"""Hold one drafter's statistics in one engine."""
+"""Group the statistics that an engine keeps on one drafter."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class DrafterStats:
         return cls(new_calibration(settings), DraftingBackoff(settings))
 
     def top_k(self, drafter: Drafter) -> int:
-        """Return how many of the target's most likely tokens the drafter needs now.
+        """Return how many of the target's most likely tokens the drafter needs per node.
 
-        While `gate` keeps the drafter off, it needs none, unless it learns from them even then.
+        The result is 0 during a long pause, unless `Drafter.learns_at_rest` is true.
         """
         dormant = self.gate.is_dormant and not drafter.learns_at_rest
         return 0 if dormant else drafter.top_k

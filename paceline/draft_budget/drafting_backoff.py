@@ -31,7 +31,7 @@ class DraftingBackoff:
         self._steps = self._samples = 0
         self._pause = RetryPause(settings.min_pause_steps, settings.max_pause_steps)
         self._num_empty_steps = 0  # number of consecutive steps whose trees were cut to nothing
-        self._tried = True  # on trial: not yet known to save time
+        self._tried = True  # the drafter is on trial: not yet known to save time
 
     def opens(self) -> bool:
         """Return whether drafting is allowed in the next step."""
@@ -93,7 +93,7 @@ class DraftingBackoff:
         self._forget()
 
     def note_cut(self, nodes: int) -> None:
-        """Record a step with cut trees; after the cut, the largest has `nodes` nodes."""
+        """Record that the budget cut a step's trees to at most `nodes` nodes each."""
         self._tried = False
         self._num_empty_steps = 0 if nodes else self._num_empty_steps + 1
         self._pause.rest(

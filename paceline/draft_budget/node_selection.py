@@ -177,7 +177,7 @@ class RaggedSelector(NodeSelector):
         return sum(map(len, drafts.trees))
 
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Rank the nodes by path probability; nodes that cannot be cut come first."""
+        """Rank the nodes by path probability, after the nodes of trees that cannot be cut."""
         assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)
         ranks[self._order] = np.arange(len(ranks))

@@ -21,14 +21,14 @@ class RetryPause:
         return self._left
 
     def waits(self) -> bool:
-        """Return True if the pause includes the next step; shorten it by that step."""
+        """Return True if the pause includes the next step, and count down that step."""
         if self._left > 0:
             self._left -= 1
             return True
         return False
 
     def start(self, factor: int = 1) -> None:
-        """Start a pause between trials; the next pause will be twice as long.
+        """Start a pause until the next trial; the pause after it will be twice as long.
 
         Args:
             factor: Factor by which this pause is lengthened; at least 1.

@@ -27,7 +27,7 @@ from paceline.draft_budget.settings import STEP_COST_DEFAULTS, StepCostSettings
 class StepCosts:
     """Predicts the duration of a step from recent steps (ridge regression).
 
-    In contrast, `CostCurve` holds the durations of forward passes that were timed individually, and
+    In contrast, `CostCurve` stores the durations of individually timed forward passes, and
     `CostCorrection` adapts that curve to measured steps.
 
     Args:
@@ -59,9 +59,13 @@ class StepCosts:
             self._fit = self._fitted(np.array(self._steps))
 
     def seconds(self, num_requests: int, max_tokens: int) -> Floats:
-        """Return the durations of a step with 0, 1, ... draft tokens.
+        """Return the predicted durations of steps with 0, 1, ... draft tokens.
 
         The unit is the median duration of recent steps.
+
+        Args:
+            num_requests: Number of requests in the step.
+            max_tokens: Largest number of draft tokens to predict.
         """
         plain, drafting, per_token = self._parts(num_requests)
         result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
@@ -71,10 +75,10 @@ class StepCosts:
     def token_values(self, num_tokens: Sequence[int]) -> Floats:
         """Return the relative value of one token for each request; the mean is 1.
 
-        Each accepted token saves a row in a later step. The token saves a whole step only if the
-        request that finishes last finishes earlier. A token is therefore worth more for a request
-        that is behind the others. For a request that is ahead of the others, a token is worth
-        little more than the saved row.
+        Each accepted token saves one row in a later forward pass. It saves a whole step only if
+        its request is the last to finish. A token is therefore most valuable for requests that
+        have generated the fewest tokens. For requests that are far ahead, a token is worth little
+        more than the saved row.
 
         Args:
             num_tokens: Number of tokens generated so far for each request.
@@ -91,7 +95,10 @@ class StepCosts:
         return result
 
     def _parts(self, num_requests: int) -> tuple[float, float, float]:
-        """Return the times of a plain step, of drafting, and of one more draft token."""
+        """Return the time of a step without drafts, of drafting, and of each draft token.
+
+        The unit is the median duration of recent steps.
+        """
         a, b, c, d = self._fit
         return max(float(a + b * num_requests), 0.05), max(float(c), 0.0), max(float(d), 0.0)
 
