@@ -18,7 +18,7 @@ class _Forwards:
     """Counts the running forward passes, which all share torch's cuDNN setting."""
 
     count = 0
-    allowed = True  # cuDNN, before the first of these forward passes
+    allowed = True  # whether torch allowed cuDNN before the first of these forward passes
 
 
 @contextmanager

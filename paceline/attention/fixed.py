@@ -1,4 +1,4 @@
-"""Give transformers an attention function for batches of fixed shape.
+"""Register an attention function for batches of fixed shape with transformers.
 
 On CUDA with Triton, a kernel reads lengths and trees from device memory. Otherwise, SDPA gets a
 mask that is computed once per forward pass.

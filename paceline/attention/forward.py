@@ -1,7 +1,7 @@
 """Define the values that attention functions read in a forward pass.
 
 A view of a model (`paceline.model.model_view`) owns an `AttentionState` and attaches it to its
-modules. An attention function reads it from the module that calls the function.
+modules. An attention function reads the state from the module that calls the function.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GroupedMasks = dict[tuple[int, int, int], tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class AttentionState:
-    """Attention inputs of one forward pass, whose columns are tokens.
+    """Attention inputs of one forward pass, in which each column is a token.
 
     Attributes:
         num_causal: Number of leading columns with causal attention. If the cache is empty, these

@@ -11,9 +11,9 @@ from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 
 
 class PathTable:
-    """Stores `Paths` in a table of constant size, for one kind of attention layer.
+    """Stores `Paths` in a table of constant size, for one type of attention layer.
 
-    `Paths` hold the cache positions of the keys that each query sees.
+    `Paths` list the cache positions of the keys that each query sees.
 
     Args:
         queries: Maximum number of queries.
@@ -51,7 +51,7 @@ class PathTable:
         visible: VisibleRanges,
         order: AttentionMetadata,
     ) -> bool:
-        """Write each query's visible keys (`Paths`); return False if they do not fit.
+        """Write each query's visible keys (`Paths`); return False if the table is full.
 
         Args:
             table: Table, int32 [size].

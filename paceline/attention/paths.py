@@ -21,11 +21,12 @@ class Paths:
     """Cache positions of the keys that each query sees, ranked by text position.
 
     Attributes:
-        table: int32, on the device: `tiles`, `start`, `leading`, `count` and `listed` in sequence.
-            `start`, [queries], is the cache position of the key with rank 0. `leading`, [queries],
-            is the number of keys at consecutive cache positions from `start` on. `count`,
-            [queries], is the number of all keys that the query sees. `listed`, [queries, width],
-            holds the cache positions of the keys with rank `leading` or higher.
+        table: int32, on the device: the arrays `tiles`, `start`, `leading`, `count` and `listed`,
+            one after another. `start`, [queries], is the cache position of the query's first key
+            (rank 0). `leading`, [queries], is the number of the query's keys at consecutive cache
+            positions from `start` on. `count`, [queries], is the number of all keys that the query
+            sees. `listed`, [queries, width], lists the cache positions of the other keys, which
+            have the rank `leading` or higher.
         tiles: Tiles of consecutive queries from one row, [tiles, 4]. The values are the row of the
             key tensor, the first query, the number of queries, and the first query's column.
         queries: Number of queries.
@@ -74,7 +75,7 @@ def paths_of(
     tile_columns: int,
     device: torch.device,
 ) -> Paths:
-    """Return the `Paths` of a forward pass; layers with the same mask share them.
+    """Return the `Paths` of a forward pass, shared by all layers with the same mask.
 
     Args:
         order: Keys of each row, ordered by text position.
@@ -84,7 +85,7 @@ def paths_of(
         device: Device of the result.
     """
     visible = order.visible(mask, columns)
-    # `order` keeps `visible`, so that no other one gets its id
+    # `order` keeps `visible` alive, so that no other object gets its id
     shared = order.derived.setdefault(id(visible), {})
     assert isinstance(shared, dict)
     if tile_columns not in shared:
@@ -134,10 +135,11 @@ def fill_paths(
     tile_columns: int,
     room: tuple[int, int],
 ) -> bool:
-    """Write the `Paths` of a batch to a table; return False if they do not fit.
+    """Write the `Paths` of a batch to a table; return False if the table is too small.
 
     Args:
-        table: Zeros, int32 [4 * tiles + queries * (3 + width)], with the numbers in `room`.
+        table: Table of zeros, int32 [4 * tiles + queries * (3 + width)]. `room` gives the numbers
+            of tiles and queries.
         visible: Visible ranges of the batch.
         order: Keys of each row, ordered by text position.
         tile_columns: Maximum number of queries per tile.

@@ -18,7 +18,7 @@ from paceline.util.compiled import Records, compiled, kernel
 
 
 class Reach(NamedTuple):
-    """Limits on how far back one kind of layer attends, in text positions.
+    """Limits on how far back one type of layer attends, in text positions.
 
     Attributes:
         window: Size of the sliding window, including the query's own position; None means no

@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from paceline.attention.forward import BY_SDPA, GroupedMasks, attention_state
 
-# Options of some models that these attention functions do not have.
+# Options that some models pass, and that these attention functions do not support.
 UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
 

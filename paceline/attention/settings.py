@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """Tile size and threads of the attention programs for one head size.
+    """Block size and thread count of the attention programs for one head size.
 
     Attributes:
         keys: Number of keys per block, a divisor of `KEYS_PER_SPLIT`.
@@ -20,17 +20,17 @@ class Launch(NamedTuple):
     stages: int
 
 
-# Query rows of a program: the fewest rows that tensor cores multiply at once.
+# Query rows per program: the minimum number of rows in a tensor-core product.
 QUERIES_PER_PROGRAM = 16
 
-# Keys of a split, which one program reads. A multiple of every block.
+# Number of keys per split, which one program reads; a multiple of every block size.
 KEYS_PER_SPLIT = 256
 
-# Splits whose sums are combined at once.
+# Number of splits whose sums are combined at once.
 SPLITS_AT_ONCE = 32
 
-# Launches by bytes per number and largest head size, in dims. Each compiles for sm_80 and sm_90
-# without spilling registers.
+# Launch settings, keyed by bytes per value and maximum head size. With each of them, the programs
+# compile for sm_80 and sm_90 without spilling registers.
 LAUNCHES = {
     (2, 64): Launch(64, 4, 2),
     (2, 128): Launch(64, 4, 2),
@@ -40,21 +40,21 @@ LAUNCHES = {
     (4, 256): Launch(16, 4, 1),
 }
 
-# The launch of wider heads.
+# Launch settings for larger heads.
 WIDE_LAUNCH = Launch(16, 8, 1)
 
-# Warps of a program that combines splits.
+# Number of warps per program that combines splits.
 COMBINE_WARPS = 4
 
-# Float32 numbers of unfinished sums that a launch may store.
+# Maximum number of float32 values in the partial sums of a launch.
 MAX_PARTIAL_SUMS = 1 << 26
 
-# Multiple, in numbers, of dims and strides that the kernel reads.
+# Number of values of which every head size and stride that the kernel reads is a multiple.
 ALIGNMENT = 16
 
 
 class TreeLaunch(NamedTuple):
-    """Tile size and threads of the tree-attention programs for one head size.
+    """Tile size and thread count of the tree-attention programs for one head size.
 
     Attributes:
         queries: Maximum number of query rows per program.
@@ -67,8 +67,8 @@ class TreeLaunch(NamedTuple):
     warps: int
 
 
-# Launches of tree attention by bytes per number and largest head size, in dims. They spill few
-# registers or none on sm_90.
+# Launch settings of tree attention, keyed by bytes per value and maximum head size. With them, the
+# programs spill few registers or none on sm_90.
 TREE_LAUNCHES = {
     (2, 64): TreeLaunch(64, 64, 4),
     (2, 128): TreeLaunch(64, 64, 4),
@@ -78,16 +78,16 @@ TREE_LAUNCHES = {
     (4, 256): TreeLaunch(16, 16, 8),
 }
 
-# The launch of wider heads.
+# Launch settings of tree attention for larger heads.
 WIDE_TREE_LAUNCH = TreeLaunch(16, 16, 8)
 
-# Fewest keys of a split in tree attention.
+# Minimum number of keys per split in tree attention.
 TREE_MIN_SPLIT_KEYS = 128
 
-# Programs of a launch of tree attention beyond which splits grow: three per multiprocessor of an
-# H100.
+# Maximum number of programs per launch of tree attention, three per multiprocessor of an H100.
+# Larger splits keep a launch below this number.
 TREE_PROGRAMS = 396
 
-# Cache positions that a table of paths can list for each query of a bucket: the depth of a draft
-# tree.
+# Number of cache positions that a table of paths can list for each query of a bucket. This number
+# limits the depth of draft trees.
 PATH_WIDTH = 64

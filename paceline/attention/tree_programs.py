@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Sizes that differ between buckets compile no other program.
+# Arguments that differ between buckets, and must not cause another compilation.
 _UNSPECIALIZED = [
     "query_row", "query_head", "query_column", "split_keys", "columns", "splits", "key_row",
     "key_head", "key_column", "value_row", "value_head", "value_column",

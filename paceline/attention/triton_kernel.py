@@ -8,8 +8,8 @@ An output depends only on its query and on the keys visible to the query, bit fo
 - One matrix product with 16 query rows computes the scores of a block. The product runs on tensor
   cores or, in float32, with fused multiply-adds. The tile size never changes, and no row's sum
   depends on another row.
-- A running softmax processes the blocks of a split. `combine_splits` adds the splits and the
-  exponential of the attention sink.
+- A running softmax processes the blocks of a split. `combine_splits` sums the results of all splits
+  and the exponential of the attention sink.
 
 A program processes one split for several queries and for all query heads that share a key head. If
 its queries all see a whole block at the same cache positions, the program reads the block once. The
@@ -66,7 +66,7 @@ def attention_by_position(
         Output, [rows, columns, heads, value dim], with the dtype, rows and columns of the query.
     """
     heads, dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
-    columns = max(1, QUERIES_PER_PROGRAM // (heads // key.shape[1]))  # queries of a tile
+    columns = max(1, QUERIES_PER_PROGRAM // (heads // key.shape[1]))  # queries per tile
     paths = paths_of(metadata, mask, query.shape[2], columns, query.device)
     scaling = 1 / math.sqrt(dim) if options.scaling is None else options.scaling
     sinks = None if options.sinks is None else options.sinks.detach().contiguous()
@@ -74,7 +74,7 @@ def attention_by_position(
     states = _readable(query), _readable(key), _readable(value)
     out = query.new_empty(query.shape[0], query.shape[2], heads, value_dim)
     splits = max(1, -(-paths.max_count // KEYS_PER_SPLIT))
-    numbers = heads * splits * (_power_of_two(value_dim) + 2)  # unfinished sums of a query
+    numbers = heads * splits * (_power_of_two(value_dim) + 2)  # partial sums per query
     step = max(1, MAX_PARTIAL_SUMS // (columns * numbers))
     # Triton launches on the current device.
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]

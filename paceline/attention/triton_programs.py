@@ -60,7 +60,7 @@ def attend_split(
 
     A tile consists of all query heads that share a key head, for as many query columns as fit. For
     each query, the program stores the largest score, the sum of the exponentials, and the weighted
-    sum of the values. Strides count units of `ALIGNMENT` values. The compiler can therefore assume
+    sum of the values. Strides are given in units of `ALIGNMENT` values, so the compiler can assume
     aligned reads.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
@@ -110,7 +110,7 @@ def attend_split(
         shrink = tl.exp(top - new_top)
         added = _weighted(weights, values)
         total = tl.where(taking, total * shrink + tl.sum(weights, 1), total)
-        # Values that other queries see may be no numbers.
+        # Values that only other queries see may be NaN.
         summed = tl.where(taking[:, None], summed * shrink[:, None] + added, summed)
         top = tl.where(taking, new_top, top)
     output = (query_index - origin) * (key_heads * groups) + member
@@ -124,10 +124,10 @@ def attend_split(
 
 @triton.jit
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return how many blocks of keys all queries share, and the total number.
+    """Return how many key blocks all queries share, and the total number of blocks.
 
-    Shared blocks come first and are read once for all queries; the others are read once per
-    column.
+    The shared blocks come first. The program reads them once for all queries, and reads every other
+    block once per column.
     """
     alike = tl.max(tl.where(active, begin, -1)) == tl.min(tl.where(active, begin, 2147483647))
     together = tl.where(alike, tl.min(tl.where(active, unbroken, 2147483647)), 0)
@@ -153,7 +153,7 @@ def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexp
 
 @triton.jit
 def _read(states, offsets, there, dims, dim: tl.constexpr):
-    """Load keys or values; entries that do not exist are zeros."""
+    """Load keys or values; write zeros for entries that do not exist."""
     mask = there[:, None] & (dims < dim)[None, :]
     return tl.load(states + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
 

@@ -1,8 +1,9 @@
 """Compute activation functions independently of an element's position.
 
-torch computes most of a tensor with vector instructions, and the last elements of every thread's
-share one by one. The two routines round differently, so a token's values would depend on how many
-tokens share the forward pass. Here, every share consists of whole vectors.
+torch divides a tensor among its threads. Each thread computes most of its elements with vector
+instructions, and the last few one by one. The two routines round differently, so a token's values
+would depend on how many tokens share the forward pass. This module pads the tensor, so that every
+thread computes only whole vectors.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def activation_overrides(model: PreTrainedModel) -> dict[nn.Module, type[Forward
 
 
 def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """Apply a function to each element, in whole vectors.
+    """Apply a function to each element, using vector instructions only.
 
     Args:
-        function: Function of each element.
+        function: Function that torch applies element by element.
         inputs: Inputs of any shape.
     """
     count = inputs.numel()
@@ -60,7 +61,7 @@ def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Te
 
 
 def _padded_count(count: int, max_threads: int) -> int:
-    """Return a number of elements that threads share in whole vectors."""
+    """Round up an element count so that every thread computes only whole vectors."""
     threads = 1
     while True:
         share = VECTOR_ELEMENTS * threads

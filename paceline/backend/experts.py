@@ -91,7 +91,7 @@ class ExpertsOverride(ForwardOverride):
     def _multiply(self, rows: Tensor, counts: list[int], name: str) -> Tensor:
         """Multiply rows, sorted by expert, by the weights of their experts.
 
-        `counts` holds the number of rows of each expert.
+        `counts` lists the number of rows of each expert.
         """
         parameters = self._attributes["_parameters"]
         weights, biases = _oriented(self.module, name), parameters.get(f"{name}_bias")
@@ -218,7 +218,7 @@ def _oriented(module: nn.Module, name: str) -> Tensor:
 
 
 def _is_narrow(module: nn.Module, backend: Backend) -> bool:
-    """Return True for a small product that the backend supports only with padding."""
+    """Return True for a small linear module that the backend must pad."""
     return (
         type(module) is nn.Linear
         and is_plain(module._parameters.get("weight"))  # others may have removed the parameter

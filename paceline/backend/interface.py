@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from paceline.backend.packed_weight import PackedWeight
 
 RowMover = Callable[[IntArray, IntArray, IntArray], None]
-"""Copies cache positions within slots: slots [rows], source and target [rows, m].
+"""Copies cache positions within slots.
 
-Both are ascending, and no target comes after its source.
+The arguments are the slots [rows], the source positions [rows, m] and the target positions [rows,
+m]. In each row, both kinds of positions ascend, and no target comes after its source.
 """
 
 
@@ -46,10 +47,10 @@ class ExpertProducts(Protocol):
     """Multiplies rows by the weights of their experts, all experts in one call."""
 
     def reads(self, weights: Tensor) -> bool:
-        """Return whether `multiply` still reads a weight, at its present address."""
+        """Return whether `multiply` reads these weights, at their current address."""
 
     def can_run(self) -> bool:
-        """Return whether this thread may call `multiply` now."""
+        """Return whether this thread can call `multiply` with its current helpers."""
 
     def multiply(self, rows: Tensor, counts: Sequence[int], biases: Tensor | None) -> Tensor:
         """Return the products of rows that are sorted by expert.
@@ -62,7 +63,7 @@ class ExpertProducts(Protocol):
 
 
 class Backend(Protocol):
-    """Operations on the tensors of one kind of device."""
+    """Operations that each type of device, such as CPU or CUDA, implements."""
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias.
@@ -77,7 +78,7 @@ class Backend(Protocol):
         """Return True if `linear` supports a weight [outer, inner]."""
 
     def expert_products(self, weights: Tensor) -> ExpertProducts | None:
-        """Return products with all experts' weights; None if they are unsupported.
+        """Return an object that multiplies by all experts' weights; None if unsupported.
 
         Args:
             weights: Weights, [experts, outputs, inner].

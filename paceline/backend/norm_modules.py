@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from paceline.backend.plain_tensors import is_plain
 
-_EPS = ("variance_epsilon", "eps")  # the attribute's names in modules
+_EPS = ("variance_epsilon", "eps")  # possible names of the attribute with the epsilon
 
 
 def find_rms_norms(
@@ -23,8 +23,8 @@ def find_rms_norms(
 ) -> dict[nn.Module, float]:
     """Find the RMS norm modules that `norm` can replace, and return their epsilons.
 
-    Each module and `norm` are compared on two rows, because norms with the same name may have
-    different formulas.
+    The function compares each module with `norm` on two rows, because norms with the same name may
+    have different formulas.
 
     Args:
         model: Model whose modules are compared with `norm`.

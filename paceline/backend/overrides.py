@@ -35,7 +35,7 @@ class OverrideSettings(Protocol):
 
     @property
     def norms(self) -> Mapping[nn.Module, float]:
-        """Modules whose RMS norms the backend computes, with their eps."""
+        """Modules whose RMS norms the backend computes, each mapped to the epsilon."""
 
 
 def is_free(module: nn.Module) -> bool:
@@ -86,7 +86,7 @@ class LinearOverride(ForwardOverride):
         """Multiply rows [..., inner] by the module's weight."""
         parameters = self._attributes["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        # A weight may have been replaced since, also by one of quantised numbers.
+        # Other code may have replaced the weight since, for example by a quantised one.
         if (
             self._min_numbers <= rows.numel() <= self._max_numbers
             and type(weight) in MULTIPLIED

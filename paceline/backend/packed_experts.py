@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.backend.packed_tensor import PackedTensor
 from paceline.backend.packed_weight import PackedWeight
 
-# Returns rows @ weight.T + bias.
+# Function of rows, weight and bias that returns rows @ weight.T + bias.
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -23,8 +23,8 @@ class PackedExperts(PackedTensor):
     """A constant bfloat16 tensor [experts, outputs, inner], stored in blocks.
 
     Args:
-        parts: Packed weights or bfloat16 tensors, [experts * outputs of the part, inner]. The
-            outputs of an expert are the outputs of all parts, one part after the other.
+        parts: Packed weights or bfloat16 tensors, [experts * outputs of the part, inner]. An
+            expert's outputs are the outputs of all parts, concatenated.
         num_experts: Number of experts.
     """
 
@@ -66,7 +66,7 @@ class PackedExperts(PackedTensor):
         return part.like(None, part.blocks[rows]) if isinstance(part, PackedWeight) else part[rows]
 
     def same(self) -> Self:
-        """Return another tensor of the same blocks."""
+        """Return a new tensor object that shares the blocks."""
         return type(self)(self.parts, self.shape[0])
 
     def unpacked(self, row_ids: Tensor | None = None) -> Tensor:

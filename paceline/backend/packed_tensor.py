@@ -1,4 +1,4 @@
-"""Let torch operations read tensors that are stored in blocks."""
+"""Let torch operations read tensors whose numbers are stored in quantised blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COPIES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class PackedTensor(Tensor):
-    """A constant bfloat16 tensor on the CPU that unpacks its numbers on reading.
+    """A constant bfloat16 tensor on the CPU whose blocks are unpacked on each read.
 
     Attributes:
         selections: Functions that run a torch operation without unpacking the whole tensor. A
@@ -55,7 +55,7 @@ class PackedTensor(Tensor):
         result = None if selected is None else selected(*arguments, **(options or {}))
         if result is not None:
             return result
-        # torch marks a view as one of its base, which it cannot do for a tensor of inference mode.
+        # torch records the base of each view, which fails for a tensor made in inference mode.
         with torch.inference_mode(False) if operation.is_view else nullcontext():
             unpacked = tree_map_only(
                 PackedTensor, lambda tensor: tensor.unpacked(), (arguments, options or {})
@@ -70,7 +70,7 @@ class PackedTensor(Tensor):
         return copied
 
     def same(self) -> Self:
-        """Return another tensor of the same stored numbers."""
+        """Return a new tensor object that shares the stored numbers."""
         raise NotImplementedError
 
     def unpacked(self, row_ids: Tensor | None = None) -> Tensor:

@@ -86,7 +86,7 @@ class PackedWeight(PackedTensor):
         return weight
 
     def same(self) -> PackedWeight:
-        """Return another tensor of the same blocks."""
+        """Return a new tensor object that shares the blocks."""
         return self.like(self.order)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -94,12 +94,17 @@ class PackedWeight(PackedTensor):
         return f"PackedWeight({self.block_format.name}, {list(self.shape)})"
 
     def like(self, order: Tensor | None, blocks: Tensor | None = None) -> PackedWeight:
-        """Return a weight with different rows in the same block format."""
+        """Return a weight in the same block format, with other rows or another row order.
+
+        Args:
+            order: Index of each row in the blocks, int64 [rows]; None if the rows are in order.
+            blocks: Packed rows, as in `PackedWeight`; None uses this weight's blocks.
+        """
         own = self.blocks if blocks is None else blocks
         return PackedWeight(own, self.block_format, self.shape[1], order)
 
     def unpacked(self, row_ids: Tensor | None = None) -> Tensor:
         """Return the given rows, by default all, as bfloat16 [n, inner]."""
-        # By name: the kernels are in a layer above this one, and take seconds to import.
+        # Imported by name, because the kernels belong to a higher layer and take seconds to import.
         numbers: Tensor = import_module("paceline.cpu.backend").CPU.unpack(self, row_ids)
         return numbers

@@ -37,7 +37,7 @@ def is_plain(tensor: Any) -> bool:
     """Return whether a tensor's values can be read at its memory address.
 
     Args:
-        tensor: Any object. None is not plain.
+        tensor: Any object. If it is not a tensor, the result is False.
     """
     return (
         type(tensor) in PLAIN

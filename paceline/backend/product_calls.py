@@ -18,7 +18,7 @@ from paceline.backend.settings import SIZE_MULTIPLE
 
 
 class PaddedLinearOverride(ForwardOverride):
-    """Pads a weight whose sizes the backend's product does not support."""
+    """Pads rows and weight to sizes that the backend's matrix product supports."""
 
     __slots__ = ()
 

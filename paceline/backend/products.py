@@ -72,7 +72,8 @@ class Products:
         max_rows: Maximum number of rows for a replaced product; default: no limit.
         fixed_rows: Number of rows in every torch product. Longer inputs are split, and the last
             chunk is padded with zeros. If 0 (default), the backend computes the products.
-        norms: Modules whose RMS norms the backend computes for any number of rows, with their eps.
+        norms: Modules whose RMS norms the backend computes for any number of rows, each mapped to
+            the norm's epsilon.
         routing: Overrides of experts, routers and activation functions; default: none.
         backend: Backend that computes the products and norms; default: torch.
         max_helpers: Maximum number of helper threads that share the products of a forward pass;

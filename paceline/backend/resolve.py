@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @cache
 def cpu_backend() -> Backend:
     """Return the backend for CPUs."""
-    # By name: the kernels are in a layer above this one, and take seconds to import.
+    # Imported by name, because the kernels belong to a higher layer and take seconds to import.
     backend: Backend = import_module("paceline.cpu.backend").CPU
     return backend
 

@@ -18,10 +18,10 @@ HELPER_ROWS = (1, 8)
 """Row counts for which products are timed with different numbers of helper threads."""
 
 MAX_HELPER_WEIGHTS = 1 << 26
-"""Number of weights that these products multiply; more than a processor's caches hold."""
+"""Number of weights in these products; more than fit into a processor's caches."""
 
 NUM_HELPER_ROUNDS = 5
-"""Repeats of each of these timings; the median counts."""
+"""Number of repeats of each of these timings, of which the median is used."""
 
 MIN_HELPER_GAIN = 0.15
 """Minimum share of the products' time that helper threads must save, from 0 to 1.
@@ -49,19 +49,19 @@ MIN_TIMED_NUMBERS = 1 << 27
 """Minimum number of weights to cycle through per shape; fewer would stay in a cache."""
 
 MIN_MANY_ROWS, MAX_WIDE_WEIGHTS = 64, 1 << 24
-"""Number of rows from which modules with at least so many weights are not timed.
+"""Minimum number of rows, and number of weights, from which a module is not timed.
 
-Such modules are LM heads, which process only a few rows.
+Modules with this number of weights are LM heads, which process only a few rows.
 """
 
 NUM_ROUNDS, NUM_MANY_ROUNDS = 3, 8
-"""Repeats of a timing, for few and for many rows; the shortest counts."""
+"""Number of repeats of a timing, for few and for many rows; the shortest time is used."""
 
 TIE_RATIO = 1.03
 """Maximum ratio of paceline's time to torch's at which both count as equally fast."""
 
 ANSWER_STEPS = 64
-"""Steps of the answer for which the cost is estimated, after a prompt of 256 tokens."""
+"""Number of decode steps in the cost estimate, which assumes a prompt of 256 tokens."""
 
 SIZE_MULTIPLE = 8
 """Inputs and outputs of small weights are padded with zeros to a multiple of this number."""
@@ -73,5 +73,5 @@ MAX_PADDED_WEIGHTS = 1 << 20
 # 32 bfloat16 numbers.
 VECTOR_ELEMENTS = 64
 
-# Number of elements from which torch divides an activation function among its threads.
+# Number of elements above which torch divides an activation function among its threads.
 ACTIVATION_GRAIN = 32768

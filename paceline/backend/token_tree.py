@@ -24,8 +24,8 @@ class StateOrder(NamedTuple):
     Attributes:
         sources: Index of the state before each token, [requests, width]; -1 means the stored
             state of the request.
-        targets: Index at which the state after each token is kept, [requests, width]. An index is
-            reused once no later token reads the state.
+        targets: Index at which the state after each token is stored, [requests, width]. An index
+            is reused once no later token reads the state.
         num_states: Largest number of states that a request needs at the same time.
     """
 

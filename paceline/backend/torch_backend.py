@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TorchBackend:
-    """Runs torch's operations on any device; see `Backend`."""
+    """Implements `Backend` with torch's operations, on any device."""
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows @ weight.T + bias."""
@@ -74,7 +74,7 @@ class TorchBackend:
     ) -> Tensor:
         """Compute attention in text order with a dense mask.
 
-        This is slow and needs much memory.
+        This reference implementation is slow and uses much memory.
         """
         batch, heads, columns, dim = query.shape
         visible = metadata.visible(mask, columns)
@@ -168,7 +168,7 @@ def _dense(
 
 
 def _largest_first(logits: Tensor, count: int) -> Tensor:
-    # torch's topk takes any of equal logits first, and its argmax the lowest token id.
+    # Among equal logits, torch's topk may return any first, but argmax returns the lowest token id.
     token_ids = logits.topk(count, dim=-1).indices
     best = logits.argmax(-1, keepdim=True)
     token_ids = torch.where(token_ids == best, token_ids[..., :1], token_ids)

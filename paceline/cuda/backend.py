@@ -1,4 +1,4 @@
-"""Compute on CUDA with Triton, or with torch if there is no Triton kernel."""
+"""Compute RMS norms on CUDA with Triton, and all other operations with torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.cuda.settings import NORM_TOLERANCES
 
 
 class CudaBackend(TorchBackend):
-    """Computes `Backend` operations with Triton."""
+    """Computes RMS norms with a Triton kernel, and all other operations with torch."""
 
     rms_norm = staticmethod(rms_norm)
 

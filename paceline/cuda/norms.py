@@ -1,4 +1,4 @@
-"""Compute an RMS norm in one launch; torch needs eight launches."""
+"""Compute an RMS norm in one kernel launch; torch needs eight launches."""
 
 from __future__ import annotations
 

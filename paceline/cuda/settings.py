@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-# Largest size of a norm that one program holds in its registers.
+# Maximum row size of a norm, limited by the registers of one program.
 MAX_NORM_SIZE = 16384
 
-# Numbers of a row per warp of a norm.
+# Number of row elements per warp in the norm kernel.
 NUMBERS_PER_WARP = 512
 
-# Largest difference, relative to the result, of a norm that may be replaced.
+# Maximum relative difference between a module's result and the kernel's. The kernel replaces only
+# modules within this tolerance.
 NORM_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}

