@@ -101,7 +101,7 @@ def check_recorded(path: str | Path, tokenizer: Any) -> bool:
     if None not in (recorded, given) and recorded != given:
         raise ConfigError(
             f"answers {str(path)!r}: got the tokenizer {given}; expected {recorded}, which"
-            " encoded them. Use that tokenizer, or answers from a model with this tokenizer."
+            " encoded the answers. Use that tokenizer, or answers from a model with the given one."
         )
     return True
 

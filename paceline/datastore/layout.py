@@ -84,7 +84,7 @@ class ShardLayout:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of a store.
+    """The manifest of a store, which lists the store's shards.
 
     Attributes:
         vocab_size: Vocabulary size, which is above all token ids.

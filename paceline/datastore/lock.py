@@ -1,6 +1,6 @@
 """Lock a store for one writer, and record which process holds the lock.
 
-The lock (`filelock`) is released when the process that holds it ends.
+The lock (`filelock`) is released automatically when the process that holds it ends.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from paceline.errors import DatastoreError
 
 
 class LockedError(DatastoreError):
-    """Raised if another writer holds the store; a later attempt may succeed."""
+    """Raised if another writer has locked the store; a later attempt may succeed."""
 
 
 @contextmanager
 def writing(path: Path, action: str) -> Iterator[None]:
-    """Hold the lock for writers of a store during the `with` block.
+    """Hold a store's writer lock during the `with` block.
 
     Args:
         path: Folder of the store.
-        action: Name of the caller's action, which a second writer's error message contains.
+        action: Description of the caller's action, which a second writer's error message shows.
     Raises:
         LockedError: Another writer holds the lock. The error names the other writer's process and
             host, and the time at which that writer took the lock.

@@ -89,7 +89,7 @@ def range_of(
     )
     if first == last or (query.end - begin) * row.token_bytes > PIVOT_BYTES:
         return within(row, low, high, 0, query)
-    # The pivots hold the whole query, so each end of the range is next to a pivot.
+    # The pivots contain the whole query, so each end of the range is next to a pivot.
     low = edge(row, low, first * SUFFIXES_PER_PIVOT, 0, query, False)
     high = edge(row, (last - 1) * SUFFIXES_PER_PIVOT + 1, high, 0, query, True)
     return (low, high) if low >= 0 and high >= 0 else (DAMAGED, 0)

@@ -145,7 +145,7 @@ def open_shards(path: Path, known: dict[str, Shard]) -> tuple[Manifest, tuple[Sh
                 f"the store {str(path)!r} cannot be read: {error}. Check its permissions."
             ) from error
         return manifest, shards
-    raise DamagedShardError(path, missing, f"{MANIFEST} names it and it is not there")
+    raise DamagedShardError(path, missing, f"{MANIFEST} lists it, but the file is missing")
 
 
 def check_tokenizer(path: Path, known: str | None, tokenizer: Any) -> None:

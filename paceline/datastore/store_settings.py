@@ -36,8 +36,8 @@ MIN_UPDATE_TOKENS = 4096  # Smallest maximum number of appended tokens on disk.
 # Size in memory above which the oldest outputs are dropped, in units of `max_unwritten_tokens`.
 MAX_TAIL_RATIO = 4
 PAUSES_PER_SORT = 50  # Pause after a sort in memory, as a multiple of the time that the sort took.
-LOCK_RETRY_S = 0.2  # Seconds before retrying on a store that another process is writing to.
-WRITE_RETRY_S = 10.0  # Seconds before retrying on a store that could not be written.
+LOCK_RETRY_S = 0.2  # Seconds before retrying to lock a store that another process is writing.
+WRITE_RETRY_S = 10.0  # Seconds before retrying to write a store after a failed attempt.
 
 # Reading.
 FIRST_LENGTH = 4  # Length of the suffix that is looked up first, in tokens.

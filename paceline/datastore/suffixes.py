@@ -149,8 +149,8 @@ def _fill_buckets(
     """Write the position of every token to the token's bucket in the suffix array.
 
     A bucket is the range of the suffix array for suffixes whose first token is in the same small
-    range of ids. At the start, `ends` [buckets] holds the first index of each bucket. At the end,
-    `ends` holds the index after each bucket's last entry.
+    range of ids. At the start, `ends` [buckets] contains the first index of each bucket. At the
+    end, `ends` contains the index after each bucket's last entry.
     """
     for position in range(text.size):
         if text[position] != separator:
@@ -184,8 +184,8 @@ def _sort_bucket(
 ) -> None:
     """Sort a bucket's suffixes by their tokens from `depth` onwards.
 
-    A sort key holds a few tokens of a suffix. Suffixes with equal keys are then sorted by the
-    tokens after those in the key, one level deeper.
+    A sort key contains a few tokens of a suffix. The next level sorts suffixes with equal keys by
+    the tokens that follow those in the key.
     """
     keys, ends = buffers.keys[: run.size], buffers.ends
     step = min(64 // packed.bits, SORTED_TOKENS)  # tokens per key

@@ -1,4 +1,4 @@
-"""Hold finished outputs in memory until they are written to disk."""
+"""Keep finished outputs in memory until they are written to disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class UnwrittenOutputs:
         return bool(self._outputs)
 
     def append(self, output: NDArray[Any]) -> None:
-        """Add an output; drop the oldest outputs if far too many are waiting."""
+        """Add an output; drop the oldest outputs if too many tokens are unwritten.
+
+        The limit is MAX_TAIL_RATIO times `UpdateOptions.max_unwritten_tokens`.
+        """
         if not self._outputs:
             self._since = time.monotonic()
         self._outputs.append(output)
@@ -35,7 +38,7 @@ class UnwrittenOutputs:
             tokens -= self._outputs.popleft().size
 
     def remove(self, written: Sequence[NDArray[Any]]) -> None:
-        """Remove outputs that have been written."""
+        """Remove outputs that have been written to disk."""
         ids = {id(output) for output in written}
         self._outputs = deque(output for output in self._outputs if id(output) not in ids)
         self._since = time.monotonic()

@@ -162,7 +162,7 @@ class _Writer:
         path: Folder of the store.
         manifest: Manifest of the store, which specifies the vocabulary size and the token width.
         options: Size of the shards, and memory and threads for sorting.
-        live: Whether the shards hold outputs from `Datastore.append`.
+        live: Whether the shards contain outputs from `Datastore.append`.
     """
 
     def __init__(self, path: Path, manifest: Manifest, options: BuildOptions, live: bool) -> None:
