@@ -41,7 +41,7 @@ def compare(
 
     Args:
         config: Configuration for the run.
-        models: Models. The target computes the logits at the position where an answer first
+        models: Loaded models. The target computes the logits at the position where an answer first
             differs from the reference answer.
         methods: Methods to compare.
         units: Prompts or batches that the methods answered.

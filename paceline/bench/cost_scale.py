@@ -190,9 +190,14 @@ def _fill_linear(
     writes: bool,
     normal: Callable[[torch.Size, Tensor], Tensor],
 ) -> None:
-    """Fill an enlarged layer with random numbers, or with zeros if `writes` is True.
+    """Fill an enlarged linear layer with random weights, or with zeros.
 
-    If `own` is True, copy the original weights into the first rows and columns.
+    Args:
+        linear: Layer to fill.
+        original: Layer of the original model.
+        own: Whether to copy the original weights into the first rows and columns.
+        writes: Whether the layer writes to the residual stream. If so, the added weights are 0.
+        normal: Function that returns random weights, given a shape and a tensor with the dtype.
     """
     rows, columns = original.weight.shape
     if writes:

@@ -28,7 +28,7 @@ from paceline.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class MethodAnswer:
-    """The statistics and tokens of an answer, including any end-of-sequence token."""
+    """An answer's tokens, including any end-of-sequence token, and its statistics."""
 
     token_ids: list[int]
     stats: Stats | None = None
@@ -71,9 +71,9 @@ class Paceline:
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
-        """Replace the drafter with a new one, and prepare it for measurements.
+        """Replace the drafter with a new one, and prepare the engine for measurements.
 
-        This fits the drafter's draft head, and checks a cost curve loaded from disk.
+        The method also fits the drafter's draft head, and checks a cost curve loaded from disk.
         """
         self._llm.change_drafter(self._make())
         self._llm.finish_draft_head()
@@ -93,7 +93,7 @@ class Paceline:
         return self._llm.timing if self._llm.model.device.type == "cpu" else None
 
     def watch(self, prompts: list[list[int]], max_new_tokens: int) -> None:
-        """Answer prompts without timing them, to see whether the drafter samples tokens."""
+        """Answer prompts without timing, and record whether the drafter samples tokens."""
         outcomes: list[Outcome] = []
         self._llm.change_drafter(ObservedDrafter(self._llm.drafter, outcomes.append))
         self.prepare(prompts, max_new_tokens)()

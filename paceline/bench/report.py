@@ -174,7 +174,7 @@ def figures_table(result: BenchResult) -> Table:
 
 
 def measured(figures: MethodFigures | None, field: str) -> Cell:
-    """Return a figure as a table cell; None if it is unknown."""
+    """Return a figure as a table cell; the cell is None if the figure is unknown."""
     if figures is None or (field == "equal" and not figures.compared):
         return None
     if field == "batch_invariant":
@@ -219,7 +219,7 @@ def _legend(result: BenchResult, table: Table) -> str:
 
 
 def _missing_columns(table: Table) -> list[str]:
-    """Return a note on the columns that a narrow console leaves out."""
+    """Return a note about the columns that do not fit on a narrow console, if any."""
     number = 1 + len(MEASURES) - len(table.columns)
     if not number:
         return []

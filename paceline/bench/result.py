@@ -60,7 +60,7 @@ class MethodFigures:
     equal: int
     compared: int
     peak_memory: int | None
-    draft_forwards: float | None = None  # earlier versions lack this and the fields below
+    draft_forwards: float | None = None  # files of earlier versions lack this field and the next
     verification_rate: float | None = None
     discard_rate: float | None = None
     batch_invariant: bool | None = None
@@ -104,7 +104,7 @@ class BenchResult:
     skipped: dict[str, str]
     calls: tuple[TimedCall, ...]
     divergences: tuple[Divergence, ...]
-    cut_prompts: int = 0  # earlier versions lack this and the fields below
+    cut_prompts: int = 0  # files of earlier versions lack this field and those below
     guarantees: dict[str, Guarantee] = field(default_factory=dict)
     weights: str = ""
 

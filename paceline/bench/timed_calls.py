@@ -45,14 +45,14 @@ class AnswerCounts:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRow:
-    """The figures of one answer.
+    """The token counts of one answer, and its comparison with the reference answer.
 
     Attributes:
         prompt: Id of the prompt.
         category: Category of the prompt.
         prompt_tokens, new_tokens: Number of tokens in the prompt, and in the answer.
-        equal: Whether the answer has the same tokens as the reference method's answer; None if the
-            two need not be equal.
+        equal: Whether the answer has the same tokens as the reference method's answer; None if no
+            reference answer applies.
         counts: The engine's counts; None if the method does not use the engine.
     """
 

@@ -131,7 +131,7 @@ def _verdict(
     first = None
     for number in differing[:1]:
         request, divergence = results[number]
-        assert divergence is not None, "an answer of the same tokens that is shorter"
+        assert divergence is not None, "the shorter answer is a prefix of the other"
         first = alone.difference(
             *prompts[number][:1],
             number,

@@ -20,7 +20,7 @@ def sets_budget(spec: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Logit:
-    """A logit, with its bits in hexadecimal."""
+    """The value of a logit, and its exact bits as a hexadecimal number."""
 
     value: float
     bits: str

@@ -133,7 +133,7 @@ def _half_precision(flags: list[str]) -> str:
 
 
 def _extras() -> dict[str, str]:
-    """For each optional extra, return whether its packages are installed."""
+    """Return whether the packages of each optional extra are installed, by extra."""
     try:
         lines = requires("paceline") or []
     except PackageNotFoundError:
@@ -197,7 +197,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(target: CachedLM) -> str:
-    """Return which of torch and paceline computes matrix products, and both times."""
+    """Describe whether torch or paceline computes matrix products, with both times."""
     import torch
 
     from paceline.backend.settings import TIMED_ROWS
@@ -223,7 +223,7 @@ def _products(target: CachedLM) -> str:
 
 
 def _costs(llm: LLM) -> str:
-    """Return the stored cost curve, and the conditions under which it was measured."""
+    """Describe the stored cost curve, and the conditions of its measurement."""
     assert llm.costs is not None, "no ranks"
     if llm.costs.given:
         return f"given by ${_COST_CURVE}"
@@ -265,7 +265,7 @@ def _print(facts: dict[str, str]) -> None:
 
 
 def _print_findings(proof: ProbeReport) -> None:
-    """Print, for each module, which numbers of rows give bit-identical results."""
+    """Print, for each module, the row counts that yield bit-identical results."""
     table = Table(box=None, pad_edge=False)
     for heading in ("module", "in -> out", "count", "rows tested", "bit-identical rows"):
         table.add_column(heading, overflow="fold")

@@ -30,7 +30,7 @@ class InvalidRecords:
         """Count an invalid record.
 
         Raises:
-            ConfigError: Skipping is not allowed, and ten records were invalid.
+            ConfigError: This is the tenth invalid record, and skipping is not allowed.
         """
         self._count += 1
         if self._count <= MAX_NAMED_RECORDS:

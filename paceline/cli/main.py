@@ -75,7 +75,7 @@ def _build_app(listed: bool) -> App:
     """Return the application with all commands.
 
     Args:
-        listed: Whether to show the help texts in `COMMANDS` without importing the commands.
+        listed: Whether the help takes its texts from `COMMANDS`, without importing the commands.
     """
     app = new_app(
         "paceline",

@@ -1,6 +1,7 @@
-"""Name options in error messages as the user types them.
+"""Write options in error messages as the user types them.
 
-A message of the library names `max_batch`; a command's message names `--max-batch`.
+The library's messages name an argument, such as `max_batch`. A command shows the same message with
+the option `--max-batch`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ _SWITCHES = {"True": "on", "False": "off"}
 
 
 def with_option_names(error: PacelineError, program: App, words: Sequence[str]) -> str:
-    """Return the message of an error, naming options instead of arguments.
+    """Return the message of an error, naming options instead of library arguments.
 
     Args:
-        error: Error whose settings are replaced if the command has options for them.
+        error: Error whose message may name arguments. An argument without an option stays as it
+            is.
         program: Application of the command line.
         words: Words of the command line after the program's name.
     """
@@ -30,7 +32,7 @@ def with_option_names(error: PacelineError, program: App, words: Sequence[str]) 
 
 
 def _typed(setting: str, options: dict[str, str]) -> str:
-    """Return a setting, such as "LLM: max_batch" or "max_batch=1", as typed."""
+    """Return the option for a setting such as "LLM: max_batch" or "max_batch=1"."""
     name, _, value = setting.partition("=")
     name = name.rpartition(": ")[2]
     if name not in options:
@@ -42,7 +44,7 @@ def _typed(setting: str, options: dict[str, str]) -> str:
 
 
 def option_names(program: App, words: Sequence[str]) -> dict[str, str]:
-    """Return the typed form of each option of a command, by Python name."""
+    """Map the Python name of each option of a command to the option as typed."""
     command = program.parse_commands(words)[1][-1]
     if command.default_command is None:
         return {}

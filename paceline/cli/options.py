@@ -74,7 +74,10 @@ def flattened(title: str) -> Parameter:
 
 
 def with_known_types(group: type[T]) -> type[T]:
-    """Resolve the type annotations that a class inherits from another module."""
+    """Resolve the type annotations that a class inherits from another module.
+
+    cyclopts would look up their names in the module of the class.
+    """
     group.__init__.__annotations__.update(get_type_hints(group))
     return group
 
@@ -106,7 +109,7 @@ def _hide_per_request(group: type) -> None:
 
 
 def model_argument(help_text: str) -> Parameter:
-    """Return the parameter for a model that is a command's first argument."""
+    """Return the parameter of a command whose first argument is a model."""
     return Parameter(name=MODEL, help=f"{help_text} Also --model, -m.")
 
 

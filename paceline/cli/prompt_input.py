@@ -16,7 +16,7 @@ _HISTORY = "chat_history"  # in the cache folder
 
 
 def require_standard_input() -> BinaryIO:
-    """Return the binary standard input.
+    """Return standard input as a binary stream.
 
     Raises:
         ConfigError: Standard input is closed.

@@ -106,9 +106,10 @@ def replay(
 def read(
     traces: Sequence[Path], tokenizer: str | None, limit: int | None = None
 ) -> tuple[dict[str, list[Trace]], Any]:
-    """Return the answers in each file, by file name, and their tokenizer.
+    """Return the answers in each file, by file name, and the tokenizer of all answers.
 
-    The tokenizer may be just a fingerprint. It is None if it is unknown.
+    Recorded answers may name only the fingerprint of their tokenizer. The function then returns the
+    fingerprint instead of the tokenizer, or None if the tokenizer is unknown.
     """
     from paceline.replay.traces import read_traces, tokenizer_of
 
@@ -123,7 +124,9 @@ def _rows(
     tokenizer: Any,
     sizes: list[tuple[int, int]],
 ) -> tuple[list[ReplayRow], bool]:
-    """Return the results of the replays, and False if Ctrl-C ended them early.
+    """Return the results of the replays, and whether all replays were completed.
+
+    Ctrl-C ends the replays early.
 
     Args:
         sizes: Pairs of the number of nodes per tree and the number of requests per step.

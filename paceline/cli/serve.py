@@ -128,7 +128,7 @@ def serve(
 
 
 def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:
-    """Build the server's engine, and do the work that would delay the first answers."""
+    """Build the server's engine, and warm it up so that no answer is delayed."""
     llm = build_llm(
         models,
         engine.drafter,
@@ -201,7 +201,8 @@ def _keys(listen_on: ListenOptions) -> list[str]:
         file_keys = [line.strip() for line in lines if line.strip()]
         if not file_keys:
             raise ConfigError(
-                f"\0api_key_file\0: {str(listen_on.api_key_file)!r} holds no key. Add one per line."
+                f"\0api_key_file\0: {str(listen_on.api_key_file)!r} contains no key. Add one per"
+                " line."
             )
         keys += file_keys
     if not all(keys):

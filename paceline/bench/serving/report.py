@@ -139,7 +139,7 @@ def notes(result: ServingResult) -> list[str]:
 
 
 def _repeating(result: ServingResult) -> list[str]:
-    """If prompts repeat, return a note that this favours drafters that cache answers."""
+    """Return a note if prompts repeat, which favours drafters that cache answers."""
     most = max((len(cell.answers) for cell in result.cells), default=0)
     prompts = max(
         (len({answer.prompt for answer in cell.answers}) for cell in result.cells), default=0

@@ -193,7 +193,7 @@ class _Bench:
     def _capacity(self, context: str) -> float:
         """Return the highest number of requests per second with plain decoding.
 
-        It is measured with users who each wait for an answer before sending the next request.
+        The measurement simulates users who wait for each answer before sending the next request.
         """
         plain = [
             cell for cell in self._cells if cell.drafter == PLAIN and cell.load.context == context
