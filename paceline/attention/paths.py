@@ -160,7 +160,7 @@ def fill_paths(
 
 
 def _tiles(starts: IntArray, tile_columns: int, key_rows: IntArray) -> _Ints:
-    """Return the tiles of `Paths`, each with consecutive queries of one row."""
+    """Divide each row's queries into tiles of consecutive queries; see `Paths.tiles`."""
     columns = np.diff(starts)
     counts = -(-columns // tile_columns)
     rows = np.repeat(np.arange(len(columns)), counts)

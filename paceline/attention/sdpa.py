@@ -2,9 +2,9 @@
 
 When the model verifies a draft tree, attention has a mask and several queries. In this case,
 transformers' SDPA function copies each key and value for every query head in a group. The function
-of this module instead treats the query heads of a group as rows of one matrix product, and so reads
-the cache once. For the prompt tokens before a tree, the function uses causal attention without a
-mask. Both changes affect only the order of summation.
+of this module instead treats the query heads of a group as rows of one matrix product. The cache is
+therefore read only once. For the prompt tokens before a tree, the function uses causal attention
+without a mask. Both changes affect only the order of summation.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def attend_tree(
 ):
     """Compute attention between one tile of queries and one split of a row's keys.
 
-    A split is a range of the row's keys. A column is a token of the row, and has one query per
-    query head. A tile holds the queries of several columns, for the query heads that share one key
+    A split is a range of the row's keys. A column is a token of the row, with one query per query
+    head. A tile contains the queries of several columns, for the query heads that share one key
     head.
 
     The first cached[row] keys belong to the text. The key with the index cached[row] + j belongs to
@@ -58,7 +58,7 @@ def attend_tree(
 
     If the row has only one split, the program stores the output. Otherwise, the program stores
     three values per query: the largest score, the sum of the exponentials, and the weighted sum of
-    the values.
+    the values. `tree_kernel.attention_over_tree` sets all arguments.
     """
     row, head = tl.program_id(0) // key_heads, tl.program_id(0) % key_heads
     split = tl.program_id(2)

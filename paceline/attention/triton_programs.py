@@ -58,10 +58,10 @@ def attend_split(
 ):
     """Compute the attention of one tile of queries to one range of keys (a split).
 
-    A tile consists of all query heads that share a key head, for as many query columns as fit. For
+    A tile contains the queries of several columns, for all query heads that share one key head. For
     each query, the program stores the largest score, the sum of the exponentials, and the weighted
     sum of the values. Strides are given in units of `ALIGNMENT` values, so the compiler can assume
-    aligned reads.
+    aligned reads. `triton_kernel._launch` sets all arguments.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
     row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -124,10 +124,19 @@ def attend_split(
 
 @triton.jit
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return how many key blocks all queries share, and the total number of blocks.
+    """Return the number of key blocks to read once for all queries, and of all blocks.
 
-    The shared blocks come first. The program reads them once for all queries, and reads every other
-    block once per column.
+    The first blocks are at the same cache positions for all queries, so the program reads them only
+    once. The program reads every other block once per column.
+
+    Args:
+        active: Whether each query sees keys in this split.
+        seen: Number of keys that each query sees from the start of the split on.
+        begin: Cache position of each query's first key.
+        unbroken: Number of each query's keys from the start of the split on that are at consecutive
+            cache positions.
+        KEYS: Number of keys per block.
+        SPLIT: Number of keys per split.
     """
     alike = tl.max(tl.where(active, begin, -1)) == tl.min(tl.where(active, begin, 2147483647))
     together = tl.where(alike, tl.min(tl.where(active, unbroken, 2147483647)), 0)

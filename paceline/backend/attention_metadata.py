@@ -62,8 +62,8 @@ class VisibleRanges:
 class AttentionMetadata:
     """The keys of every row, in the order of their text positions.
 
-    The keys of a row are numbered in text order. Of the first `cached` keys, key i has cache
-    position i. The cache positions of the other keys are listed in `tail`.
+    The keys of a row are numbered in text order. The first `cached` keys have the cache positions
+    0, 1, 2, and so on. `tail` lists the cache positions of the other keys.
 
     Attributes:
         cached: For each row, the number of leading cache positions that are in text order, [rows],
@@ -116,7 +116,12 @@ class AttentionMetadata:
 
     @staticmethod
     def in_order(rows: int, keys: int) -> AttentionMetadata:
-        """Return the metadata of rows whose cache positions are already in text order."""
+        """Return the metadata of rows whose cache positions are already in text order.
+
+        Args:
+            rows: Number of rows.
+            keys: Number of keys per row.
+        """
         return AttentionMetadata(
             np.full(rows, keys, dtype=np.int64), np.empty((rows, 0), dtype=np.int64), keys
         )
@@ -130,8 +135,8 @@ class AttentionMetadata:
                 keys.
             columns: Number of queries per row.
         Raises:
-            UnsupportedModelError: The model passed a mask that it made itself, instead of the
-                engine's placeholder mask.
+            UnsupportedModelError: The model created a mask, instead of passing on the engine's
+                placeholder mask.
         """
         if self.ranges_by_mask:
             ranges = None if mask is None else self.ranges_by_mask.get(mask_address(mask))
@@ -171,7 +176,7 @@ def _even(rows: int, columns: int) -> tuple[IntArray, int]:
 def stand_in_mask(queries: int, positions: int, device: torch.device) -> Tensor:
     """Return a placeholder mask whose values are never read.
 
-    Its shape is [1, 1, queries, positions], but its memory holds only a single bool.
+    The shape is [1, 1, queries, positions], but the mask occupies the memory of a single bool.
     """
     return torch.ones((), dtype=torch.bool, device=device).expand(1, 1, queries, positions)
 

@@ -131,7 +131,7 @@ class Backend(Protocol):
         """
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers | None:
-        """Return a runner that computes each layer in one call, or None.
+        """Return an object that computes each layer in one call; None if unsupported.
 
         Args:
             layers: Layers whose products and norms this backend computes.
@@ -169,7 +169,7 @@ class Backend(Protocol):
         """Return a function that moves cache positions within slots, in all layers.
 
         Args:
-            blocks: Keys and values of all layers. Each block holds several key or value tensors,
+            blocks: Keys and values of all layers. Each block contains several key or value tensors,
                 [tensors, slots, heads, capacity, dim]. The blocks must stay allocated as long as
                 the returned function is in use.
         """

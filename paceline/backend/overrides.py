@@ -66,7 +66,7 @@ class ForwardOverride:
         self._forward: Callable[..., Any] = type(module).forward
 
     def of(self, module: nn.Module) -> ForwardOverride:
-        """Return the same kind of override for another module of the same class."""
+        """Return an override of the same type for another module of the same class."""
         return type(self)(module, self.products)
 
 
@@ -125,7 +125,7 @@ class NormOverride(ForwardOverride):
         self._norm = products.backend.rms_norm
 
     def of(self, module: nn.Module) -> ForwardOverride:
-        """Return the same kind of override for another module of the same class."""
+        """Return an override of the same type for another module of the same class."""
         return NormOverride(module, self.products, self.eps)
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ def has_numbers(tensor: Any) -> bool:
 def is_matrix(weight: Tensor) -> bool:
     """Return whether a weight may be a factor of a matrix product.
 
-    A vector cannot, even if it has additional axes of size 1.
+    A vector is not a matrix, even if it has additional axes of size 1.
     """
     return weight.dim() == 2 or sum(size > 1 for size in weight.shape) > 1
 

@@ -114,7 +114,8 @@ class _ProductCalls(TorchFunctionMode):
 
     Args:
         backend: Backend that computes the products.
-        functions: Replacements of torch functions. They get the backend as their first argument.
+        functions: Replacements of torch functions. Each replacement receives the backend as its
+            first argument.
     """
 
     def __init__(self, backend: Backend, functions: dict[Any, Callable[..., Tensor]]) -> None:

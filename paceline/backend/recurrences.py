@@ -37,7 +37,7 @@ class GatedTokens(NamedTuple):
 
     The state becomes S = decay * S + key (x) update, where (x) is the outer product. A token's
     output is the product of its query and its state. Without the delta rule, update = gain * value.
-    With it, update = gain * (value - key @ (decay * S)).
+    With the rule, update = gain * (value - key @ (decay * S)).
 
     Attributes:
         query: Queries, [tokens, groups, rows]; consecutive heads share a group.
@@ -130,7 +130,7 @@ class StepSizes(NamedTuple):
 
 
 class Recurrences(Protocol):
-    """Interface of the recurrences, implemented for each kind of device."""
+    """Recurrence operations, which each type of device implements."""
 
     def convolve(
         self, rows: Tensor, convolution: Convolution, tree: TokenTree, held: Tensor

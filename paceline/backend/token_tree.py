@@ -1,7 +1,7 @@
 """Describe the order in which recurrences process the tokens of a forward pass.
 
 A recurrence computes each token's state from the state of the token before it. In a draft tree,
-this is the node's parent.
+the preceding token is the node's parent.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class FoldPath(NamedTuple):
     """Tokens that a commit adds to the stored states, in text order.
 
     Attributes:
-        columns: For all requests, the columns of their tokens, [n]. A column is a token's index
-            among all tokens of the forward pass.
+        columns: Columns of all requests' tokens, [n]. A column is a token's index among all tokens
+            of the forward pass.
         starts: Index in `columns` of each request's first token, and n at the end, [requests + 1].
         addresses: Memory addresses of `columns` and `starts`.
     """

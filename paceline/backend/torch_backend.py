@@ -42,7 +42,7 @@ class TorchBackend:
     def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
         """Return rows of a packed weight as bfloat16 [n, inner].
 
-        The `gguf` package unpacks them.
+        The `gguf` package unpacks the rows.
         """
         from gguf import GGMLQuantizationType, quants  # an optional package
 

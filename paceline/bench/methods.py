@@ -46,10 +46,20 @@ class Method(Protocol):
         """Discard all state learned from earlier prompts."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
-        """Prepare the input, and return the function to be timed."""
+        """Prepare the input, and return the function to be timed.
+
+        Args:
+            prompts: Token ids of each prompt.
+            max_new_tokens: Maximum number of tokens per answer.
+        """
 
     def collect(self, raw: Any, prompts: list[list[int]]) -> list[MethodAnswer]:
-        """Extract the answers from the result of the timed function."""
+        """Extract the answers from the result of the timed function.
+
+        Args:
+            raw: Value that the timed function returned.
+            prompts: Token ids of each prompt.
+        """
 
     def timing(self) -> Timing | None:
         """Return the engine's total time per phase so far; None if unknown."""

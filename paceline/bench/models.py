@@ -73,6 +73,11 @@ def load_models(
 ) -> Models:
     """Load the models that were not passed, and enlarge all models as configured.
 
+    Args:
+        config: Names of the models, and the sizes to which they are enlarged.
+        target: Loaded target model; None loads the model named in `config`.
+        draft: Loaded draft model; None loads the model named in `config`, if a method needs it.
+        tokenizer: Tokenizer of the target; None loads the target's own tokenizer.
     Raises:
         ConfigError: A method needs a draft model but there is none, or a model cannot be loaded.
         UnsupportedModelError: A model cannot be enlarged.
@@ -168,11 +173,11 @@ def torch_threads(count: int | None) -> Iterator[None]:
 
 
 def describe_weights(model: LoadedModel, name: str) -> str:
-    """Return the format of a model's weights; "" if they are those of the checkpoint.
+    """Return the format of a model's weights; "" if the checkpoint's weights are used.
 
     Args:
         model: Loaded model.
-        name: Name from which it was loaded.
+        name: Directory, hub id or GGUF file from which the model was loaded.
     """
     if not isinstance(model, PreTrainedModel):
         return ""

@@ -52,7 +52,12 @@ class Lockstep:
         return self._ranks if spec in self._shared else None
 
     def wait_for_all(self, over: bool = False) -> bool:
-        """Wait for all processes, and return the argument `over` of rank 0."""
+        """Wait for all processes, and return whether the run is over.
+
+        Args:
+            over: Whether this process considers the run to be over. Only the value of rank 0
+                counts, and every process returns that value.
+        """
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:

@@ -52,7 +52,8 @@ class RunOptions:
 
     Attributes:
         makers: Functions that build additional drafters from the draft model, by drafter name.
-        ranks: The connected processes of a parallel run; None if they are not connected yet.
+        ranks: The connected processes of a parallel run; None if the processes have not connected
+            yet.
         budget: Whether a draft budget may shrink the trees. Reproductions of papers use no budget.
     """
 

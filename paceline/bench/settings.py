@@ -197,7 +197,7 @@ def command_words(
     Args:
         values: Values by option name.
         defaults: Default values by option name.
-        always: Options to include even if they have their defaults.
+        always: Options to include even if their values are the defaults.
     """
     named = [name for name in values if name in always or values[name] != defaults[name]]
     return [word for name in named for word in option_words(name, values[name])]

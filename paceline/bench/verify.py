@@ -1,4 +1,4 @@
-"""Check that decoding gives the same answers with drafts as without drafts."""
+"""Check that decoding returns the same answers with and without drafts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _prompts(units: Sequence[Unit]) -> list[tuple[str, list[int]]]:
 
 
 def _build(spec: str, draft: CachedLM | None) -> Drafter:
-    """Build a drafter; turn its draft budget off unless its spec sets one."""
+    """Build a drafter; turn off the draft budget unless the spec sets `budget`."""
     make = partial(create, spec, draft_model=draft)
     return make() if sets_budget(spec) else feeding_all(make)
 

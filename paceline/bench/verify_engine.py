@@ -136,7 +136,19 @@ class VerifyEngine:
         drafted: list[int],
         divergence: tuple[int, Tensor],
     ) -> Difference:
-        """Describe the first difference; plain decoding runs again to provide its logits."""
+        """Describe the first difference between two answers to the same prompt.
+
+        Plain decoding runs again, to provide the logits at the differing position.
+
+        Args:
+            prompt: Id of the prompt.
+            number: Index of the prompt; prompt n uses seed + n.
+            ids: Token ids of the prompt.
+            plain: Answer from plain decoding.
+            drafted: Answer with drafts.
+            divergence: Position at which the answers differ, and the logits at this position with
+                drafts.
+        """
         position, row = divergence
         ((_, plain_divergence),) = self.answer([ids], number, [plain[:position]])
         tokens = tuple(

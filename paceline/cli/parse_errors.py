@@ -83,7 +83,7 @@ def _missing(error: MissingArgumentError, command: str) -> str:
 
 
 def _expected(value: str, kind: Any) -> str:
-    """Describe the expected kind of value, and name the closest valid choice."""
+    """Describe the valid values, and name the valid value closest to `value`."""
     choices = [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = list(kind.__members__)

@@ -81,7 +81,7 @@ def print_error(error: Exception | str) -> None:
 
 
 def print_stream(chunks: Iterator[Chunk], end: str = "") -> Shown:
-    """Show an answer while it is generated; Ctrl-C stops it.
+    """Show an answer while it is generated; Ctrl-C stops the answer.
 
     Args:
         end: Text to print after the answer if standard output is not a terminal. On a terminal, a

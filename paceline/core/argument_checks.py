@@ -117,7 +117,7 @@ def bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def logits_processors(value: Any) -> tuple[Callable[..., Any], ...]:
-    """Return logits processors as a tuple; a single one or None is also accepted."""
+    """Return logits processors as a tuple; one processor or None is also accepted."""
     listed = (
         ()
         if value is None

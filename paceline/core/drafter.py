@@ -40,8 +40,8 @@ class TopTokens:
     """The target's k most likely tokens after the root and every node in a tree.
 
     Attributes:
-        token_ids: [1 + n, k] for a tree of n nodes, most likely tokens first. Row 0 holds the
-            tokens after the root; row 1 + i holds the tokens after node i.
+        token_ids: [1 + n, k] for a tree of n nodes, most likely tokens first. Row 0 contains the
+            tokens after the root; row 1 + i contains the tokens after node i.
         probs: Probabilities of these tokens, float32 [1 + n, k]: the softmax of the model's own
             logits (temperature 1, no penalties). In a replay, the probabilities are unknown, and
             the rows contain zeros.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """A drafter's limits on its number of draft nodes.
+    """A drafter's limits on the number of draft nodes that it proposes.
 
     Attributes:
         max_nodes: Maximum number of nodes per request; None means the engine's maximum.

@@ -21,7 +21,7 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 class Processed:
-    """Applies one request's logits processors to the tokens generated so far.
+    """A request's logits processors, with the tokens that the processors read.
 
     Args:
         process: All processors combined into one callable, such as a `LogitsProcessorList`.

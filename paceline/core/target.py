@@ -146,7 +146,12 @@ class Target(Protocol):
         """Return True if some layers have recurrent states, valid for one text length."""
 
     def reusable_length(self, source: Request, length: int) -> int:
-        """Return how many of the first `length` cached tokens other requests can reuse."""
+        """Return how many of a request's cached tokens other requests can reuse.
+
+        Args:
+            source: Request with a slot.
+            length: Number of leading tokens that both requests share.
+        """
 
     @property
     def growth_step(self) -> int:

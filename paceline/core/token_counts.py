@@ -13,7 +13,8 @@ class TokenCounts:
 
     Attributes:
         table: Counts for several requests, float32 [requests, 2, vocab]. For each request, the
-            first row counts the tokens of prompt and answer, and the second those of the answer.
+            first row counts the tokens of prompt and answer, and the second row counts only the
+            answer's tokens.
         row: Index of this request in the table.
         answer: Answer tokens counted so far. The prompt's tokens are always counted.
     """

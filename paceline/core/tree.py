@@ -79,7 +79,10 @@ class DraftTree:
         origins: Sequence[int] | None = None,
         leaf_first: bool = False,
     ) -> DraftTree:
-        """Return a tree without branches: each token's parent is the previous token."""
+        """Return a tree without branches: each token's parent is the previous token.
+
+        The arguments are the attributes of the tree; see `DraftTree`.
+        """
         parents = list(range(-1, len(token_ids) - 1))
         return DraftTree(token_ids, parents, probs, confidence, 0, origins, leaf_first)
 
@@ -120,7 +123,7 @@ class DraftTree:
         return path[::-1]
 
     def path_chances(self) -> list[float]:
-        """Return, for each node, the probability that it and its ancestors are accepted."""
+        """Return the probability that each node and all its ancestors are accepted."""
         assert self.confidence is not None, "trees with confidence only"
         chances: list[float] = []
         for parent, confidence in zip(self.parents, self.confidence, strict=True):

@@ -1,1 +1,1 @@
-"""Run operations on CUDA in one Triton launch each, where torch needs many."""
+"""Run CUDA operations in one Triton launch each; torch needs many launches."""

@@ -14,7 +14,7 @@ def make_folder(path: Path) -> None:
     """Create the folder for a new datastore, unless it already exists.
 
     Raises:
-        DatastoreError: The folder cannot be created, or it holds unrelated files.
+        DatastoreError: The folder cannot be created, or it contains unrelated files.
     """
     if path.is_file():
         raise DatastoreError(f"{str(path)!r} is a file. Name a folder for the store.")

@@ -43,16 +43,16 @@ def documents(
 ) -> Iterator[Document]:
     """Yield the token ids of all documents, file by file.
 
-    Each record in JSON, Parquet or a data set is one document. A record has the field `text`, or
-    `messages`, or the fields `prompt` and `output` (as text or ids). Files that `paceline record`
-    wrote contain such records. Plain text is cut into documents of about 1 MiB at line ends. An
-    array of ids is one document; a two-dimensional array has one document per row.
+    Each record in JSON, Parquet or a data set is one document. A record must contain the field
+    `text`, the field `messages`, or the fields `prompt` and `output` (as text or ids). Files that
+    `paceline record` wrote contain such records. Plain text is cut into documents of about 1 MiB at
+    line ends. An array of ids is one document; a two-dimensional array has one document per row.
 
     Args:
         inputs: File names (.jsonl, .txt, .npy, .parquet) or 'datasets:NAME'. Append '@SPLIT' to a
             data set's name to select a split other than 'train'.
-        tokenizer: Transformers tokenizer. It adds no special tokens to plain text, and applies its
-            chat template, if any, to conversations.
+        tokenizer: Transformers tokenizer. Plain text is encoded without special tokens.
+            Conversations are formatted with the tokenizer's chat template, if there is one.
         answers_only: Whether to use only the assistant's messages or outputs. Default False.
         left_out: Function called with the error for each invalid record or line, which is then
             skipped. By default, the error is raised.

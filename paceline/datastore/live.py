@@ -102,7 +102,7 @@ class Datastore:
     def refresh(self) -> bool:
         """Open shards that other writers have committed; return whether there were any.
 
-        If nothing has changed, this takes microseconds.
+        If nothing has changed, the call takes microseconds.
 
         Raises:
             DatastoreError: The store is damaged, or was replaced by a store with a different
@@ -193,7 +193,7 @@ class Datastore:
         self.flush()
 
     def become_child(self) -> None:
-        """Forget unwritten outputs in a forked child; the parent process writes them."""
+        """Drop unwritten outputs in a forked child, because the parent writes them."""
         self._changed, self._disk = threading.Condition(), threading.Lock()
         self._unwritten = UnwrittenOutputs(self._options)
         self._running = RunningOutputs(self._options.max_unwritten_tokens)

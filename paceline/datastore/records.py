@@ -29,8 +29,8 @@ def parse_record(source: str, line: str) -> Any:
         return parse_json(line)
     except ValueError as error:
         raise ConfigError(
-            f"{source}: it is not JSON: got {error}; expected one record in each line. Convert it"
-            " first."
+            f"{source}: it is not JSON ({error}). Convert it to JSON Lines, with one record per"
+            " line."
         ) from error
 
 

@@ -7,11 +7,12 @@ For example, take the documents (3 1 2) and (1 2), with the separator 9:
     The suffixes at these positions: "1 2 9 ...", "1 2 9", "2 9 ...", "2 9" and "3 1 2 9 ...".
 
 The suffixes that begin with "1 2" have the ranks [0, 2). Two binary searches find them. The first
-search uses the pivots: every SUFFIXES_PER_PIVOT-th suffix has a pivot, which holds its first tokens
-as one number. The second search uses the part of the suffix array between two pivots.
+search uses the pivots: every SUFFIXES_PER_PIVOT-th suffix has a pivot, which packs the first tokens
+of the suffix into one number. The second search covers the part of the suffix array between two
+pivots.
 
 Before the first use of a page (4 KiB), the code compares the page with its checksum. It also checks
-every position from the suffix array against the size of the text.
+that every position in the suffix array lies within the text.
 """
 
 from __future__ import annotations
@@ -122,8 +123,15 @@ def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tupl
 def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bool) -> int:
     """Find the first rank in [low, high] whose suffix is not less than the query.
 
-    If `after` is True, the suffix must be greater than the query. The result is DAMAGED if a page
-    is damaged.
+    Args:
+        row: Shard to search.
+        low: First rank of the range.
+        high: Result if no suffix from `low` to `high` - 1 qualifies.
+        depth: Number of leading tokens of each suffix to skip in the comparison.
+        query: Tokens to compare with.
+        after: Whether the suffix must be greater than the query.
+    Returns:
+        The rank, or DAMAGED if a page is damaged.
     """
     while low < high:
         middle = (low + high) // 2
@@ -141,7 +149,7 @@ def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bo
 def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
     """Compare a suffix, without its first `depth` tokens, with the query.
 
-    Only as many tokens as the query has are compared.
+    The comparison ends with the last token of the query.
 
     Returns:
         _LESS, _EQUAL or _MORE; or _BAD for a damaged page.

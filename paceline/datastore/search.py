@@ -72,6 +72,12 @@ def range_of(
     The first steps search the pivots (the first tokens of every SUFFIXES_PER_PIVOT-th suffix),
     which fit into the processor's cache.
 
+    Args:
+        table: Shards of a snapshot.
+        shard: Index of the shard.
+        ids: Token ids.
+        begin: Index of the first token of the query in `ids`.
+        end: Index after the last token of the query in `ids`.
     Returns:
         The ranks [low, high) in the suffix array; (0, 0) if there are none; (DAMAGED, 0) for a
         damaged shard.
@@ -188,7 +194,7 @@ def gather(
         skip: Length of each query's match, [batch]. Each continuation begins after this number of
             tokens.
         out: Output: token ids, [batch, count, depth]; depth is at most SORTED_TOKENS. A
-            continuation ends with its document.
+            continuation does not extend beyond the end of its document.
         lengths: Output: length of each continuation, [batch, count]; 0 for missing continuations.
     Returns:
         -1, or the index of a damaged shard.
@@ -223,7 +229,7 @@ def suffix_at(table: Records[ShardRow], shard: int, rank: int) -> int:
 
 @kernel
 def read(table: Records[ShardRow], shard: int, position: int, out: NDArray[np.int64]) -> int:
-    """Read tokens from a shard, at most up to the end of their document.
+    """Read consecutive tokens from a shard, at most up to the end of the document.
 
     Args:
         table: Shards of a snapshot.

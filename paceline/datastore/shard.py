@@ -191,6 +191,11 @@ def _page_sums(path: Path, layout: ShardLayout) -> NDArray[np.uint64]:
 def read_text(path: Path, info: ShardInfo, vocab_size: int, width: int) -> NDArray[np.uint32]:
     """Return the text of a shard: documents, each followed by a separator.
 
+    Args:
+        path: Folder of the store.
+        info: Entry of the shard in the manifest.
+        vocab_size: Vocabulary size of the store.
+        width: Number of bytes per token in the store.
     Raises:
         DatastoreError: The shard is damaged.
     """

@@ -93,8 +93,8 @@ class Snapshot:
             skip: Length of each query's matches in tokens, [batch]. A continuation starts directly
                 after the match.
             count: Maximum number of continuations per query.
-            depth: Maximum number of tokens in a continuation; at most 64. A continuation ends at
-                the latest where its document ends.
+            depth: Maximum number of tokens in a continuation; at most 64. A continuation does not
+                extend beyond the end of its document.
         Returns:
             The token ids [batch, count, depth], and the number of ids in each continuation,
             [batch, count]; 0 for missing continuations.

@@ -249,10 +249,7 @@ def _sort_positions(
     high: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes by their positions.
-
-    These suffixes share their first SORTED_TOKENS tokens.
-    """
+    """Sort suffixes that share their first SORTED_TOKENS tokens by position."""
     for index in range(low, high):
         keys[index] = np.uint64(run[index])
     sort_pairs(keys[low:high], run[low:high], pending)
@@ -275,7 +272,7 @@ def _insertion_sort(
 def _is_before(text: NDArray[np.uint32], left: int, right: int, depth: int) -> bool:
     """Return whether the left suffix precedes the right one.
 
-    Both share their first `depth` tokens.
+    The two suffixes begin with the same `depth` tokens.
     """
     end = min(SORTED_TOKENS, text.size - max(left, right))
     left_address, right_address = text.ctypes.data + 4 * left, text.ctypes.data + 4 * right

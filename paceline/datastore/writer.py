@@ -47,7 +47,7 @@ def build(
 
     Args:
         path: Folder of the store, which is created if needed. An existing folder must be empty or
-            hold a store.
+            contain a store.
         documents: Token ids of each document, below `vocab_size`. Empty documents are skipped.
         vocab_size: Vocabulary size, from 1 to 2^32.
         tokenizer: Tokenizer that produced the ids, or its fingerprint. If given, the store will
@@ -60,8 +60,8 @@ def build(
             processed, and the total or None.
     Raises:
         DatastoreError: There is no document, an id is out of range, the disk is full, another
-            writer holds the store, or the folder holds something else. In all these cases, an
-            existing store does not change.
+            writer has locked the store, or the folder contains unrelated files. In all these cases,
+            an existing store does not change.
         ConfigError: An argument is out of range.
     """
     options = BuildOptions(shard_tokens, memory, workers, progress)
@@ -100,7 +100,7 @@ def add(
             processed, and the total or None.
     Raises:
         DatastoreError: The store does not exist, there are no documents, an id is out of range, the
-            disk is full, another writer holds the store, or the tokenizer differs.
+            disk is full, another writer has locked the store, or the tokenizer differs.
         ConfigError: An argument is out of range.
     """
     options = BuildOptions(shard_tokens, memory, workers, progress)

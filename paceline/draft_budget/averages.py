@@ -30,7 +30,7 @@ class DecayingMean:
 
     @property
     def value(self) -> float:
-        """The weighted mean; undefined before the first value."""
+        """The weighted mean of the values; undefined before the first value."""
         return self.sum / self.weight
 
 

@@ -90,8 +90,8 @@ class DraftBudget:
     def plain_seconds(self) -> float | None:
         """Seconds per step for one request without drafts.
 
-        The value comes from the cost curve, corrected by measured steps. It is None until the
-        curve is first needed.
+        The value comes from the cost curve, corrected by measured steps. The value is None until
+        the curve is first needed.
         """
         if self._curve is None:
             return None
@@ -205,7 +205,7 @@ class DraftBudget:
     def _correction(self, num_requests: int) -> CostCorrection:
         """Return the correction of the cost curve for steps with `num_requests` requests.
 
-        The first call for a number of requests creates the correction. It starts with the values
+        The first call for a number of requests creates the correction, which starts with the values
         of the correction that was used last.
         """
         if num_requests not in self._corrections:

@@ -44,9 +44,9 @@ class Check:
     """Result of comparing a curve with a few forward passes.
 
     Attributes:
-        off: Largest relative difference between the curve and the new times. Before the comparison,
-            the curve's times and the new times are each divided by their own time for the smallest
-            row count.
+        off: Largest relative difference between the curve and the new times. The comparison covers
+            only the shape of the curve: each set of times is first divided by its time for the
+            smallest row count.
         quiet: Whether the forward passes ran without noticeable load from other programs.
     """
 

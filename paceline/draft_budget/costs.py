@@ -1,7 +1,7 @@
 """Load, measure, check and replace an engine's cost curve.
 
 If other programs disturbed a measurement, the measured curve is still used until a check on an idle
-machine replaces it. Checks take only a small share of the time for which the curve is used. The
+machine replaces it. The checks use only a small fraction of the engine's running time. The
 environment variable $PACELINE_COST_CURVE may name a JSON file with one curve (two lists, `rows` and
 `seconds`). The engine then uses this curve for every model, and measures nothing.
 """

@@ -81,7 +81,7 @@ class NodeSelector(ABC):
         """
 
     def charge(self, seconds: Floats) -> None:
-        """Set the `cost` of drafts that cannot be cut; `DraftingBackoff` reads it.
+        """Set the `cost` of drafts that cannot be cut, for use by `DraftingBackoff`.
 
         Args:
             seconds: Duration of the step for 0, 1, ... units (`NodeSelector`), [1 + num_units].
@@ -98,7 +98,7 @@ class PaddedSelector(NodeSelector):
     """Selects one width (nodes per tree), because all trees are padded to the widest.
 
     Args:
-        all_drafts: Drafts of the step; `cut` sets their trees.
+        all_drafts: Draft trees of the step, by drafter. The method `cut` replaces the trees.
         num_requests: Number of requests in the forward pass.
     """
 

@@ -31,7 +31,7 @@ class StepCosts:
     `CostCorrection` adapts that curve to measured steps.
 
     Args:
-        settings: Settings for the fit.
+        settings: Settings of the regression.
     """
 
     def __init__(self, settings: StepCostSettings = STEP_COST_DEFAULTS) -> None:
@@ -75,8 +75,8 @@ class StepCosts:
     def token_values(self, num_tokens: Sequence[int]) -> Floats:
         """Return the relative value of one token for each request; the mean is 1.
 
-        Each accepted token saves one row in a later forward pass. It saves a whole step only if
-        its request is the last to finish. A token is therefore most valuable for requests that
+        Each accepted token saves one row in a later forward pass. The token saves a whole step only
+        if its request is the last to finish. A token is therefore most valuable for requests that
         have generated the fewest tokens. For requests that are far ahead, a token is worth little
         more than the saved row.
 

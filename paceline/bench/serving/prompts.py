@@ -51,8 +51,14 @@ def grown(
 ) -> list[int]:
     """Return a prompt's ids, lengthened to `tokens` ids by other prompts before it.
 
-    With `tokens=None`, only the prompt itself is returned, shortened to `room` ids if necessary.
-
+    Args:
+        prompts: All recorded prompts.
+        index: Index of the prompt to return.
+        tokens: Number of ids to return. With None, nothing is put before the prompt, which is
+            shortened to `room` ids if necessary.
+        tokenizer: Tokenizer of the model.
+        room: Maximum number of ids.
+        drop: Number of prompts to skip when choosing the prompts to put before.
     Raises:
         CapacityError: `tokens` exceeds `room`.
     """

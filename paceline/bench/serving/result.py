@@ -213,7 +213,12 @@ class ServingResult:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return a percentile of the values, by nearest rank."""
+    """Return a percentile of the values, by the nearest-rank method.
+
+    Args:
+        values: At least one value.
+        share: Share of the values that are at most the result; 0.5 is the median.
+    """
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 

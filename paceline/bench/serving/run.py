@@ -202,7 +202,12 @@ class _Bench:
 
 
 def engine_of(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
-    """Return the engine for all loads, and a factory for its drafters."""
+    """Return the engine for all loads, and a function that builds its drafters.
+
+    Args:
+        config: Models, drafters and loads.
+        users: Maximum number of requests in the engine's batch.
+    """
     options = config.models
     draft_name = demo.draft_name(options.model, options.draft_model)
     entries = [entry(parse_spec(spec)[0]) for spec in config.drafters]

@@ -139,7 +139,13 @@ class Http:
 
 @contextmanager
 def transport_to(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[Transport]:
-    """Open the transport named in `config` for the duration of a `with` block."""
+    """Open the transport named in `config` for the duration of a `with` block.
+
+    Args:
+        llm: Engine that answers the requests.
+        config: Configuration that names the transport.
+        max_users: Maximum number of simultaneous requests.
+    """
     if config.load.transport == "direct":
         yield Direct(llm)
         return
