@@ -51,7 +51,7 @@ class PathTable:
         visible: VisibleRanges,
         order: AttentionMetadata,
     ) -> bool:
-        """Write each query's visible keys (`Paths`); return False if the table is full.
+        """Write each query's visible keys (`Paths`); return False if they do not fit.
 
         Args:
             table: Table, int32 [size].

@@ -135,7 +135,7 @@ def fill_paths(
     tile_columns: int,
     room: tuple[int, int],
 ) -> bool:
-    """Write the `Paths` of a batch to a table; return False if the table is too small.
+    """Write the `Paths` of a batch to a table; return False if they do not fit.
 
     Args:
         table: Table of zeros, int32 [4 * tiles + queries * (3 + width)]. `room` gives the numbers

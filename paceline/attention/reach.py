@@ -1,8 +1,7 @@
 """Compute, without a mask, which keys each query of a ragged batch sees.
 
-A pending token sees the text up to and including itself. A node sees the text, the node's
-ancestors and itself.
-Sliding windows and chunked attention hide keys that are too far back.
+A pending token sees the text up to and including itself. A node sees the text, the node's ancestors
+and itself. Sliding windows and chunked attention hide keys that are too far back.
 """
 
 from __future__ import annotations

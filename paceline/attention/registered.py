@@ -1,6 +1,6 @@
 """Register paceline's attention kernels with transformers, named "paceline".
 
-paceline's own forward passes also pass the order of the keys to the registered function
+In paceline's own forward passes, the registered function also receives the order of the keys
 (`AttentionState`). The function also works in `model.generate`, for a model loaded with
 `AutoModelForCausalLM.from_pretrained(..., attn_implementation="paceline")`. The order of summation
 does not depend on batch, padding, cache or prompt chunks.

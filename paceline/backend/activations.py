@@ -24,7 +24,7 @@ _MODULE = "transformers.activations"
 
 
 class ActivationOverride(ForwardOverride):
-    """Computes an activation function in whole vectors."""
+    """Computes an activation function with vector instructions only."""
 
     __slots__ = ()
 

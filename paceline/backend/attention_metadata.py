@@ -166,9 +166,11 @@ class AttentionMetadata:
 
 
 def _even(rows: int, columns: int) -> tuple[IntArray, int]:
-    """Return `starts` and `columns` of `VisibleRanges` if all rows have equal length.
+    """Return `starts` and `columns` of `VisibleRanges` for rows of equal length.
 
-    Each row has `columns` queries.
+    Args:
+        rows: Number of rows.
+        columns: Number of queries per row.
     """
     return np.arange(rows + 1) * columns, columns
 

@@ -16,8 +16,8 @@ class BlockFormat(NamedTuple):
     Attributes:
         name: Name in ggml, such as "Q4_K".
         type_id: Id of the format in GGUF files.
-        numbers: How many numbers a block contains.
-        bytes: Size of a block in bytes.
+        numbers: Number of values per block.
+        bytes: Number of bytes per block.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Define the operations of a backend."""
+"""Define the interface of backends: operations that kernels may replace."""
 
 from __future__ import annotations
 

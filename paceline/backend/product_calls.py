@@ -129,7 +129,7 @@ class _ProductCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function or its replacement."""
+        """Run the replacement of a torch function; without one, run the function itself."""
         replacement = None if kwargs else self._functions.get(func)
         if replacement is not None:
             return replacement(self._backend, *args)

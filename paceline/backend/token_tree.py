@@ -127,7 +127,7 @@ class TokenTree:
         return result
 
     def is_padding(self) -> BoolArray:
-        """Return which tokens are padding, bool [requests, width]."""
+        """Return a mask of the padding tokens, bool [requests, width]."""
         return np.arange(self.width)[None] >= self.lengths[:, None]
 
     def accepted_path(self, accepted: Sequence[Sequence[int]]) -> FoldPath:

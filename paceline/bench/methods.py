@@ -66,7 +66,7 @@ class Method(Protocol):
 
 
 class Paceline:
-    """Calls `LLM.generate` with one drafter."""
+    """Answers prompts with `LLM.generate` and one drafter."""
 
     def __init__(
         self, name: str, llm: LLM, make: Callable[[], Drafter], params: SamplingParams
@@ -111,7 +111,7 @@ class Paceline:
 
 
 class Transformers:
-    """Calls `model.generate`: plain, with prompt lookup, or with an assistant model."""
+    """Answers with `model.generate`: plain, with prompt lookup, or with an assistant."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Transformers:
 
 
 class Continuous(Transformers):
-    """Calls `model.generate_batch` (continuous batching), with a new cache each time."""
+    """Answers with `model.generate_batch` (continuous batching), using a new cache."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Choose the cache size, and return a function that calls `generate_batch`."""

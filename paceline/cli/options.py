@@ -69,7 +69,7 @@ def command_group(name: str) -> App:
 
 
 def flattened(title: str) -> Parameter:
-    """Make a command show the fields of a class as options, under a title."""
+    """Return a parameter that shows the fields of a class as options, under a title."""
     return Parameter(name="*", group=Group(title, sort_key=_TITLES.index(title)))
 
 
@@ -83,12 +83,12 @@ def with_known_types(group: type[T]) -> type[T]:
 
 
 def without(*names: str) -> Parameter:
-    """Make a command hide some options of a group."""
+    """Return a parameter that hides the named options of a group."""
     return Parameter(parse=re.compile(rf"^(?!(?:{'|'.join(names)})$)"))
 
 
 def only(*names: str) -> Parameter:
-    """Make a command show only some options of the group `models`."""
+    """Return a parameter that shows only the named options of the group `models`."""
     return Parameter(parse=re.compile(rf"^(?:models|{'|'.join(names)})$"))
 
 

@@ -27,7 +27,7 @@ def parse_error_text(error: CycloptsError, program: str, *, has_model_option: bo
     Args:
         error: Error raised by cyclopts.
         program: Name of the program, such as "paceline".
-        has_model_option: Whether the command line gives the model through an option. Default:
+        has_model_option: Whether the command line names the model through --model or -m. Default:
             False.
     """
     command = " ".join([program, *(error.command_chain or ())])

@@ -101,7 +101,7 @@ def verify(
 def _require_difference(
     drafters: Sequence[str], batches: Sequence[int], chunks: Sequence[int]
 ) -> None:
-    """Refuse to compare plain decoding with itself."""
+    """Raise an error if plain decoding would only be compared with itself."""
     is_plain = {parse_spec(spec)[0] for spec in drafters} == {PLAIN}
     if is_plain and (list(batches), list(chunks)) == ([1], [PREFILL_CHUNK]):
         raise ConfigError(
@@ -125,7 +125,7 @@ def _print_summary(console: Console, result: VerifyResult) -> None:
 
 
 def _numbers(name: str, words: list[str] | None, default: int) -> list[int]:
-    """Parse positive numbers and drop duplicates."""
+    """Parse the positive integers of an option, and drop duplicates."""
     numbers = list(
         dict.fromkeys(
             word for text in words or [str(default)] for word in re.split(r"[\s,]+", text.strip())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints(Protocol):
-    """Copies of recurrent states.
+    """Copies of recurrent states at earlier text lengths, for reuse of a prefix.
 
     Attributes:
         max_bytes: Maximum size of all copies.
@@ -38,7 +38,7 @@ class CacheSlots(Protocol):
         """Return the total number of tokens in all slots."""
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other`, keeping the first `length` cache positions."""
+        """Move a slot from `other` to `request`, keeping `length` cache positions."""
 
     def copy(self, request: Request, other: Request, length: int) -> None:
         """Copy the first `length` cache positions of `other` into the slot of `request`."""

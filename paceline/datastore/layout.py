@@ -87,7 +87,7 @@ class Manifest:
     """The manifest of a store, which lists the store's shards.
 
     Attributes:
-        vocab_size: Vocabulary size, which is above all token ids.
+        vocab_size: Vocabulary size; all token ids are smaller.
         tokenizer: Fingerprint of the tokenizer; None if it is unknown.
         shards: Shards written by `build` and `add`, usually largest first, followed by those
             written by `Datastore.append`, oldest first.
@@ -133,7 +133,7 @@ def padded(size: int) -> int:
 
 
 def header(shard: ShardInfo, vocab_size: int) -> bytes:
-    """Return the first page of a shard."""
+    """Return the header of a shard: one page of JSON."""
     content = {"format": f"{_FORMAT} shard", "version": VERSION, "byteorder": sys.byteorder}
     counts = {
         "vocab_size": vocab_size,

@@ -42,7 +42,7 @@ class RunningOutputs:
             self.drop(max(self._texts, key=self._size_of))
 
     def drop(self, output: int) -> None:
-        """Remove an output, if it exists."""
+        """Discard the collected tokens of an output, if there are any."""
         if output in self._texts:
             self._num_tokens -= self._size_of(output)
             del self._texts[output]

@@ -38,11 +38,11 @@ class Ranges(NamedTuple):
 
     Attributes:
         low: First rank of each range, [batch, longest, shards].
-        high: Last rank of each range, plus one, [batch, longest, shards]; 0 if the shard has no
-            such suffixes, or if the search skipped this number of tokens.
-        lengths: Two numbers of last tokens per query, [batch, 2]: the largest number that occur
-            together in any shard, and the smallest number that was searched. Both numbers are 0 if
-            no such tokens occur.
+        high: Last rank of each range, plus one, [batch, longest, shards]; 0 if the shard contains
+            no such suffixes, or if the search skipped this number of last tokens.
+        lengths: Two lengths per query, in tokens, [batch, 2]: the largest number of last tokens
+            that occur together in any shard, and the smallest number that was searched. Both are 0
+            if not even the shortest match occurs.
     """
 
     low: NDArray[np.int64]

@@ -249,7 +249,7 @@ def _sort_positions(
     high: int,
     pending: NDArray[np.int64],
 ) -> None:
-    """Sort suffixes that share their first SORTED_TOKENS tokens by position."""
+    """Sort suffixes by position, because their first SORTED_TOKENS tokens are equal."""
     for index in range(low, high):
         keys[index] = np.uint64(run[index])
     sort_pairs(keys[low:high], run[low:high], pending)

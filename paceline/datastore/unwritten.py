@@ -44,14 +44,14 @@ class UnwrittenOutputs:
         self._since = time.monotonic()
 
     def outputs(self) -> list[NDArray[Any]]:
-        """Return the outputs, oldest first."""
+        """Return all unwritten outputs, oldest first."""
         return list(self._outputs)
 
     def seconds_until_due(self, retry_at: float) -> float | None:
         """Return the seconds until outputs must be written; None if there are none.
 
         Args:
-            retry_at: Earliest time of the next attempt.
+            retry_at: Earliest time of the next attempt, from `time.monotonic`.
         """
         if not self._outputs:
             return None

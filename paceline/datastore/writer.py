@@ -209,7 +209,7 @@ class _Writer:
         return max(1, max_size - used - 1)
 
     def merged(self, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
-        """Merge the newest shards.
+        """Merge the newest of the given shards, and return the resulting shards.
 
         Afterwards, each shard has at least MERGE_RATIO times as many tokens as the next one. The
         number of shards therefore grows logarithmically with the number of tokens, as does the

@@ -48,5 +48,5 @@ class MovingAverage:
         self.value = 0.0
 
     def add(self, value: float) -> None:
-        """Add a value."""
+        """Update the average with a new value."""
         self.value = value if not self.value else self.value + self._rate * (value - self.value)

@@ -67,7 +67,7 @@ class CostCorrection:
         return abs(drafted - plain) <= math.log1p(TIMING.max_cost_error)
 
     def note(self, drafted: bool, seconds: float, expected: float) -> None:
-        """Record a step.
+        """Record the measured and the expected duration of a step.
 
         Args:
             drafted: Whether the step had drafts.

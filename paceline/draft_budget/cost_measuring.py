@@ -1,6 +1,6 @@
 """Measure the cost curve, and check an existing curve with a few forward passes.
 
-The cost curve gives the duration of a forward pass for each row count. For a row count of n, the
+The cost curve lists the duration of a forward pass for each row count. For a row count of n, the
 forward pass processes one token and a chain of n - 1 draft nodes, after a short text. Some row
 counts are also timed after a longer text, where each row attends to more positions.
 
@@ -83,7 +83,7 @@ class _Timer:
 
         Args:
             repeats: Durations measured so far, in seconds; this call appends to them.
-            end: Time after which no new round starts.
+            end: Time, from `time.perf_counter`, after which no new round starts.
         """
         for _ in range(TIMING.max_rounds):
             for (text, rows), seconds in repeats.items():
@@ -186,7 +186,7 @@ def check_seconds(curve: CostCurve) -> float:
 
 
 def measuring_seconds(curve: CostCurve, limit: float) -> float:
-    """Return the expected duration of a measurement with a time limit, in seconds."""
+    """Return the expected seconds of a measurement with a limit of `limit` seconds."""
     return min(limit, TIMING.min_rounds * sum(curve.seconds)) + _text_seconds(curve)
 
 

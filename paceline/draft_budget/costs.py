@@ -75,7 +75,7 @@ class Costs:
         return result_cache.load(self._key(), MeasuredCurve.read)
 
     def measure(self) -> MeasuredCurve:
-        """Measure the curve again, and cache it."""
+        """Measure the cost curve again, and store it in the cache."""
         measured = self._measure()
         self._replace(measured)
         return measured

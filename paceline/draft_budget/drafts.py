@@ -87,7 +87,7 @@ class Drafts:
         return drafter.top_k if stats is None else stats.top_k(drafter)
 
     def without(self, requests: Container[Request]) -> Drafts:
-        """Return the drafts without the given requests."""
+        """Return the drafts, leaving out those for the given requests."""
         rows = [row for row, request in enumerate(self.ready) if request not in requests]
         ready, trees = [self.ready[row] for row in rows], [self.trees[row] for row in rows]
         return Drafts(self.batch, ready, trees, self.draft_seconds)

@@ -1,4 +1,4 @@
-"""Define all settings for the draft budget, and how they were chosen."""
+"""Define all settings of the draft budget, and state how the defaults were chosen."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def figures_table(result: ServingResult) -> Table:
 
 
 def notes(result: ServingResult) -> list[str]:
-    """Return sentences about repeated prompts and different answers."""
+    """Return notes about repeated prompts and differing answers."""
     return [*_repeating(result), *_differing(result.figures())]
 
 

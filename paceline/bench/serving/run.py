@@ -72,7 +72,7 @@ class _Bench:
         self._plain_replies: dict[tuple[str, str], Reply] = {}
 
     def run(self) -> ServingResult:
-        """Run all loads."""
+        """Run all loads, and return the results."""
         config, llm = self._config, self._llm
         gc.collect()
         environment = look_around(llm.model.device)

@@ -64,7 +64,7 @@ class Transport(Protocol):
 
 
 class Direct:
-    """Sends requests with `LLM.astream`."""
+    """Sends requests to the engine through `LLM.astream`."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -80,13 +80,13 @@ class Direct:
 
 
 class Http:
-    """Sends requests with POST /v1/completions, streamed."""
+    """Sends streaming requests to the server's /v1/completions endpoint."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
     async def pieces(self, request: ClientRequest) -> AsyncGenerator[Piece, None]:
-        """Yield one chunk per event of the stream; the last chunk has the token count.
+        """Yield one chunk per event of the stream; the last one contains the token count.
 
         Raises:
             PacelineError: The server rejected or ended the request.
