@@ -130,9 +130,8 @@ class AttentionMetadata:
         """Return the keys that each query sees, computed once for all layers of a pass.
 
         Args:
-            mask: Boolean mask of shape [rows or 1, 1, columns, positions]. If there is no mask,
-                several queries per row see the keys causally, and a single query per row sees all
-                keys.
+            mask: Boolean mask of shape [rows or 1, 1, columns, positions]. With None, attention is
+                causal if there are several queries per row; a single query per row sees all keys.
             columns: Number of queries per row.
         Raises:
             UnsupportedModelError: The model created a mask, instead of passing on the engine's

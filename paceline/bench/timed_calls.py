@@ -72,12 +72,12 @@ class TimedCall:
         method: Name of the method.
         unit: Index of the prompt or batch.
         repeat: Index of the repetition.
-        seconds: Wall-clock time.
-        cpu_seconds: Processor time of the process.
+        seconds: Wall-clock time of the call, in seconds.
+        cpu_seconds: Processor time that the process used during the call, in seconds.
         timing: Time that the engine spent in each phase, in seconds; None if unknown.
         peak_memory: Maximum accelerator memory allocated during the call, in bytes; None if
             unknown.
-        rows: The figures of each answer.
+        rows: Token counts and comparison of each answer.
     """
 
     method: str

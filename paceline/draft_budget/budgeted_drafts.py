@@ -102,7 +102,7 @@ def _can_be_cut(trees: Sequence[DraftTree]) -> bool:
 
 
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
-    """Return the number of tokens that drafts gained, as a harmonic mean.
+    """Return the tokens gained by drafts, from a harmonic mean of tokens per request.
 
     If drafts speed up only one request, this request ends earlier. The steps of the remaining
     requests then become only slightly shorter. The harmonic mean over the requests therefore gives
