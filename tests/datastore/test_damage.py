@@ -117,7 +117,7 @@ def test_later_version_is_refused(tmp_path: Path) -> None:
 def test_manifest_of_another_datastore_is_refused(tmp_path: Path) -> None:
     path, other = store(tmp_path / "s"), store(tmp_path / "t", [[1, 2, 3]])
     write_manifest(path, read_manifest(other))
-    with pytest.raises(DatastoreError, match="it is not there"):
+    with pytest.raises(DatastoreError, match="but the file is missing"):
         datastore.open(path)
 
 
