@@ -30,19 +30,20 @@ Masks = Tensor | dict[str, Tensor | None] | None
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Properties of one loaded model.
+    """Properties of a loaded model that determine how paceline runs it.
 
     Attributes:
         name: Class name of the model, for error messages.
         layers: Number of decoder layers.
         vocab_size: Number of rows of the LM head.
         context_length: Maximum number of positions.
-        layer_kinds: Kinds of attention in the model, sorted; empty for a model without attention.
+        layer_kinds: Kinds of attention in the model, in alphabetical order; empty for a model
+            without attention.
         masks: For each kind of layer, the kind of attention whose mask the layer receives. None for
             a kind of layer that receives no mask.
-        states: Layers that keep recurrent states, by layer index.
-        has_chain_mixers: Whether the model verifies only chains, and all recurrent states belong to
-            short convolutions.
+        states: Kind of recurrent state in each recurrent layer, by layer index.
+        has_chain_mixers: Whether all recurrent states belong to short convolutions, and the model
+            verifies only chains (draft trees without branches).
         clamps_prompts: Whether recurrent layers limit step sizes in prompts, but not while
             decoding. If so, states that were computed while decoding cannot be reused for a prompt.
         mask_per_kind: Whether the model's `attention_mask` is a dict with one mask per kind of
@@ -207,7 +208,7 @@ class Architecture:
         return self._argument(masks)
 
     def _argument(self, masks: dict[str, Tensor]) -> Masks:
-        """Convert the masks for all kinds of attention to the model's `attention_mask`."""
+        """Build the model's `attention_mask` from one mask per kind of attention."""
         if not self.mask_per_kind or not masks:
             return next(iter(masks.values()), None)
         return {
@@ -234,7 +235,7 @@ def _refuse_attention(
     name = type(model).__name__
     if implementation not in ("sdpa", "eager", BY_POSITION) and not by_slot:
         raise ConfigError(
-            f"{name}: got attention implementation {implementation!r}, which takes no tree"
+            f"{name}: got attention implementation {implementation!r}, which accepts no tree"
             " mask; expected 'sdpa' or 'eager'. Call model.set_attn_implementation('sdpa')"
             " first."
         )

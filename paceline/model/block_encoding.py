@@ -16,7 +16,7 @@ _MAX_LEVEL, _MAX_SCALE = 15, 63
 
 
 class _Line(NamedTuple):
-    """Scales and minima of sub-blocks, in which a value is `scale * level - minimum`."""
+    """Scale and minimum of each sub-block: a value is `scale * level - minimum`."""
 
     scale: Tensor
     minimum: Tensor
@@ -55,7 +55,10 @@ def _encode_q8_0(values: Tensor) -> Tensor:
 
 
 def _encode_q4_k(values: Tensor) -> Tensor:
-    """Encode super-blocks [n, 256] of eight sub-blocks, each with its own scale."""
+    """Encode super-blocks [n, 256] as Q4_K.
+
+    Each super-block consists of eight sub-blocks, each with a scale and a minimum.
+    """
     count = len(values)
     sub_blocks = values.view(-1, _SUB_BLOCK)
     line = _fitted_line(sub_blocks)
@@ -74,11 +77,11 @@ def _encode_q4_k(values: Tensor) -> Tensor:
 
 
 def _fitted_line(values: Tensor) -> _Line:
-    """Choose the scale and minimum with the smallest squared error.
+    """Find the scale and minimum of each sub-block that minimise the squared error.
 
     Each of several trials divides the range of the values into a slightly different number of
-    levels, and rounds each value to a level. The trial's scale and minimum are those of the
-    regression line that predicts the values from their levels.
+    levels, and rounds each value to the nearest level. A linear regression of the values on their
+    levels then determines the trial's scale and minimum.
     """
     lowest = values.amin(1, keepdim=True).clamp(max=0)
     spread = values.amax(1, keepdim=True).clamp(min=0) - lowest
@@ -117,9 +120,10 @@ def _inverse(values: Tensor) -> Tensor:
 
 
 def _six_bits(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the step of each row, and the row's values as multiples of it.
+    """Quantise each row to six bits; return the step sizes and the integer multiples.
 
-    The steps, [n, 1], are float16 numbers in float32. The multiples, [n, 8], range from 0 to 63.
+    The step sizes, [n, 1], are float32 numbers that float16 represents exactly. The multiples of
+    the step sizes, [n, 8], range from 0 to 63.
     """
     step = (values.amax(1, keepdim=True) / _MAX_SCALE).half().float()
     return step, (values * _inverse(step)).round_().clamp_(0, _MAX_SCALE)

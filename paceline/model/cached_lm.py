@@ -42,16 +42,16 @@ class CachedLM(ForwardPasses):
             bit for bit. Default False.
         min_rows: Minimum number of rows in a forward pass and in its LM head; smaller batches are
             padded. Default 1.
-        products: Matrix products for the forward passes; None selects the fastest ones on this
+        products: Implementation of matrix products and norms; None selects the fastest one on this
             machine.
-        chains: Whether the model verifies only chains, even if its `forward` method accepts masks.
-            Default False.
-        fixed_shapes: Whether decode steps use a few fixed shapes, which CUDA runs as captured
-            graphs. "auto" uses them on CUDA only.
+        chains: Whether to verify only chains (draft trees without branches), even if the model's
+            `forward` method accepts masks. Default False.
+        fixed_shapes: Whether to pad decode steps to a few fixed shapes, so that CUDA can replay
+            them as captured graphs. "auto" uses fixed shapes on CUDA only.
     Attributes:
         prefill_chunk, min_rows, products, chains: The arguments of the same names.
         architecture: Properties of the model.
-        mode: Context manager in which forward passes run.
+        mode: Function that returns the context manager in which forward passes run.
         media_prefill: Computation of prompts with images, videos or audio.
         slots: Cache slots and their requests.
         uses_target_states: True for a draft model that reads its target's hidden states
@@ -59,8 +59,8 @@ class CachedLM(ForwardPasses):
         kept_ids: Token ids of the reduced vocabulary that the target also has, in ascending order;
             None if the vocabulary is not reduced.
     Raises:
-        UnsupportedModelError: The model cannot be rolled back or masked, or it cannot be
-            batch-invariant, although this was requested.
+        UnsupportedModelError: The model's cache cannot be rolled back, the model does not accept
+            masks, or the requested batch invariance is not possible.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CachedLM(ForwardPasses):
         self._vocabulary: SharedVocabulary | TokenMap | None = None
 
     def _use_fixed_shapes(self) -> None:
-        """Let the decode passes run with fixed shapes, if the options allow it."""
+        """Set up decode passes with fixed shapes, if the options allow them."""
         on_cuda = self.device.type == "cuda" and not self.architecture.states
         if self._fixed_shapes is True or (self._fixed_shapes == "auto" and on_cuda):
             self._runner.fixed_shapes = fixed_shape_runner(
@@ -112,7 +112,7 @@ class CachedLM(ForwardPasses):
 
     @property
     def model(self) -> PreTrainedModel:
-        """Return the transformers model."""
+        """Return the wrapped transformers model."""
         return self._model
 
     @property
@@ -130,7 +130,7 @@ class CachedLM(ForwardPasses):
         )
 
     def share(self, vocabulary: SharedVocabulary | TokenMap) -> None:
-        """Convert all later logits of this draft model to a target's vocabulary.
+        """Make this draft model return logits for a target's vocabulary.
 
         Args:
             vocabulary: Tokens that this draft model and the target share.
@@ -140,8 +140,8 @@ class CachedLM(ForwardPasses):
         if self._vocabulary is not None and self._vocabulary.target_rows != vocabulary.target_rows:
             raise ConfigError(
                 f"draft model: got a target with {vocabulary.target_rows} rows in its LM head,"
-                f" while it serves one with {self._vocabulary.target_rows}; expected the same"
-                " number. Load the draft model again for this one."
+                f" although it already serves a target with {self._vocabulary.target_rows};"
+                " expected the same number. Load the draft model again for the new target."
             )
         self._vocabulary = self._runner.vocabulary = vocabulary
         reduced = kept_ids(self._model)
@@ -164,7 +164,7 @@ class CachedLM(ForwardPasses):
         return device
 
     def apart(self) -> CachedLM:
-        """Return the same model with a separate cache, for measurements and checks."""
+        """Return a second `CachedLM` with its own cache, for measurements and checks."""
         options = (
             self.prefill_chunk,
             self.architecture.by_position,
@@ -201,10 +201,10 @@ class CachedLM(ForwardPasses):
         return GRAPH_GROWTH_POSITIONS if has_graphs else 1
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Prepare the cache for its maximum size, so that no data has to be copied later.
+        """Allocate the cache at its maximum size, so that later growth copies no data.
 
-        On a GPU, this method computes one token, because memory can be allocated only once the
-        shapes and dtypes of keys and values are known.
+        On a GPU, this method runs a forward pass on one token, because memory can be allocated only
+        once the shapes and dtypes of keys and values are known.
 
         Args:
             slots: Maximum number of slots.
@@ -219,7 +219,7 @@ class CachedLM(ForwardPasses):
             self.close(request)
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Assign a slot to a request.
+        """Assign a cache slot to a request.
 
         Args:
             request: Request to process.
@@ -240,10 +240,9 @@ class CachedLM(ForwardPasses):
             self.slots.inherit(request, slot_of, length)
 
     def undo(self, request: Request, length: int) -> None:
-        """After a failed step, drop a request's cache beyond the first `length` tokens.
+        """Drop a request's cache beyond its first `length` tokens after a failed step.
 
-        If the recurrent states already include later tokens, the prompt's images are computed
-        again.
+        If this also drops images, videos or audio, their keys and values are computed again.
         """
         self.rewind(request, length)
         self.clear_after(request)

@@ -35,13 +35,13 @@ from paceline.model.rotary import (
 
 
 class CachedRequests(TargetBase):
-    """The requests of one model and their cache slots.
+    """Manages the requests of one model and their slots in its KV cache.
 
     Args:
         model: Decoder-only model.
         architecture: Properties of the model.
-        growth_step: For slots of different lengths: number of cache positions by which the cache
-            grows at a time. None (default) means that all slots have the same length.
+        growth_step: Number of cache positions by which the cache grows at a time, if slots may
+            differ in length. None (default) gives all slots the same length.
     Attributes:
         architecture: Properties of the model.
         slots: Cache slots and their requests.
@@ -59,11 +59,11 @@ class CachedRequests(TargetBase):
             SlotCache(*arguments) if growth_step is None else RegionCache(*arguments, growth_step)
         )
         self.slots = Slots(self._cache)
-        self._requests: list[Request] = []  # of the last forward pass
-        self._pending: list[int] | None = None  # their pending tokens in it
-        self._recurrent: list[
-            RecurrentPass | ChainPass
-        ] = []  # of the last forward pass, in their order
+        # Requests in the last forward pass, the number of pending tokens that it processed for each
+        # request, and the updates of their recurrent states, in the same order.
+        self._requests: list[Request] = []
+        self._pending: list[int] | None = None
+        self._recurrent: list[RecurrentPass | ChainPass] = []
 
     @property
     def context_length(self) -> int:
@@ -76,11 +76,11 @@ class CachedRequests(TargetBase):
         return self.architecture.takes_trees
 
     def reserve(self, slots: int, positions: int) -> None:
-        """Allocate slots in advance.
+        """Allocate cache memory for a number of slots in advance.
 
         Args:
-            slots: Number of requests.
-            positions: Number of tokens and tree nodes per request.
+            slots: Number of slots, one per request.
+            positions: Number of cache positions per slot, for tokens and tree nodes.
         """
         self._cache.reserve(slots, positions)
 
@@ -94,17 +94,17 @@ class CachedRequests(TargetBase):
 
     @property
     def position_bytes(self) -> int:
-        """Return the bytes per cache position; an estimate before the first pass."""
+        """Return the size of a cache position in bytes; an estimate before the first pass."""
         return self._cache.position_bytes or self.architecture.position_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of a request's recurrent states; 0 before the first commit."""
+        """Return the size of a request's recurrent states in bytes; 0 before any commit."""
         return self._cache.state_bytes
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers have recurrent states, each valid for one text length."""
+        """Return True if any layer has recurrent states, which cannot be truncated."""
         return bool(self.architecture.states)
 
     def close(self, request: Request) -> None:
@@ -155,12 +155,13 @@ class CachedRequests(TargetBase):
         """Commit the pending tokens and the accepted nodes from the last forward pass.
 
         Args:
-            accepted: Accepted nodes, in order, for each request in that pass.
+            accepted: Indices of the accepted nodes, in text order, for each request in that pass.
         """
         pending = self._pending
         assert pending is not None, "commit without forward"
         advanced = self._commit_states(accepted) if self.architecture.states else None
-        # The nodes of a path ascend, so the first nodes of a tree end with their number minus 1.
+        # The node indices of a path ascend. If the last index is the path's length minus 1, the
+        # nodes already follow the pending tokens without gaps.
         moves = [
             (request, request.cached + num_pending, path)
             for request, num_pending, path in zip(self._requests, pending, accepted, strict=True)
@@ -175,7 +176,7 @@ class CachedRequests(TargetBase):
                 self._save_states(request, new)
 
     def _move(self, moves: Sequence[tuple[Request, int, Sequence[int]]]) -> None:
-        """Move accepted nodes directly after the committed tokens.
+        """Move the keys and values of accepted nodes directly after the committed tokens.
 
         Args:
             moves: For each move, the request, the cache position of node 0, and the accepted
@@ -222,7 +223,7 @@ class CachedRequests(TargetBase):
 
         Args:
             source: Request with a slot.
-            length: Number of leading tokens that both requests share.
+            length: Number of leading tokens that the requests have in common.
         """
         if self.architecture.clamps_prompts:
             length = min(length, source.prompt_length)
@@ -231,8 +232,8 @@ class CachedRequests(TargetBase):
     def rewind(self, request: Request, length: int) -> None:
         """Drop a request's cache from position `length` onwards.
 
-        A recurrent state represents exactly one length. If it covers more than `length` tokens,
-        the whole cache of the request is dropped.
+        A recurrent state is valid only for the exact text that it covers. If it covers more than
+        `length` tokens, the whole cache of the request is dropped.
         """
         if length < request.cached and self.architecture.states:
             length = 0
@@ -254,10 +255,10 @@ class CachedRequests(TargetBase):
         self._cache.write(request.slot, layer, first, keys, values)
 
     def load_states(self, request: Request, layer: int, states: Mapping[str, Tensor]) -> None:
-        """Write recurrent states that were computed elsewhere to a request's slot.
+        """Copy existing recurrent states of one layer to a request's cache slot.
 
         Args:
-            request: Request to process.
+            request: Request with the slot.
             layer: Index of the layer.
             states: States by name, each [1, ...].
         """
@@ -276,7 +277,7 @@ class CachedRequests(TargetBase):
 
 
 def _stores_per_block(model: PreTrainedModel) -> int:
-    """Return the number of stores that share one tensor.
+    """Return how many stores of a model's cache share one tensor.
 
     A store holds the keys or the values of one layer. On CUDA, all stores share one tensor if they
     have the same shape. Moving cache positions then takes two operations in total, instead of two

@@ -15,8 +15,8 @@ _CACHE_NAMES = ("cache", "past_key_values")
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     """Return the names of the arguments that a model's `forward` accepts.
 
-    A wrapper passes its keyword arguments to an inner decoder, so the decoder's arguments are
-    included.
+    If `forward` passes keyword arguments on to an inner decoder, the names of the decoder's
+    arguments are included.
     """
     parameters = inspect.signature(model.forward).parameters
     passes_on = any(
@@ -37,8 +37,8 @@ def takes_cache(model: PreTrainedModel) -> bool:
 def cache_argument(model: PreTrainedModel) -> str:
     """Return the name of the KV-cache argument of a model's `forward`.
 
-    If `forward` does not name it, the result is the name used by the installed transformers
-    version.
+    If `forward` has no such named argument, the result is the name that the installed version of
+    transformers uses.
     """
     names = forward_parameters(model)
     return next((name for name in _CACHE_NAMES if name in names), GENERATE_CACHE)

@@ -36,10 +36,17 @@ from paceline.model.vocabulary import SharedVocabulary
 
 
 class ForwardPasses(CachedRequests):
-    """Forward passes of one model; `CachedLM` sets the attributes.
+    """Runs forward passes of one model.
+
+    The derived class `CachedLM` sets the attributes.
 
     Attributes:
-        prefill_chunk, min_rows, mode, uses_target_states, kept_ids: As in `CachedLM`.
+        prefill_chunk: Maximum number of pending tokens per request in one forward pass.
+        min_rows: Minimum number of rows in a forward pass and in its LM head.
+        mode: Function that returns the context manager in which forward passes run.
+        uses_target_states: Whether this is a draft model that reads its target's hidden states.
+        kept_ids: Token ids of the reduced vocabulary that the target also has, in ascending order;
+            None if the vocabulary is not reduced.
     """
 
     prefill_chunk: int
@@ -53,7 +60,7 @@ class ForwardPasses(CachedRequests):
 
     @property
     def packs(self) -> bool:
-        """Return True if requests of different widths need no padding in a forward pass."""
+        """Return True if a forward pass packs all requests into one row, without padding."""
         return self.architecture.by_position and self.architecture.takes_masks
 
     def forward(
@@ -65,10 +72,13 @@ class ForwardPasses(CachedRequests):
         """Run `forward_nodes`, and return the logits as one padded tensor.
 
         Args:
-            requests, trees, reduced_logits: As in `forward_nodes`.
+            requests: Open requests with at least one pending token each.
+            trees: One draft tree per request.
+            reduced_logits: Whether to return only the logits of the reduced vocabulary. Default
+                False.
         Returns:
-            Logits [batch, 1 + width, vocab] after the last pending token and after each node; rows
-            beyond a tree are padding.
+            Logits [batch, 1 + width, vocab] after the last pending token and after each node. The
+            width is the number of nodes in the largest tree; smaller trees are padded.
         """
         return self.forward_nodes(requests, trees, reduced_logits=reduced_logits).padded()
 
@@ -129,12 +139,15 @@ class ForwardPasses(CachedRequests):
         """Run `forward`, and also return the inputs to the LM head.
 
         Args:
-            requests, trees, reduced_logits: As in `forward_nodes`.
+            requests: Open requests with at least one pending token each.
+            trees: One draft tree per request.
+            reduced_logits: Whether to return only the logits of the reduced vocabulary. Default
+                False.
         Returns:
             Logits [batch, 1 + width, vocab] and the hidden states after the final norm, [batch, 1
             + width, hidden]. The width is the number of nodes in the largest tree.
         Raises:
-            UnsupportedModelError: As in `forward_with_states`.
+            UnsupportedModelError: The model computes its logits without an LM head.
         """
         logits = self.forward_with_states(requests, trees, reduced_logits=reduced_logits)
         assert logits.states is not None, "forward_with_states returns them"
@@ -152,10 +165,14 @@ class ForwardPasses(CachedRequests):
         """Run `forward_nodes`, and also return the hidden states after the final norm.
 
         Args:
-            requests, trees, reduced_logits: As in `forward_nodes`.
+            requests: Open requests with at least one pending token each.
+            trees: One draft tree per request.
             layers: Indices of decoder layers whose inputs are also returned.
             pending: Whether to return the states of all pending tokens as well.
-            prefill_chunk: As in `forward_nodes`.
+            prefill_chunk: Maximum number of pending tokens per request; None means the model's
+                `prefill_chunk`.
+            reduced_logits: Whether to return only the logits of the reduced vocabulary. Default
+                False.
         Raises:
             UnsupportedModelError: The model computes its logits without an LM head, or does not
                 expose its layers.
@@ -180,7 +197,7 @@ class ForwardPasses(CachedRequests):
             self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
     def _begin_states(self, trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch) -> None:
-        """Set the fields of `ForwardState` that recurrent mixers read."""
+        """Describe the forward pass to the model's recurrent mixers, if it has any."""
         if self.architecture.states:
             self._begin_recurrent(recurrent_batch(self._requests, trees, layout))
 
@@ -190,8 +207,8 @@ class ForwardPasses(CachedRequests):
         self._recurrent.append(state.recurrent)
 
     def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
-        # In these models (ALiBi), positions are columns, so rows of different lengths cannot share
-        # a forward pass.
+        # Models that accept no masks (ALiBi) take a token's column as its position, so rows of
+        # different lengths cannot share a forward pass.
         layouts = [
             lay_out([request], [tree], chunk)
             for request, tree in zip(self._requests, trees, strict=True)
@@ -212,10 +229,10 @@ class ForwardPasses(CachedRequests):
         return NodeLogits.from_rows(self._shared(torch.cat(rows)), counts, scored)
 
     def _forward_row(self, layout: PaddedBatch, request: Request, tree: DraftTree) -> Tensor:
-        """Run one request, and record how a commit advances its recurrent states."""
+        """Run a forward pass for one request, and prepare to commit its recurrent states."""
         if not self.architecture.states:
             return self._runner.padded(layout, [request])
-        if self.architecture.has_chain_mixers:  # its recurrent states all belong to mixers
+        if self.architecture.has_chain_mixers:  # mixers update all recurrent states
             self._begin_recurrent(recurrent_batch([request], [tree], layout))
             return self._runner.padded(layout, [request])
         chain = ChainPass(layout, self._cache.state_layers, self._model.device)
@@ -225,7 +242,7 @@ class ForwardPasses(CachedRequests):
         return logits
 
     def _shared(self, flat: Tensor) -> Tensor:
-        """Convert logits to the target's vocabulary, or to the reduced one if requested."""
+        """Convert a draft model's logits to the target's ids, or to `kept_ids`."""
         if self._vocabulary is None:
             return flat
         token_ids = self.kept_ids if self._runner.view.state.reduced_logits else None

@@ -13,7 +13,7 @@ from paceline.model.mixers.seam import RecurrentPass
 from paceline.model.rotary import TextLengths
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""Function of rows [..., inner], a weight [outer, inner] and a bias [outer] or None."""
+"""Multiplies rows [..., inner] by a weight [outer, inner], and adds a bias [outer] or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,9 @@ class TargetStates:
     """The target's hidden states for tokens in a forward pass of the draft model.
 
     Attributes:
-        at: Rows and columns of the tokens whose target states are known, int64 [2, n].
-        states: Hidden states, [n, 1 + layers, hidden size of the target].
+        at: Row and column of each token whose target states are known, int64 [2, n].
+        states: Hidden states of these tokens, [n, 1 + layers, hidden size of the target]. The state
+            after the final norm comes first, followed by the inputs to the captured layers.
     """
 
     at: Tensor
@@ -39,7 +40,7 @@ class ForwardState(AttentionState):
     Attributes:
         implementation: Name of the attention function that the model calls; None means the
             function that the model's configuration names.
-        linear: Matrix product for weights outside `nn.Linear`. Default: torch's.
+        linear: Function that multiplies by weights outside `nn.Linear`. Default: torch's.
         target_states: Target states that a draft model reads, or None.
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.

@@ -65,7 +65,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def set_end_ids(model: PreTrainedModel, metadata: dict[str, Any]) -> None:
-    """Set a model's end-of-sequence ids from its file."""
+    """Set a model's end-of-sequence ids to those in its GGUF header."""
     known = model.generation_config.eos_token_id
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
     if isinstance(known, list):  # for some architectures, transformers knows more ids than the file
@@ -81,8 +81,8 @@ def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfi
 
     Args:
         path: GGUF file.
-        metadata: Metadata in its header.
-        config: Configuration of its model.
+        metadata: Metadata in the file's header.
+        config: Configuration of the model in the file.
     """
     if "tokenizer.ggml.tokens" not in metadata:
         return None
@@ -100,7 +100,10 @@ def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfi
 
 
 def architecture_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a header's values without the architecture's name in front of the keys."""
+    """Return the metadata for a file's architecture, without its name in the keys.
+
+    For example, the key `llama.block_count` becomes `block_count`.
+    """
     prefix = f"{metadata['general.architecture']}."
     return {
         key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
@@ -125,8 +128,8 @@ def refused(
 
     Args:
         path: GGUF file.
-        content: What the file contains, after "got".
-        fix: What the user can do about it.
+        content: What the file contains; the message inserts this phrase after "got".
+        fix: Sentence that tells the user what to do.
     """
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
@@ -138,7 +141,7 @@ def refused(
 
 
 def say(line: str) -> None:
-    """Print progress to standard error."""
+    """Print one line of progress to standard error."""
     print(f"paceline: {line}", file=sys.stderr, flush=True)
 
 

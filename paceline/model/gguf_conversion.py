@@ -20,7 +20,7 @@ from transformers.integrations.gguf.utils import (
 )
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-# The order of rows if more than the order of the rows differs between file and model.
+# Stands for a row permutation if file and model differ in more than the order of the rows.
 CHANGED = -1
 
 
@@ -28,10 +28,21 @@ class Conversion(Protocol):
     """Turns tensors of a GGUF file into the weights of a transformers model."""
 
     def sources(self, name: str) -> tuple[str, ...]:
-        """Return the names of the tensors that make up a weight; empty if there are none."""
+        """Return the names of the tensors in the file that make up a weight.
+
+        The result is empty if the file has no such tensors.
+
+        Args:
+            name: Name of the weight in the transformers model.
+        """
 
     def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Return a weight, given the numbers of the tensors that `sources` names."""
+        """Compute a weight from the tensors that make it up.
+
+        Args:
+            name: Name of the weight in the transformers model.
+            numbers: Values of the tensors that `sources` names, in the same order.
+        """
 
 
 def conversion_of(
@@ -52,7 +63,7 @@ def conversion_of(
 
 
 def loaded_names(model: PreTrainedModel) -> Iterator[str]:
-    """Return the names of the weights and buffers in a model's checkpoints."""
+    """Yield the names of the weights and buffers that a model's checkpoints contain."""
     yield from (name for name, _ in model.named_parameters())
     stored = model.state_dict().keys()
     yield from (name for name, _ in model.named_buffers() if name in stored)
@@ -63,7 +74,7 @@ def order_of_rows(
 ) -> NDArray[np.int64] | int:
     """Return the row permutation that a conversion applies to a weight.
 
-    The function converts tensors whose numbers are row indices.
+    To find the permutation, the function converts tensors that contain row indices.
 
     Args:
         conversion: Conversion to examine.
@@ -95,7 +106,7 @@ def order_of_rows(
 
 
 class _ProcessorConversion:
-    """Conversion by one of transformers' tensor processors, for most architectures."""
+    """Converts tensors with transformers' tensor processors, for most architectures."""
 
     def __init__(self, architecture: str, model: PreTrainedModel, tensors: Collection[str]) -> None:
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map  # an optional package
@@ -112,7 +123,7 @@ class _ProcessorConversion:
         stored = self._stored_name(name)
         if stored in self._tensors:
             return (str(stored),)
-        # Names of tensors that together are one weight, without the suffix.
+        # Maps the name of each tensor that is part of the weight, without its suffix, to `name`.
         fused: dict[str, str] = {}
         self._processor.perform_fallback_tensor_mapping(fused, "", "", name)
         several = tuple(f"{part}.weight" for part, weight in fused.items() if weight == name)
@@ -134,7 +145,7 @@ class _ProcessorConversion:
 
     def _stored_name(self, name: str) -> str | None:
         """Return the name of a weight's tensor in the file; None if it is unknown."""
-        named = self._names.get_name(name)  # of a parameter that is not called "weight"
+        named = self._names.get_name(name)  # if the parameter's name does not end with "weight"
         if named is not None:
             return f"{named}.weight"
         base, _, suffix = name.rpartition(".")
@@ -147,7 +158,7 @@ class _ProcessorConversion:
 
 
 class _MappedConversion:
-    """Conversion by transformers' renamings and operations, for new architectures."""
+    """Converts tensors with transformers' conversion mappings, for new architectures."""
 
     def __init__(self, architecture: str, model: PreTrainedModel, tensors: Collection[str]) -> None:
         mapping = get_gguf_conversion_mapping(architecture, model.config)
@@ -156,7 +167,7 @@ class _MappedConversion:
         self._converters = {
             pattern: converter for converter in converters for pattern in converter.source_patterns
         }
-        # Tensors of each weight, with the patterns of the converter that matched.
+        # For each weight: the tensors that make it up, each with the pattern that its name matched.
         self._matches: dict[str, list[tuple[str | None, str]]] = {}
         for tensor in tensors:
             name, pattern = rename_source_key(tensor, renamings, converters)

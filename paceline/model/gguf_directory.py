@@ -19,7 +19,7 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT_KEY, _DEFAULT_ALIGNMENT = b"general.alignment", 32
 _MAX_ALIGNMENT = 4096
-# Metadata with one value per token or merge; the configuration does not depend on it.
+# Metadata lists with one value per token or merge; the configuration does not depend on them.
 _LONG_LISTS = tuple(b"tokenizer.ggml." + name for name in (b"merges", b"scores", b"token_type"))
 _COUNTS = 8  # offset of the numbers of tensors and metadata entries, after magic and version
 
@@ -105,11 +105,13 @@ def _listed(entry: tuple[str, list[int], int, int], begin: int) -> ListedTensor:
 
 
 class _Entry(NamedTuple):
-    """A metadata entry in a header.
+    """Location of a metadata entry in a GGUF header.
 
     Attributes:
         key: Name of the entry.
-        begin, value, end: Offsets of the entry, of its value, and of the next entry.
+        begin: Offset of the entry in the file, in bytes.
+        value: Offset of the entry's value.
+        end: Offset of the first byte after the entry.
     """
 
     key: bytes
@@ -119,12 +121,12 @@ class _Entry(NamedTuple):
 
 
 class _Header:
-    """The metadata entries and tensors in a header.
+    """Parses the metadata entries and the tensor list in a GGUF header.
 
     Args:
-        content: The file.
+        content: Memory-mapped contents of the file.
     Attributes:
-        metadata: Metadata entries.
+        metadata: Locations of the metadata entries.
         tensors: Name, shape, format and relative offset of each tensor.
         end: Offset of the first byte after the tensors.
     """
@@ -152,7 +154,7 @@ class _Header:
         return name, shape, type_id, offset
 
     def _skip(self, kind: int, count: int) -> None:
-        """Skip metadata values of one type."""
+        """Advance `end` past `count` metadata values whose type id is `kind`."""
         if kind == _STRING:
             for _ in range(count):
                 (size,) = struct.unpack_from("<Q", self._content, self.end)

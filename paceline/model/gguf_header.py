@@ -53,7 +53,8 @@ def described(files: Sequence[Path]) -> Path:
     Args:
         files: The model's GGUF files; the first one holds the metadata.
     Raises:
-        ConfigError: As for `gguf_checkpoint.converted`.
+        ConfigError: A file is damaged or has an unsupported format, a package is missing, or the
+            cache cannot be written.
     """
     first = files[0]
     with gguf.readable(first):
@@ -80,7 +81,7 @@ def _header_digest(path: Path, size: int, time_ns: int) -> bytes:
     with path.open("rb") as file:
         if not size:
             return b""
-        # Mapped, so that the header takes no memory.
+        # The file is memory-mapped, so that reading the header allocates no memory.
         with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as head:
             return hashlib.sha256(head).digest()
 
@@ -124,7 +125,7 @@ def describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
         files: The model's GGUF files; the first one holds the metadata.
         folder: Empty folder, which becomes an entry of the cache.
     Raises:
-        ConfigError: A file is damaged, is not a decoder, or a package is missing.
+        ConfigError: A file is damaged, the model is not a decoder, or a package is missing.
     """
     path = files[0]
     gguf.require_packages(path)

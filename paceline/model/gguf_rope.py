@@ -1,7 +1,7 @@
 """Read the scaling of rotary frequencies from GGUF files.
 
-transformers reads the base frequency only. Without the scaling, a model would compute other logits
-than its original checkpoint, above all in long texts.
+transformers reads only the base frequency. Without the scaling, the logits would differ from those
+of the original checkpoint, especially in long texts.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ ReadVector = Callable[[str], NDArray[np.float32] | None]
 
 
 def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector) -> None:
-    """Set the rotary scaling of a configuration from a file.
+    """Set the rotary scaling of a configuration to that of a GGUF file.
 
     Args:
         config: Configuration as transformers reads it from the header.
         metadata: Metadata in the header.
         read: Function that reads a vector from the file.
     Raises:
-        ValueError: The file contains a scaling that transformers cannot compute.
+        ValueError: transformers does not support the scaling in the file.
     """
     rope_parameters = getattr(config, "rope_parameters", None)
     if not rope_parameters:
@@ -83,7 +83,7 @@ def _set_longrope(
     header: Mapping[str, Any],
     factors: tuple[NDArray[np.float32], NDArray[np.float32]],
 ) -> None:
-    """Set separate factors for long and short texts, as in Phi-3."""
+    """Set separate frequency factors for long and short texts (LongRoPE), as in Phi-3."""
     long, short = (values.tolist() for values in factors)
     original = int(header[_ORIGINAL])
     if hasattr(config, "original_max_position_embeddings"):
@@ -100,7 +100,7 @@ def _set_longrope(
 
 
 def _set_llama3(config: Any, parameters: dict[str, Any], factors: NDArray[np.float32]) -> None:
-    """Set the scaling of Llama 3.1 whose frequency factors are in the file.
+    """Set the rotary scaling of Llama 3.1 to match the frequency factors in a file.
 
     Raises:
         ValueError: The factors are not those of Llama 3.1 or a later model.

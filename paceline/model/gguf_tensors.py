@@ -96,9 +96,9 @@ class TensorTable:
             self.weights[name] = WeightEntry(tensors, order)
 
     def _require_all_used(self, model: PreTrainedModel, used: Set[str]) -> None:
-        """Raise an error if a layer's tensor has no place in the model.
+        """Raise an error if a tensor of a decoder layer belongs to no weight of the model.
 
-        Tensors of further layers, such as those of a multi-token prediction, may be unused.
+        Tensors of additional layers, such as layers for multi-token prediction, are ignored.
         """
         layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
         unused = [
@@ -110,10 +110,10 @@ class TensorTable:
             raise ValueError(f"weights that {type(model).__name__} lacks: {min(unused)}")
 
     def vector(self, files: Sequence[Path], name: str) -> NDArray[np.float32] | None:
-        """Return a float32 tensor with one axis; None if the files lack it.
+        """Read a one-dimensional float32 tensor; return None if the files lack it.
 
         Raises:
-            ValueError: The tensor has another format.
+            ValueError: The tensor is not in float32 format.
         """
         entry = self.tensors.get(name)
         if entry is None:

@@ -173,7 +173,8 @@ def _embedding(model: PreTrainedModel) -> Tensor:
     weight = module.weight if isinstance(module, nn.Embedding) else next(module.parameters(), None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or not weight.is_floating_point():
         raise UnsupportedModelError(
-            f"{type(model).__name__}: got an embedding that is no matrix of floating-point numbers."
+            f"{type(model).__name__}: got an embedding that is not a matrix of floating-point"
+            " numbers."
         )
     return weight.detach()
 
@@ -181,7 +182,7 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
     """Return evenly spaced entries of a model's embedding.
 
-    The spacing is that for an embedding of the shape [rows, columns], which may be larger than the
+    Entries are spaced as in an embedding of shape [rows, columns], which may be larger than the
     model's embedding. Entries in rows that the model's embedding lacks are omitted.
     """
     weight = _embedding(model)

@@ -28,7 +28,8 @@ from paceline.kv_cache.slot_layer import SlotLayer, WriteWindow
 from paceline.model.forward_state import ForwardState
 from paceline.model.layer_stack import stack_layers
 
-# Layers with exactly the steps of `DecoderLayer`, and layers in which only attention has them.
+# Layer classes that compute exactly what `DecoderLayer` describes, and layer classes for which this
+# is true of the attention only.
 _KINDS = frozenset(
     ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 )
@@ -46,7 +47,7 @@ def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) 
 
     Args:
         module: Copy of the model in the view.
-        products: Matrix products and norms of the view.
+        products: Implementation of the view's matrix products and norms.
         state: Forward state of the view.
     """
     twins = [twin for twin in module.modules() if is_known_layer(twin)]
@@ -67,19 +68,19 @@ def use_layer_calls(module: nn.Module, products: Products, state: ForwardState) 
 
 
 def is_known_layer(module: nn.Module) -> bool:
-    """Return whether a module is a transformers decoder layer whose steps are known."""
+    """Return whether a module is a decoder layer whose computation is known."""
     kind = type(module)
     is_known = kind.__name__ in _KINDS or has_separate_feed_forward(module)
     return is_known and kind.__module__.startswith("transformers.models.")
 
 
 def has_separate_feed_forward(layer: nn.Module) -> bool:
-    """Return whether a backend computes only a layer's attention, not its experts."""
+    """Return whether a backend computes a layer's attention, but not its experts."""
     return type(layer).__name__ in _ATTENTION_KINDS
 
 
 def _names_inside(twin: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a layer's products and of the modules around them."""
+    """Return the names of a layer's linear modules, and of the modules around them."""
     if has_separate_feed_forward(twin):
         return _ATTENTION, ("self_attn",)
     return (*_ATTENTION, *_FEED_FORWARD), ("self_attn", "mlp")
@@ -122,7 +123,7 @@ class LayerCalls:
     Args:
         twins: All decoder layers of the view, which are copies of the model's layers.
         runner: The backend's runner of these layers.
-        products: Matrix products and norms of the view.
+        products: Implementation of the view's matrix products and norms.
         state: Forward state of the view.
     Attributes:
         runner: The backend's runner of these layers.
@@ -152,7 +153,7 @@ class LayerCalls:
             for module in inside
             for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ]
-        # The inputs of the last pass, and whether the runner serves it.
+        # Inputs of the current forward pass, and whether the runner supports them.
         self._window: WriteWindow | None = None
         self._inputs: tuple[Any, ...] = (None, None, None)
         self._serves = False
@@ -188,7 +189,7 @@ class LayerCalls:
         return self.num_checked == self._num_layers and self.serves(states, named)
 
     def _begin(self, states: Tensor, cache: SlotCache) -> bool:
-        """Begin a pass if the runner supports it; return whether it does."""
+        """Prepare the runner for a forward pass; return False if the runner rejects it."""
         metadata, angles, mask = self._inputs
         window, layers = cache.window, cache.layers
         if metadata is None or angles is None or not self._is_usual():
@@ -205,7 +206,7 @@ class LayerCalls:
         return True
 
     def _supports(self, states: Tensor, window: WriteWindow, angles: tuple[Tensor, Tensor]) -> bool:
-        """Return whether the runner supports the tensors of a pass."""
+        """Return whether the runner supports the shapes and dtypes of a pass's tensors."""
         columns = states.shape[1]
         return (
             type(states) is Tensor
@@ -256,7 +257,7 @@ class LayerForward:
         self.is_checked = False
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the layer."""
+        """Return the layer's output, from the runner if possible."""
         if args or not self.calls.serves(hidden_states, kwargs):
             return self._forward(hidden_states, *args, **kwargs)
         if self.is_checked:

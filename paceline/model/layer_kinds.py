@@ -10,15 +10,15 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 from paceline.kv_cache.state_layer import StateKind
 
 MASKABLE = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Kinds of attention."""
+"""Kinds of attention layers, by their names in a configuration's `layer_types`."""
 STATELESS = {"mlp", "moe"}
-"""Kinds of layers without a cache."""
+"""Kinds of layers that store nothing in the cache."""
 
 _HYBRID = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
-"""Kinds of layers with attention and states, and the kind of their attention."""
+"""Kinds of layers with attention and recurrent states, mapped to their kind of attention."""
 
 RECURRENT = {"linear_attention", "conv"}
-"""Kinds of layers with states and without attention."""
+"""Kinds of layers with recurrent states but without attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,11 @@ class LayerKinds:
     """The kinds of layers in one model.
 
     Attributes:
-        attention: Kinds of attention in the model, sorted; empty for a model without attention.
+        attention: Kinds of attention in the model, in alphabetical order; empty for a model without
+            attention.
         masks: For each kind of layer, the kind of attention whose mask the layer receives; None if
             the layer receives no mask.
-        states: Layers that keep recurrent states, by index.
+        states: Kind of recurrent state in each recurrent layer, by layer index.
         num_attention: Number of layers with attention.
     """
 
@@ -57,7 +58,7 @@ class LayerKinds:
 
 
 def known_kinds(config: PretrainedConfig) -> bool:
-    """Return whether all layers are of known kinds: attention, recurrent or stateless."""
+    """Return whether each layer is of a known kind: attention, recurrent or stateless."""
     kinds = set(getattr(config, "layer_types", None) or ())
     return bool(kinds) and kinds <= MASKABLE | {*_HYBRID} | RECURRENT | STATELESS
 
@@ -69,7 +70,7 @@ def keeps_states(config: PretrainedConfig) -> bool:
 
 
 def states_of(model: PreTrainedModel) -> dict[int, StateKind]:
-    """Return a model's layers that store recurrent states, by index."""
+    """Return the kind of recurrent state in each recurrent layer, by layer index."""
     config = model.config.get_text_config(decoder=True)
     return _states(config) if known_kinds(config) and keeps_states(config) else {}
 

@@ -15,7 +15,7 @@ from paceline.backend.decoder_layer import DecoderLayers
 
 
 class _Calls(Protocol):
-    """The part of `LayerCalls` that a `LayerStack` uses."""
+    """The methods of `LayerCalls` that a `LayerStack` calls."""
 
     runner: DecoderLayers
 
@@ -59,14 +59,14 @@ class LayerStack(nn.ModuleList):
         ]
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a layer, or the layers of a slice."""
+        """Return one layer, or a list of layers; a full slice is a list of one function."""
         if not isinstance(index, slice):
             return super().__getitem__(index)
         layers: Sequence[Callable[..., Tensor]] = list(self)[index]
         return [self._run] if len(layers) == len(self) else layers
 
     def _run(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the output of the last layer."""
+        """Run all layers, in one call if possible; return the output of the last layer."""
         if not args and not any(self._hooks) and self._calls.serves_all(hidden_states, kwargs):
             return self._calls.runner.run_all(hidden_states.contiguous())
         for layer in self:

@@ -13,10 +13,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def dtype_named(dtype: str | torch.dtype) -> torch.dtype | None:
-    """Return the dtype with this name, or None for "auto".
+    """Return the torch dtype for a name, or None for "auto".
 
     Raises:
-        ConfigError: The name is not a dtype.
+        ConfigError: There is no dtype with this name.
     """
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return None if isinstance(dtype, str) else dtype

@@ -143,7 +143,7 @@ def _load_checkpoint(
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Return whether a reply of the model hub caused an error."""
+    """Return whether an HTTP error of the model hub caused an error."""
     while error is not None:
         if isinstance(error, HfHubHTTPError):
             return True
@@ -157,12 +157,15 @@ def must_unpack(
     device: str | torch.device,
     unpack: bool | None,
 ) -> bool:
-    """Return True unless a model is to run with the packed weights of a GGUF file.
+    """Return False if a model is to run with the packed weights of its GGUF file.
+
+    Otherwise, the result is True.
 
     Args:
-        model: As in `load_model`.
-        dtype: As in `load_model`; None means "auto".
-        device: As in `load_model`.
+        model: Directory, hub id, GGUF file or loaded model.
+        dtype: "float32", "bfloat16", "float16" or a torch dtype; None or "auto" means the dtype of
+            the checkpoint.
+        device: Torch device; "auto" selects a GPU if one is available.
         unpack: Whether to convert a GGUF file; None converts the file only if the processor lacks
             bfloat16 instructions.
     Raises:
@@ -212,7 +215,8 @@ def load_draft(
 
     Args:
         model: Directory, hub id, GGUF file, built-in name or loaded model.
-        dtype: Data type of the weights, as in `load_model`.
+        dtype: Data type of the weights: "float32", "bfloat16", "float16", a torch dtype, or "auto"
+            for the dtype of the checkpoint.
         device: Torch device; "auto" selects a GPU if one is available.
     Raises:
         ConfigError: The model cannot be loaded (`load_model`), or its reduced vocabulary is

@@ -53,7 +53,7 @@ class Prefilled:
     """Result of the model's own forward pass over prompts.
 
     Attributes:
-        logits: Logits, [rows, columns, vocab].
+        logits: Logits after each token, [rows, columns, vocab].
         cache: Keys and values of all tokens.
         offsets: Position offset of each row: the number added to the index of a later token to get
             the token's position.
@@ -67,12 +67,12 @@ class Prefilled:
     recurrent: RecurrentPrefill | None
 
     def states(self, row: int, first: int, stop: int) -> PrefixStates:
-        """Return the states of a row.
+        """Return the keys, values and recurrent states of one row's prefix.
 
         Args:
             row: Index of the row.
             first: Column of the row's first token; padding precedes it.
-            stop: Column of its last token, which the states do not include.
+            stop: Column of the row's last token, which the states do not include.
         """
         return PrefixStates(
             [
@@ -96,7 +96,7 @@ class MediaPrefill:
 
     Args:
         model: Loaded model.
-        states: Kind of recurrent states, by the index of each layer that keeps such states.
+        states: Kind of recurrent state in each recurrent layer, by layer index.
     """
 
     def __init__(self, model: PreTrainedModel, states: Mapping[int, StateKind]) -> None:
@@ -166,7 +166,7 @@ class MediaPrefill:
         return Prefilled(output.logits, cache, _offsets(module, inputs, first), recurrent)
 
     def _recurrent(self, first: IntArray, columns: int) -> RecurrentPrefill | None:
-        """Return the recurrent layers of a forward pass; None if there are none."""
+        """Set up the recurrent layers for a forward pass; return None if there are none."""
         if not self._states:
             return None
         view, name = self._view, self._model.__class__.__name__
@@ -182,7 +182,7 @@ class MediaPrefill:
     def run_as_generate(
         self, input_ids: Tensor, arguments: dict[str, Any], first: IntArray
     ) -> Prefilled:
-        """Run the model's forward method as the first step of `generate` does.
+        """Run the model's forward method with the arguments of `generate`'s first step.
 
         Args:
             input_ids: Token ids with padding, [rows, columns].
@@ -230,7 +230,7 @@ class MediaPrefill:
         self._checked.add(frozenset(request.media.tensors))
 
     def needs_check(self, media: Media, states: PrefixStates) -> bool:
-        """Return whether this is the first prompt with these kinds of tensors."""
+        """Return whether no prompt with the same kinds of media has been checked yet."""
         return states.logits is not None and frozenset(media.tensors) not in self._checked
 
     def _fresh_module(self) -> nn.Module:
@@ -247,7 +247,8 @@ class MediaPrefill:
     def _accepted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that `forward` accepts, on the model's device.
 
-        Images, videos and audio get the model's dtype. Other numbers, such as times, remain exact.
+        Images, videos and audio are converted to the model's dtype. Other tensors, such as times,
+        keep their dtype.
         """
         accepted, floats = forward_parameters(self._model), torch.Tensor.is_floating_point
         return {

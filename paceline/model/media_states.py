@@ -22,7 +22,7 @@ class RecurrentPrefill:
     to check the logits that paceline computes.
 
     Args:
-        kinds: Layers that keep recurrent states, by index.
+        kinds: Kind of recurrent state in each recurrent layer, by layer index.
         num_layers: Number of decoder layers.
         first: Column of the first token of each row, [rows]; padding precedes the first token.
         columns: Number of columns of each row.
@@ -58,7 +58,7 @@ class RecurrentPrefill:
         self.current.commit([[]] * self.current.num_requests)
 
     def states(self, row: int) -> dict[int, dict[str, Tensor]]:
-        """Return the states of a row by layer index and name, [1, ...] each."""
+        """Return the recurrent states of a row by layer index and name, each [1, ...]."""
         return {
             index: {name: states[row : row + 1] for name, states in layer.held.items()}
             for index, layer in self._layers.items()
@@ -66,7 +66,7 @@ class RecurrentPrefill:
 
 
 def _prompt_batch(first: IntArray, columns: int) -> RecurrentBatch:
-    """Lay out prompts as rows for recurrent layers.
+    """Arrange prompts as the rows of a batch for recurrent layers.
 
     The last token of a prompt becomes a draft node, and all other tokens become pending tokens.
     Every row needs a pending token, so the token of a one-token prompt becomes a pending token.

@@ -27,19 +27,19 @@ from paceline.util.device_timer import DeviceTimer
 
 
 class ModelRunner:
-    """Runs one model with one cache.
+    """Runs the forward passes of one model with one KV cache.
 
     Args:
         view: `ModelView` of the model; its modules compute the forward passes.
         device: Device of the inputs.
         architecture: Properties of the model.
         cache: Cache to which keys and values are written.
-        products: Matrix products for the forward passes.
+        products: Implementation of matrix products and norms.
     Attributes:
         view: `ModelView` of the model; replaced when it becomes stale.
         timer: Time that the device spends in the model.
         fixed_shapes: Runner of forward passes with fixed shapes, or None.
-        states_wanted: Hidden states requested by the caller of the current forward pass.
+        states_wanted: Hidden states to capture in the current forward pass.
         bucket_states: Captured states of the current forward pass, if it ran with a fixed shape.
         picks: For each call of the model, a function that selects the requested rows from the LM
             head's inputs or outputs: [rows, columns, n] to [selected, n]. A forward pass may
@@ -153,9 +153,9 @@ class ModelRunner:
         )
 
     def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
-        """Run a padded batch in a fixed shape; return its logits.
+        """Run a batch padded to a fixed shape, and return its logits.
 
-        The result is None if no fixed shape fits.
+        The result is None if no fixed shape is large enough.
         """
         # A fixed shape's masks would read shifted positions.
         if self.fixed_shapes is None or self._offsets is not None:
@@ -169,9 +169,9 @@ class ModelRunner:
         return output.logits
 
     def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
-        """Run a packed batch in a fixed shape; return its logits.
+        """Run a packed batch padded to a fixed shape, and return its logits.
 
-        The result is None if no fixed shape fits.
+        The result is None if no fixed shape is large enough.
         """
         if self.fixed_shapes is None or self._offsets is not None:
             return None
@@ -196,7 +196,11 @@ class ModelRunner:
         )
 
     def _inputs(self, token_ids: IntArray, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Return token ids that are valid for the model, and positions within its context."""
+        """Convert token ids and text positions to those that the model expects.
+
+        Token ids that a draft model lacks are replaced, and positions are clipped to the context
+        length. Images then shift the positions of later tokens.
+        """
         if self.vocabulary is not None:
             token_ids = self.vocabulary.readable(token_ids)
         # Nodes beyond the context are never accepted.
@@ -228,7 +232,7 @@ class ModelRunner:
         return self.picks[-1](logits)
 
     def _set_attention(self, layout: PaddedBatch, masked: bool) -> None:
-        """Choose the attention function for a padded forward pass, and set its state.
+        """Choose the attention function for a padded forward pass, and set its inputs.
 
         Args:
             layout: Padded batch.

@@ -28,9 +28,9 @@ from paceline.model.mixers.seam import MixerForward, convolutions_of, mixer_for,
 from paceline.model.rotary import TextLengths, is_length_dependent, use_token_frequencies
 
 _Children = dict[str, nn.Module | None]
-# Packages whose modules keep their attributes once they are built. Modules from other packages,
-# such as adapters, may be switched at any time, and paceline's state readers are attached to a
-# target.
+# Packages whose modules never change their attributes after construction. Modules from other
+# packages can change at any time: adapters are switched, and paceline's state readers are attached
+# to a target.
 _STEADY = ("torch", "transformers")
 
 
@@ -41,7 +41,7 @@ def use_attention(view: ModelView, implementation: str) -> None:
         view: View of a model.
         implementation: Name of the function in transformers' table.
     """
-    # The state is compared, because reading a configuration takes longer.
+    # Reading the name from the state takes less time than reading it from the configuration.
     if view.state.implementation != implementation:
         view.config._attn_implementation = view.state.implementation = implementation
 
@@ -57,7 +57,7 @@ class ModelView:
 
     Args:
         model: Model to view.
-        products: Matrix products for the forward passes; default torch's.
+        products: Implementation of matrix products and norms; default torch's.
     Attributes:
         module: Copy of the model.
         config: The copy's (text) configuration; changes to it affect only this view.
@@ -80,7 +80,7 @@ class ModelView:
 
     @property
     def stale(self) -> bool:
-        """True if modules of the model were replaced, for example by an adapter."""
+        """True if modules were replaced after the copy, for example by an adapter."""
         return self._copier.stale
 
 
@@ -88,7 +88,7 @@ class ModuleCopier:
     """Copies modules for one `ModelView`.
 
     Args:
-        products: Matrix products for the forward passes of the view.
+        products: Implementation of the view's matrix products and norms.
         mixers: Ids of the mixers whose `forward` the copies replace (`mixers.seam`); None means no
             mixers.
     Attributes:
@@ -184,15 +184,15 @@ def _copy(module: nn.Module) -> nn.Module:
     return twin
 
 
-# Attributes that torch itself reads at every call; all except the flag are objects that never
-# change.
+# Attributes that torch itself reads at every call. All except the `training` flag are objects that
+# are never replaced.
 _SHARED = tuple(name for name in vars(nn.Module()) if name != "training")
 
 
 def _live_copy(module: nn.Module) -> nn.Module:
-    """Return a copy whose attributes always match those of the original.
+    """Return a copy that reads and writes its attributes in the original module.
 
-    Reads and writes go to the original, so that an adapter can be switched on and off.
+    If the user switches an adapter on or off, the copy therefore follows.
     """
     kind, attributes = type(module), vars(module)
 

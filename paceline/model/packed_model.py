@@ -54,7 +54,8 @@ def load_described(
         path: Name of the model, for error messages.
         files: GGUF files with the weights.
         folder: Folder with the model's configuration, the table of tensors, and any buffers.
-        packed: Whether weights stay packed where possible; default True.
+        packed: Whether to keep weights packed if their modules can compute with packed weights;
+            default True.
     Raises:
         ConfigError: A file is damaged, or contains weights in an unsupported format.
         OSError: A file cannot be read.
@@ -107,7 +108,7 @@ def _format_of(type_id: int) -> BlockFormat:
 
 
 def _blocks(path: Path, content: Tensor, name: str, entry: TensorEntry) -> Tensor:
-    """Return the bytes of a tensor, uint8 [rows, bytes per row]."""
+    """Return the encoded rows of a tensor in a file, uint8 [rows, bytes per row]."""
     block_format, (*outer, inner) = _format_of(entry.type_id), entry.shape
     rows, row_bytes = int(np.prod(outer, dtype=np.int64)), block_format.row_bytes(inner)
     end = entry.offset + rows * row_bytes
@@ -124,7 +125,7 @@ class _WeightLoader:
         table: Tensors in the files.
         files: GGUF files.
         maps: Contents of the files, uint8.
-        packed: Whether weights stay packed where possible.
+        packed: Whether to keep weights packed if their modules can compute with packed weights.
     """
 
     def __init__(
@@ -162,8 +163,8 @@ class _WeightLoader:
             tensor = self._unpack(name, blocks, entries)
         if tuple(tensor.shape) != expected:
             raise ConfigError(
-                f"cannot load a causal language model: got weights that do not fit the metadata, as"
-                f" {name} is of shape {list(tensor.shape)}, not {list(expected)}."
+                f"cannot load a causal language model: got weights that do not match the metadata:"
+                f" {name} has the shape {list(tensor.shape)} instead of {list(expected)}."
                 " Fetch the file again."
             )
         return tensor
@@ -171,7 +172,7 @@ class _WeightLoader:
     def _unpack(
         self, name: str, blocks: Sequence[Tensor], entries: Sequence[TensorEntry]
     ) -> Tensor:
-        """Return a weight as bfloat16 numbers, with the changes that transformers makes."""
+        """Return a weight unpacked to bfloat16, converted as in transformers' GGUF loader."""
         numbers = [
             _numbers(part, _format_of(entry.type_id)).reshape(entry.shape)
             for part, entry in zip(blocks, entries, strict=True)
@@ -182,7 +183,7 @@ class _WeightLoader:
 
 
 def is_multiplied(module: nn.Module) -> bool:
-    """Return whether a module is a plain matrix product or an embedding."""
+    """Return whether a module only multiplies by its weight, or is an embedding."""
     return type(module) is nn.Linear or isinstance(module, nn.Embedding)
 
 
@@ -202,7 +203,7 @@ def _is_packable(
 
 
 def are_packable_experts(module: nn.Module) -> bool:
-    """Return whether the backend can compute a module's experts from packed weights."""
+    """Return whether the backend can compute a module's experts with packed weights."""
     return (
         vars(module).get("is_transposed") is False
         and module._parameters.keys() == {"gate_up_proj", "down_proj"}
@@ -225,7 +226,7 @@ def _pack(blocks: Tensor, entry: TensorEntry, order: Tensor | None) -> Tensor:
 
 
 def _numbers(blocks: Tensor, block_format: BlockFormat) -> Any:
-    """Return the numbers in packed rows as float32."""
+    """Unpack rows of blocks to float32 numbers."""
     plain = {"F32": np.float32, "F16": np.float16}.get(block_format.name)
     if plain is not None:
         return blocks.numpy().view(plain).astype(np.float32)
@@ -235,7 +236,7 @@ def _numbers(blocks: Tensor, block_format: BlockFormat) -> Any:
 
 
 def _assign(model: PreTrainedModel, name: str, weight: Tensor) -> None:
-    """Set a parameter or buffer of a model."""
+    """Set a model's parameter or buffer, given its dotted name."""
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
     if attribute in module._buffers:

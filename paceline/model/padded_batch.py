@@ -1,4 +1,4 @@
-"""Arrange a batch in padded rows: tokens, positions and visibility."""
+"""Arrange the tokens, positions and masks of a batch in padded rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PaddedBatch(NamedTuple):
 
     @property
     def scored(self) -> int:
-        """Number of columns with logits before the column of the newest token."""
+        """Number of columns before the newest pending token whose logits are computed."""
         return self.num_logit_columns - self.width - 1
 
     @property
@@ -67,8 +67,8 @@ class PaddedBatch(NamedTuple):
     def causal(self) -> int:
         """Number of leading columns that see all tokens up to and including their own.
 
-        0 if a request has cached tokens or a row starts with padding. The number is used only if
-        all layers have full attention.
+        The number is 0 if a request has cached tokens or a row starts with padding. The caller uses
+        it only if all layers have full attention.
         """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not any(self.cached.tolist()) else 0
@@ -137,7 +137,7 @@ def lay_out(
 
 
 def _single_tokens(requests: Sequence[Request]) -> PaddedBatch:
-    """Arrange one pending token per row, without trees, for decoding and drafting."""
+    """Arrange a batch in which each request has one pending token and no draft tree."""
     cached = [request.cached for request in requests]
     newest = [request.token_ids[length] for request, length in zip(requests, cached, strict=True)]
     ones = [1] * len(cached)

@@ -80,7 +80,7 @@ def fill_visible(
     width = positions.shape[1]
     for row in range(len(cached)):
         length = cached[row]
-        # Columns from `turn` on come first in the cache, and the columns before them last.
+        # In the cache, the columns from `turn` on come first, followed by the columns before it.
         turn = (length - cache_positions[row, 0]) % width
         for query in range(width):
             seen = mask[row, query]

@@ -50,19 +50,19 @@ def pair(
 
 
 def _token_map(draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any) -> TokenMap:
-    """Return the map between the tokenizers of a draft model and its target."""
+    """Return a map from the target's token ids to those of a draft model."""
     return map_tokens(*_tokenizers_and_rows(draft, target, tokenizer))
 
 
 def retokenizer_of(draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any) -> Retokenizer:
-    """Return the converter between the tokenizers of a draft model and its target."""
+    """Return a converter between the token ids of a draft model and of its target."""
     return Retokenizer(*_tokenizers_and_rows(draft, target, tokenizer))
 
 
 def _tokenizers_and_rows(
     draft: PreTrainedModel, target: PreTrainedModel, tokenizer: Any
 ) -> tuple[Any, Any, int, int]:
-    """Return both tokenizers and both vocabulary sizes, each time the target's first."""
+    """Return the tokenizers of target and draft model, then their vocabulary sizes."""
     embedding: Any = draft.get_input_embeddings()
     return (
         _tokenizer_of(target) if tokenizer is None else tokenizer,

@@ -13,20 +13,20 @@ from paceline.errors import UnsupportedModelError
 
 
 def layer_values(config: PretrainedConfig, name: str) -> list[Any]:
-    """List one value per decoder layer; None for each layer without the attribute."""
+    """Return an attribute's value in every decoder layer; None in layers that lack it."""
     if getattr(config, "is_heterogeneous", False):
         return [getattr(layer_config, name, None) for layer_config in config.per_layer_config]
     return [getattr(config, name, None)] * config.num_hidden_layers
 
 
 def value_of(config: PretrainedConfig, name: str) -> Any:
-    """Return the value shared by all layers, or a list with one value per layer."""
+    """Return the value that all layers share, or a list with one value per layer."""
     values = layer_values(config, name)
     return values if any(value != values[0] for value in values) else values[0]
 
 
 def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
-    """Return the number and size of the key heads in each layer with separate keys.
+    """Return the number of key heads and their size for each layer with its own keys.
 
     Layers that share the keys of earlier layers are omitted. The list is empty if the
     configuration does not specify the numbers and sizes.
@@ -48,7 +48,7 @@ def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
 
 
 def common_value(config: PretrainedConfig, name: str, model: str) -> int | None:
-    """Return the value of an attribute that is the same in all layers, or None.
+    """Return an attribute's value, which must not differ between layers.
 
     Layers with full attention may lack the attribute. The result is None if all layers lack it.
 

@@ -17,8 +17,8 @@ from paceline.backend.overrides import is_free
 from paceline.backend.plain_tensors import has_numbers
 
 _NOT_PACKED = {torch.bool, torch.int64}  # masks and positions
-# Packages whose modules treat every row alone, or as the architecture says. The quantised modules
-# of transformers are in its `integrations`.
+# Packages whose modules compute each row independently, unless the architecture itself combines
+# rows. The exceptions are transformers' quantised modules, in the packages of `_QUANTISED`.
 _KNOWN = ("torch.nn.", "transformers.")
 _QUANTISED = ("transformers.integrations.", "transformers.quantizers.")
 

@@ -62,7 +62,7 @@ class RaggedBatch:
     tail: IntArray
 
     def visible(self, reach: Reach = UNLIMITED) -> VisibleRanges:
-        """Return the visible ranges of every query for one kind of layer.
+        """Return the ranges of keys that each query sees in one kind of layer.
 
         Args:
             reach: Limit on how far back these layers attend.
@@ -82,7 +82,7 @@ class RaggedBatch:
     def attention_metadata(
         self, visible_ranges: dict[int, VisibleRanges], key_rows: IntArray | None = None
     ) -> AttentionMetadata:
-        """Return the cache positions of every request's keys, in text order.
+        """Build the metadata that batch-invariant attention reads in this forward pass.
 
         Args:
             visible_ranges: Ranges of keys that each query sees, by the memory address of a
@@ -222,9 +222,9 @@ def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, bfs_counts: IntA
     Args:
         parents: Parent of each node; -1 means the root.
         depths: Output: depth of each node.
-        ranks: Output: place of each node, from 0, when all nodes are sorted by depth and index.
-        bfs_counts: Scratch space of at least nodes + 2 entries, for the numbers of nodes at each
-            depth and their prefix sums.
+        ranks: Output: rank of each node, from 0, when all nodes are sorted by depth and then index.
+        bfs_counts: Scratch space of at least nodes + 2 entries, for the number of nodes at each
+            depth and the prefix sums of these numbers.
     """
     count = len(parents)
     bfs_counts[: count + 2] = 0

@@ -85,7 +85,7 @@ def spread(reduced: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
 
 
 def keep_tokens(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
-    """Reduce the vocabulary of a model's LM head to these tokens.
+    """Restrict a model's LM head to the given token ids.
 
     Raises:
         ConfigError: The model does not have a plain LM head.

@@ -73,7 +73,7 @@ def _refuse_layers(model: PreTrainedModel, config: PretrainedConfig, name: str) 
 
 
 def _refuse_states(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    """Raise an error if recurrent states are not in transformers' own cache layers."""
+    """Raise an error if recurrent states are outside transformers' cache layers."""
     kinds, states = set(getattr(config, "layer_types", None) or ()), states_of(model)
     if states:
         mixers = mixers_of(model, states)

@@ -54,8 +54,8 @@ class TextLengths:
 def switch_lengths(config: PretrainedConfig) -> tuple[int, ...]:
     """Return the text lengths, ascending, beyond which the frequencies change.
 
-    Dynamic NTK has none. Its frequencies change only beyond `max_position_embeddings`, and the
-    engine rejects texts above that length.
+    With dynamic NTK, the result is empty: the frequencies change only beyond
+    `max_position_embeddings`, and the engine rejects texts above that length.
     """
     return tuple(
         sorted(
@@ -136,7 +136,7 @@ def _drops_cache(model: PreTrainedModel, length: int) -> bool:
 
 
 def same_rotary_frequencies(request: Request, other: Request, switches: tuple[int, ...]) -> bool:
-    """Return whether two requests can share the keys of their first tokens."""
+    """Return whether two requests use the same rotary frequencies for a common prefix."""
     return all(
         (request.rotary_length > switch) == (other.rotary_length > switch) for switch in switches
     )
@@ -153,7 +153,7 @@ def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
 
 
 def restart_beyond_switch(request: Request, switch: int) -> None:
-    """Recompute a request from its start once it is longer than `switch` tokens."""
+    """Discard a request's cached tokens when its text first exceeds `switch` tokens."""
     if request.finish_reason is None and request.rotary_length <= switch < len(request):
         request.rotary_length, request.cached = len(request), 0
 
@@ -170,7 +170,7 @@ def is_length_dependent(module: nn.Module) -> bool:
 def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
     """Make a copied rotary embedding select the frequencies for each token separately.
 
-    The function gives the copy separate buffers, which no other code changes.
+    The function also gives the copy separate buffers, which no other code changes.
 
     Args:
         twin: Copy of the model's rotary embedding.
@@ -209,7 +209,10 @@ class _TokenFrequencies:
         self._forward, self._lengths = forward, lengths
 
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
-        """Return cosines and sines, or the model's equivalent, [..., rows, columns, n]."""
+        """Return the cosines and sines of each token, or the model's equivalent.
+
+        Each result has the shape [..., rows, columns, n].
+        """
         kind = {} if layer_type is None else {"layer_type": layer_type}
         known = self._config.rope_parameters
         switch, lengths = (

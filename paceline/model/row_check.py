@@ -140,7 +140,7 @@ def _dependence(module: nn.Module, rows: Tensor, dims: int, counts: tuple[int, .
         loud = outputs(torch.cat([quiet_rows[:-1], _loud_row(quiet_rows)]))
         if not _equal(quiet[:-1], loud[:-1]):
             change = _largest_change(quiet[:-1], loud[:-1])
-            # With a kernel whose sums have no fixed order, a second call differs as well.
+            # If a kernel adds numbers in a varying order, even identical calls differ.
             repeats = _equal(quiet, outputs(quiet_rows))
             if repeats or not change <= ROW_COUNT_TOLERANCE:
                 return f"change by {change:.2g} of the largest one {_LOUD}"
@@ -162,7 +162,7 @@ def _logits(model: PreTrainedModel) -> Tensor:
 
 
 def _make_loud(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Give the second text far larger activations than the first.
+    """Scale the second text's activations far above those of the first text.
 
     If the first text's results then change, its rows depend on other rows.
     """
@@ -227,7 +227,7 @@ def _kind_of(module: nn.Module) -> str:
 
 @contextmanager
 def _hook(register: Callable[..., Any], function: Callable[..., Any]) -> Iterator[None]:
-    """Call a function for every module that this thread runs.
+    """Call a function for every module that this thread runs in the `with` block.
 
     The modules are not modified.
     """

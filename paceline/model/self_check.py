@@ -146,7 +146,7 @@ def _check(model: CachedLM, shape: str, parents: Sequence[int], accepted: Sequen
 
 
 def _text_length(model: CachedLM) -> int:
-    """Return a text length that exceeds all windows up to MAX_CHECKED_WINDOW."""
+    """Return a number of tokens that exceeds all windows up to MAX_CHECKED_WINDOW."""
     config = model.model.config.get_text_config(decoder=True)
     sizes = [
         size for name in _WINDOWS for size in layer_values(config, name) if isinstance(size, int)

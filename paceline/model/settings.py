@@ -45,8 +45,8 @@ HALF_TOLERANCE = 0.1
 # Number of tokens per text in the check that rows do not depend on one another.
 ROW_CHECK_TOKENS = 8
 
-# Numbers of rows with which that check calls a foreign module: all of them for the first module of
-# a kind, and the last one for the others.
+# Row counts with which that check calls a foreign module. The first module of each kind is called
+# with all of them, and later modules only with the last one.
 ROW_CHECK_COUNTS = (2, 7, 64, 300, 17)
 
 # Size of the values in a loud row, relative to the largest value of the other rows. With one scale
@@ -62,7 +62,7 @@ ROW_COUNT_TOLERANCE = 0.005
 # exponential is 0, yet a mask over all other tokens still leaves a valid distribution.
 OUT_OF_REACH = 0.25
 
-# Maximum size of a GGUF file's header, in bytes; a larger one is taken for damage.
+# Maximum size of a GGUF file's header, in bytes. A larger header means that the file is damaged.
 MAX_HEADER_BYTES = 1 << 26
 
 # A product with a packed weight requires multiples of this many outputs and inputs.
@@ -72,7 +72,7 @@ OUTPUT_MULTIPLE, INPUT_MULTIPLE = 8, 32
 # is a side branch, so rejected nodes come before and between the accepted ones.
 CHECKED_TREE, CHECKED_PATH = (-1, 0, -1, 2, 2), (2, 4)
 
-# The same for a model that verifies only chains.
+# Draft chain of the self-check for a model that verifies only chains, in the same form.
 CHECKED_CHAIN, CHECKED_CHAIN_PATH = (-1, 0, 1, 2), (0, 1)
 
 # Number of values that `block_encoding` encodes at a time. Its temporary tensors, 256 KiB each,

@@ -43,9 +43,9 @@ def missing_source(source: str | Path) -> str:
 
 
 def unusable_source(source: str | Path) -> str:
-    """Explain why an existing path is no model, as a clause for an error message.
+    """Explain why an existing path is not a model, as a clause for an error message.
 
-    The result is "" if the path may be a model, or if there is no such path.
+    The result is "" if the path may be a model, or if the path does not exist.
     """
     path = Path(demo.target_of(source) if isinstance(source, str) else source)
     if not path.is_dir():
@@ -76,10 +76,10 @@ def unusable_source(source: str | Path) -> str:
 
 
 def _hub_problem(hub_id: str) -> str:
-    """Return why a model cannot be downloaded, as a clause; "" if it can be.
+    """Explain why a model cannot be downloaded, as a clause; return "" if it can be.
 
-    A model in the cache needs no request. For others, one request per process shows whether the hub
-    is reachable, without the hub library's retries.
+    Cached models need no download. For other models, the function sends one request per process to
+    find out whether the hub is reachable. The hub's own library would retry for a long time.
     """
     cached = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=hub_id, repo_type="model"))
     if (cached / "snapshots").is_dir():
@@ -133,7 +133,7 @@ def checkpoint_source(source: str | Path | PreTrainedModel) -> str:
 
 
 def _holds_state_head(folder: Path) -> bool:
-    """Return whether a folder holds a published head, such as an EAGLE-3 head."""
+    """Return whether a folder contains a published draft head, such as EAGLE-3's."""
     try:
         config = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):

@@ -33,7 +33,7 @@ class TokenMap:
         draft_ids: The draft model's ids of the shared tokens, in the order of `target_ids`,
             [common].
         target_rows: Number of rows in the target's LM head.
-        read_as: For each id of the target, the id that the draft model receives instead,
+        read_as: For each of the target's ids, the input id that the draft model receives instead,
             [target_rows].
     """
 
@@ -66,7 +66,7 @@ class TokenMap:
         return shared.index_copy_(-1, target_ids, logits.index_select(-1, draft_ids))
 
     def readable(self, token_ids: _Ids) -> _Ids:
-        """Convert the target's token ids to ids that the draft model can read."""
+        """Convert the target's token ids to input ids for the draft model."""
         return self.read_as[np.minimum(token_ids, self.target_rows - 1)]
 
     def reduced(self, kept_ids: _Ids) -> _Ids:

@@ -63,11 +63,11 @@ class SharedVocabulary:
         )
 
     def reduced(self, kept_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those ids of a reduced vocabulary that the target has as well."""
+        """Return the ids of a reduced vocabulary that the target also has."""
         return kept_ids[kept_ids < self.common]
 
     def readable(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return token ids clipped to the rows of the draft model's embedding."""
+        """Clip token ids to the number of rows in the draft model's embedding."""
         return (
             token_ids
             if self.draft_rows >= self.target_rows

@@ -29,7 +29,7 @@ def packed_formats(model: PreTrainedModel) -> tuple[str, ...]:
 def with_plain_weights(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of a model in which all packed weights are bfloat16 tensors.
 
-    The numbers are the same, so the copy is bit-identical to a converted checkpoint.
+    Unpacking does not change the values, so the copy is bit-identical to a converted checkpoint.
     """
     # `deepcopy` takes the objects in its memo instead of copying, so tied weights stay tied.
     plain = {

@@ -36,7 +36,8 @@ from paceline.model.settings import OUTPUT_MULTIPLE, WEIGHT_ALIGNMENT
 from paceline.util import cache
 
 _KIND = "packed-weights-v3"  # increase the number when the written files change
-# Formats for an option, in order of preference: the first whose blocks divide a row is used.
+# Block formats for each value of `weights`, in order of preference. A weight gets the first format
+# whose block length divides the length of its rows.
 _FORMATS = {"q8_0": (Q8_0,), "q4_k": (Q4_K, Q8_0)}
 _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
 
@@ -44,11 +45,11 @@ _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
 def load_with_packed_weights(
     source: str, weights: str, load: Callable[[], PreTrainedModel]
 ) -> PreTrainedModel:
-    """Load a checkpoint, packing its weights unless the cache holds them packed.
+    """Load a checkpoint with packed weights, from the cache if they are already there.
 
     Args:
         source: Directory or hub id of a checkpoint.
-        weights: "q8_0" or "q4_k".
+        weights: Format of the packed weights, "q8_0" or "q4_k".
         load: Function that loads the original model.
     Raises:
         ConfigError: The format is unknown, or the checkpoint's weights cannot be packed.
@@ -138,14 +139,14 @@ def _pack(source: str, weights: str, model: PreTrainedModel, folder: Path) -> di
 
 
 def _write_buffers(model: PreTrainedModel, folder: Path) -> None:
-    """Write the buffers that checkpoints of the model contain."""
+    """Write the model's persistent buffers (those in its checkpoints) to a folder."""
     names = model.state_dict().keys()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if name in names}
     save_file(buffers, folder / BUFFERS)
 
 
 def _format_of(module: nn.Module, weight: Tensor, weights: str) -> BlockFormat:
-    """Return the format of a weight; BF16 if it cannot be packed."""
+    """Return the block format for a weight; BF16 if the weight cannot be packed."""
     is_matrix = is_multiplied(module) and weight.dim() == 2 and not len(weight) % OUTPUT_MULTIPLE
     if not is_matrix and not are_packable_experts(module):
         return BF16

@@ -43,7 +43,7 @@ class CapturedStates:
         column_picks: Sequence[_Pick],
         pending: Sequence[list[tuple[int, int, int]]],
     ) -> NodeLogits:
-        """Return the logits together with the hidden states that led to the logits.
+        """Add the captured hidden states to the logits of the forward pass.
 
         Args:
             logits: Logits of the forward pass.

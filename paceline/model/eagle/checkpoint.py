@@ -27,7 +27,7 @@ _HELP = "Train it with `paceline draft train`, or copy it again from its source.
 
 
 def build(config: LlamaConfig, token_ids: list[int]) -> PreTrainedModel:
-    """Return a draft model in float32 with random weights.
+    """Create an EAGLE-style draft model in float32 with random weights.
 
     Args:
         config: Configuration of the draft layers, including the target's vocabulary size and the
@@ -60,7 +60,7 @@ def is_reading(folder: str) -> bool:
 
 
 def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> PreTrainedModel:
-    """Load a draft model from a folder, for the caller to attach to the target.
+    """Load an EAGLE-style draft model, which the caller then attaches to a target.
 
     Args:
         folder: Folder of the draft model.
@@ -90,8 +90,8 @@ def load(folder: str, dtype: torch.dtype | None, device: str | torch.device) -> 
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"draft {folder!r}: got a folder that cannot be loaded ({error}); expected a draft"
-            f" that reads states. {_HELP}"
+            f"draft {folder!r}: got a folder that cannot be loaded ({error}); expected an"
+            f" EAGLE-style draft model. {_HELP}"
         ) from error
     placed: PreTrainedModel = model.to(device, dtype or stored)
     return placed

@@ -15,15 +15,15 @@ from paceline.model.ragged_batch import RaggedBatch
 def states_to_read(
     requests: Sequence[Request], batch: PaddedBatch | RaggedBatch
 ) -> TargetStates | None:
-    """Return the target's hidden states for the pending tokens, as far as known.
+    """Return the target's known hidden states for the pending tokens of a batch.
 
     The states are known only for tokens that the target has chosen.
 
     Args:
         requests: Requests of the batch; each may have a log of the target's hidden states.
-        batch: Rows and columns of the requests' tokens.
+        batch: Padded or ragged batch with the tokens of these requests.
     Returns:
-        The known states; None if no state is known.
+        The known states, with the row and column of each token; None if no state is known.
     """
     if isinstance(batch, RaggedBatch):
         starts = [(0, start) for start in batch.starts.tolist()]

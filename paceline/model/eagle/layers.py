@@ -44,13 +44,13 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 def decoder_layers(model: PreTrainedModel, numbers: Sequence[int]) -> list[nn.Module]:
-    """Return some layers of a decoder.
+    """Return the decoder layers that have the given indices.
 
     Args:
         model: Model that contains the decoder.
         numbers: Indices of the layers, starting from 0.
     Raises:
-        UnsupportedModelError: The decoder has no list of layers with the configured length.
+        UnsupportedModelError: The decoder has no list with the configured number of layers.
     """
     if not numbers:
         return []

@@ -2,12 +2,12 @@
 
 For each token that the target has chosen, the draft model also reads the target states from which
 that token was chosen. These are the input to the LM head and the inputs to some middle layers
-(EAGLE-3, Li et al. 2025, section 3.1). Drafted tokens have no such states. EAGLE substitutes the
-draft model's own state, which requires an earlier forward pass. Here, drafted tokens get no
-states, so a tree of any shape takes only one forward pass.
+(EAGLE-3, Li et al. 2025, section 3.1). Such states do not exist for drafted tokens. EAGLE
+substitutes the draft model's own state, which requires an earlier forward pass. Here, the draft
+model reads no states for drafted tokens, so a tree of any shape takes only one forward pass.
 
-The embedding and the LM head belong to the target. The draft model uses only a part of the head,
-for a reduced vocabulary.
+The embedding and the LM head belong to the target. The draft model uses only the rows of the LM
+head that a reduced vocabulary selects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.model.identity import Sketch
 from paceline.model.reduced_vocabulary import spread
 from paceline.model.settings import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE
 
-# Dtypes whose values are used directly: 8-bit weights also have scales.
+# Dtypes whose values need no scales, unlike 8-bit weights.
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 # Entry in the draft model's configuration: the target's sketch and sizes, and the layers to read.
 READS = "reads_states_of"
@@ -79,7 +79,7 @@ class TargetStateEmbedding(StateReader):
         if target_states is None or not target_states.at.shape[1]:
             return rows_in
         rows, columns = target_states.at
-        # The states of an enlarged target end in zeros.
+        # If `paceline.bench.cost_scale` has enlarged the target, its states end in zeros.
         states = target_states.states[..., : self._states].flatten(1)
         known = torch.cat((tokens[rows, columns], states.to(dtype) * self.state_scale), dim=-1)
         return rows_in.index_put((rows, columns), self.read(known))
@@ -117,7 +117,7 @@ class TargetStateHead(StateReader):
         return spread(logits, self.token_ids, self.vocab_size)
 
     def guess(self, states: Tensor) -> Tensor:
-        """Return the most likely tokens, [...], for outputs of `self.out`, [..., states]."""
+        """Return the most likely token ids [...] for outputs of `self.out`, [..., states]."""
         return self.token_ids[self._reduced_logits(states).argmax(-1)]
 
     def _reduced_logits(self, states: Tensor) -> Tensor:
@@ -164,19 +164,20 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     if closeness < MIN_SKETCH_COSINE:
         raise ConfigError(
             f"draft: got one that reads the hidden states of {trained_for['target']!r}, for a"
-            f" target whose embedding has a cosine of {closeness:.2f} to that"
-            f" model's; expected that target, or a copy that is at {MIN_SKETCH_COSINE} or above."
-            " Train one for this model (`paceline draft train`)."
+            f" target whose embedding has a cosine similarity of {closeness:.2f} to that"
+            f" model's; expected that target, or a copy with a similarity of {MIN_SKETCH_COSINE} or"
+            " more. Train a draft model for this target (`paceline draft train`)."
         )
     if closeness < WARN_SKETCH_COSINE:
         warnings.warn(
-            f"draft: it reads the hidden states of {trained_for['target']!r}, and this model's"
-            f" embedding has a cosine of only {closeness:.2f} to that model's. Fewer of its tokens"
-            " may be accepted; answers stay the same. Train one for this model.",
+            f"draft: it reads the hidden states of {trained_for['target']!r}, but this target's"
+            f" embedding has a cosine similarity of only {closeness:.2f} to that model's. Fewer"
+            " draft tokens may be accepted; answers stay the same. Train a draft model for this"
+            " target.",
             stacklevel=2,
         )
     target_embedding, target_head = embedding_and_lm_head(target)
-    like = embedding.read.weight  # with the right device and dtype
+    like = embedding.read.weight  # has the draft model's device and dtype
     # If `paceline.bench.cost_scale` has enlarged a target, its states end in zeros, and it contains
     # additional layers that change nothing.
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
@@ -193,7 +194,7 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     )
     if head.kept is None or not torch.equal(
         head.kept, head_rows
-    ):  # so that 8-bit weights made of them stay
+    ):  # replacing equal rows would discard the 8-bit weights that were computed from them
         head.kept = head_rows
     head.added = (
         None
@@ -215,7 +216,7 @@ def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Lin
     ):
         raise UnsupportedModelError(
             f"{type(target).__name__}: got an embedding or an LM head that is not a plain weight;"
-            " expected plain weights for a draft that reads its hidden states. Use a draft that"
-            " reads none."
+            " expected plain weights, because the draft model reads this target's hidden states."
+            " Use a draft model that reads no hidden states."
         )
     return embedding, head

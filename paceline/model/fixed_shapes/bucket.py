@@ -40,7 +40,7 @@ class BucketModel:
 
 
 class BucketArguments(NamedTuple):
-    """Arguments of a forward pass, at fixed addresses.
+    """Arguments of a forward pass, in tensors whose addresses never change.
 
     Attributes:
         token_ids: Token ids, int64 [rows, columns].
@@ -56,7 +56,7 @@ class BucketArguments(NamedTuple):
 
 
 class Bucket(ABC):
-    """Forward passes in one fixed shape.
+    """Runs forward passes with one fixed tensor shape.
 
     Args:
         owner: Model to run.

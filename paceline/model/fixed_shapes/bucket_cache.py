@@ -97,10 +97,10 @@ class TorchWriter:
 
 
 class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
-    """The keys and values of one layer for forward passes of one fixed shape.
+    """Reads and writes one layer's keys and values in passes of one fixed shape.
 
     Args:
-        layer: Layer with all slots.
+        layer: Layer of the KV cache, with the keys and values of all slots.
         slots: Slots that attention reads.
         positions: Number of cache positions that attention reads.
         write: Function that writes the keys and values of new tokens.
@@ -141,7 +141,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class BucketCache(Cache):  # type: ignore[misc]
-    """The keys and values of all layers for forward passes of one fixed shape.
+    """Cache argument of a model's `forward` in forward passes of one fixed shape.
 
     Args:
         cache: KV cache in which every layer stores keys and values.

@@ -26,7 +26,7 @@ class GraphMemory:
         self._logits: Tensor | None = None
 
     def renew_pool(self) -> None:
-        """Create a new memory pool, because torch frees a pool with its last graph."""
+        """Create a new memory pool; torch frees the old one along with its last graph."""
         self._pool = _new_pool()
 
     def capture(self, forward: Callable[[], BucketOutput]) -> CapturedForward:
@@ -43,7 +43,7 @@ class GraphMemory:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
-                forward()  # libraries allocate their workspaces of a stream outside a capture
+                forward()  # libraries then allocate their workspaces for this stream
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             # Other threads may use the device in the meantime.

@@ -14,9 +14,9 @@ from paceline.core.tree import IntArray
 from paceline.model.fixed_shapes.upload import UploadBuffer
 from paceline.model.padded_batch import PaddedBatch
 
-SCRATCH = -1  # cache position of a column that stands for no token
+SCRATCH = -1  # cache position of a column without a token
 _INT_BYTES = 8
-_TABLES = 4  # of integers for each column
+_TABLES = 4  # number of integers per column
 
 
 class BucketTensors(NamedTuple):
@@ -76,7 +76,8 @@ class BucketInputs:
         arrays = self._arrays
         num_rows, num_columns = token_ids.shape
         root = num_columns - layout.width - 1
-        # Empty rows and columns repeat a token, because the states of another one may be NaN.
+        # Empty rows and columns repeat a token of the batch, because the hidden states of an
+        # arbitrary token may be NaN.
         arrays.token_ids[:num_rows, num_columns:] = token_ids[:, root, None]
         arrays.token_ids[num_rows:] = token_ids[0, root]
         arrays.token_ids[:num_rows, :num_columns] = token_ids
@@ -95,7 +96,7 @@ class BucketInputs:
         num_rows, num_columns = layout.token_ids.shape
         block = self._arrays.block
         block.fill(False)
-        block[num_rows:, :, 0] = True  # an empty row sees something, so that its states are finite
+        block[num_rows:, :, 0] = True  # without any visible key, attention would return NaN
         if layout.in_order:
             block[:num_rows, :num_columns, :num_columns] = layout.block
             block[:num_rows, num_columns:, root] = True

@@ -42,7 +42,7 @@ class MaskBuilder:
             inputs: Inputs of the forward pass.
             reaches: How far back each kind of layer attends.
         """
-        offsets = self._span - inputs.cached[:, None]  # from the first column of each row
+        offsets = self._span - inputs.cached[:, None]  # distance to the first column's position
         columns = offsets.clamp(0, self._columns - 1)
         in_block = (offsets >= 0) & (offsets < self._columns)
         index = columns[:, None].expand(self._rows, self._columns, self._num_positions)
@@ -53,7 +53,7 @@ class MaskBuilder:
         }
 
     def _near(self, seen: Tensor, offsets: Tensor, inputs: BucketTensors, reach: Reach) -> Tensor:
-        """Limit the visible positions to those within `reach` of each query."""
+        """Hide the positions that are outside the window or chunk of each query."""
         if not reach.is_limited:
             return seen
         own = key_positions(inputs).gather(1, offsets.clamp(0, self._columns - 1))
@@ -82,7 +82,7 @@ def key_positions(inputs: BucketTensors) -> Tensor:
         Text positions, int64 [rows, columns].
     """
     rows, columns = inputs.positions.shape
-    # Columns without a token write theirs to a position that nobody reads.
+    # The scatter sends the positions of columns without a token to an extra column, which is cut.
     stored = inputs.cache_positions >= 0
     order = torch.where(stored, inputs.cache_positions - inputs.cached[:, None], columns)
     positions: Tensor = inputs.positions.new_zeros(rows, columns + 1)

@@ -11,7 +11,7 @@ from paceline.model.eagle.captured_states import CapturedStates
 
 @dataclass(frozen=True, slots=True)
 class BucketOutput:
-    """Results of a forward pass, overwritten when any graph of the model is replayed.
+    """Results of a forward pass; replaying any graph of the model overwrites them.
 
     Attributes:
         logits: Logits, [rows, columns, vocab].

@@ -31,7 +31,7 @@ _INT_BYTES, _TABLE_BYTES = 8, 4
 
 
 class PackedBucket(Bucket):
-    """Forward passes over packed batches in one fixed shape, on CUDA with Triton.
+    """Runs forward passes over packed batches in one fixed shape, on CUDA with Triton.
 
     Args:
         owner: Model to run.
@@ -83,7 +83,7 @@ class PackedBucket(Bucket):
         """
         self._buffer.wait()
         reaches = self._owner.architecture.reaches
-        rows = self._slot_cache.rows_of(packing.slots)  # of the stores, for each query
+        rows = self._slot_cache.rows_of(packing.slots)  # first row of each query's slot
         order = packing.attention_metadata({}, rows[packing.starts[:-1]])
         for kind, table in self._tables.items():
             visible = packing.visible(reaches[kind])
@@ -91,7 +91,8 @@ class PackedBucket(Bucket):
                 return False
         count, real = len(token_ids), int((packing.pending + packing.nodes).sum())
         ids, texts, cache_positions, slots = self._arrays
-        # Columns without a token repeat one, because the states of another one may be NaN.
+        # Columns without a token repeat a token of the batch, because the hidden states of an
+        # arbitrary token may be NaN.
         ids[count:], texts[count:], cache_positions[real:], slots[count:] = (
             token_ids[0],
             0,

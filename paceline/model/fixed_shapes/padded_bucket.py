@@ -25,7 +25,7 @@ from paceline.model.padded_batch import PaddedBatch
 
 
 class PaddedBucket(Bucket):
-    """Forward passes over padded batches in one fixed shape.
+    """Runs forward passes over padded batches in one fixed shape.
 
     Args:
         owner: Model to run.
@@ -55,7 +55,7 @@ class PaddedBucket(Bucket):
         self._slot_cache = cache
 
     def fill(self, layout: PaddedBatch, token_ids: IntArray, positions: IntArray) -> None:
-        """Write the inputs of a batch; see `BucketInputs.fill`."""
+        """Write the inputs of a batch to the device; see `BucketInputs.fill`."""
         slots = layout.first_slot + np.arange(len(token_ids))
         self._inputs.fill(layout, token_ids, positions, self._slot_cache.rows_of(slots))
 

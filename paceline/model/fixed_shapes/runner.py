@@ -127,9 +127,10 @@ class FixedShapeRunner:
         return self._run(bucket) if bucket.fill(packing, token_ids, positions) else None
 
     def _has_stores(self) -> bool:
-        """Drop all buckets if the cache was reallocated.
+        """Return whether every layer has tensors for its keys and values.
 
-        Return whether every layer has tensors for its keys and values.
+        If the cache was reallocated, the method first drops all buckets, because they use the old
+        addresses.
         """
         if self._generation != self._cache.generation:
             self._drop_buckets()
@@ -155,7 +156,7 @@ class FixedShapeRunner:
         self._memory = None
         self._buckets.clear()
         warnings.warn(
-            f"{self._owner.architecture.name}: its forward pass cannot be captured as a CUDA graph"
+            f"{self._owner.architecture.name}: the forward pass cannot be captured as a CUDA graph"
             f" ({str(error).splitlines()[0]}). It runs without graphs, more slowly.",
             stacklevel=2,
         )

@@ -7,10 +7,10 @@ from __future__ import annotations
 COLUMNS = (1, 8, 16, 32, 64)
 
 # Maximum number of columns of all rows in a bucket; larger forward passes keep their own shape.
-# It bounds the memory of the logits that graphs share.
+# The limit bounds the memory for the logits that all graphs share.
 MAX_TOKENS = 1024
 
-# Smallest number of tokens in a bucket of packed batches; larger buckets double it.
+# Smallest number of tokens in a bucket of packed batches. Each larger bucket has twice as many.
 MIN_PACKED_TOKENS = 16
 
 # Smallest number of cache positions that attention reads in a bucket, and the ratio of one bucket

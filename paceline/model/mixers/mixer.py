@@ -16,7 +16,7 @@ from paceline.kv_cache.state_layer import StateLayer
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
 
 MixerCall = Callable[[Tensor], Tensor]
-"""A module's own forward method, from [rows, columns, hidden] to the same shape."""
+"""A module's own `forward`, whose input and output have the shape [rows, columns, hidden]."""
 
 
 def own_forward(twin: nn.Module) -> FunctionType | None:
@@ -27,7 +27,7 @@ def own_forward(twin: nn.Module) -> FunctionType | None:
 
 
 class StateUpdate(Protocol):
-    """A recurrent mixer's result, which advances the stored states after verification."""
+    """Advances the stored states of a recurrent mixer once a draft has been verified."""
 
     def commit(
         self, layer: StateLayer, batch: RecurrentBatch, accepted: Sequence[Sequence[int]]

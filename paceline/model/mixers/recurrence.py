@@ -103,7 +103,7 @@ class RecurrenceMixer:
 
 
 class _Folds:
-    """Adds accepted tokens to the recurrent states of one mixer call."""
+    """Advances the recurrent states of one mixer call by the committed tokens."""
 
     def __init__(self, call: RecurrenceCall) -> None:
         self._tree, self._folds = call.tree, call.folds

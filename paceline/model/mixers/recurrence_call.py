@@ -61,7 +61,7 @@ class RecurrenceCall:
         activation: str | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return the causal convolution of the inputs, [rows, channels, columns]."""
+        """Return the causal convolution along the draft tree, [rows, channels, columns]."""
         rows = _flat(hidden_states.transpose(1, 2))
         recurrences, slots = recurrences_for(rows), self._slots(rows)
         name = f"convolution.{self._first + len(self.folds)}"

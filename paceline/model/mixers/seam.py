@@ -28,8 +28,8 @@ class RecurrentPass:
     Attributes:
         batch: Tokens of the forward pass.
         layers: Stored states by layer index.
-        updates: Updates that the mixers returned for the commit, by layer index and by the mixer's
-            index within the layer.
+        updates: State updates that the mixers returned, by layer index and by the mixer's index
+            within the layer. The commit applies them.
         folds: Whether every mixer adds accepted nodes to the stored states.
     """
 
@@ -109,7 +109,7 @@ class MixerForward:
 
 
 def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[int, nn.Module]:
-    """Return the mixer of each layer that has states, by layer index.
+    """Return the mixer of each layer with recurrent states, by layer index.
 
     A mixer replaces a layer's attention or the attention's projections. It contains a depthwise
     convolution and has a layer index. If any layer does not have exactly one such module, the
@@ -118,7 +118,7 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
 
     Args:
         model: Model to search.
-        states: Layers with states, by index.
+        states: Kind of recurrent state in each recurrent layer, by layer index.
     """
     candidates: dict[int, list[nn.Module]] = {index: [] for index in states}
     for module in model.modules():
@@ -133,13 +133,13 @@ def mixers_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> dict[i
 
 
 def convolutions_of(model: PreTrainedModel, states: Mapping[int, StateKind]) -> list[nn.Module]:
-    """Return the short convolutions that hold all states of a model.
+    """Return a model's short convolutions if all recurrent states belong to them.
 
     The result is empty if any state belongs to another module.
 
     Args:
         model: Model to search.
-        states: Layers with states, by index.
+        states: Kind of recurrent state in each recurrent layer, by layer index.
     """
     convolutions = [
         module

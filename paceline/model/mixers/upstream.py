@@ -21,7 +21,7 @@ from paceline.model.mixers.settings import MAX_SHORT_COLUMNS, SHORT_CHUNK
 
 @dataclass(frozen=True, slots=True)
 class _Advanced:
-    """The states after the pending tokens, stored until the commit.
+    """Holds the recurrent states after the pending tokens until the commit.
 
     Attributes:
         states: States by name, each [requests, ...].
@@ -108,7 +108,7 @@ class UpstreamMixer:
         }, results
 
     def _run(self, call: MixerCall, hidden: Tensor, in_prompt: bool) -> Tensor:
-        """Call the module with a suitable chunk size and suitable time-step limits.
+        """Call the module with the chunk size and time-step limits that suit the tokens.
 
         Args:
             call: The module's `forward` method.
@@ -143,7 +143,7 @@ def clamps_prompts(module: nn.Module) -> bool:
 
 
 def ignores_states(module: nn.Module) -> bool:
-    """Return whether a recurrent mixer ignores its state if there are several tokens.
+    """Return whether a recurrent mixer ignores its state when it gets several tokens.
 
     This is the case for transformers' selective scan (Mamba-1), which has no argument for a state.
     """

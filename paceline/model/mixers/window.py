@@ -108,7 +108,7 @@ def _sequence(
     Args:
         batch: Tokens of the forward pass.
         size: Number of stored inputs per request.
-        num_columns: Number of columns of the forward pass.
+        num_columns: Number of columns in the forward pass.
         device: Device of the results.
     Returns:
         The source of each element of the sequence, int64 [length], and the position of each
