@@ -16,17 +16,18 @@ from paceline.errors import ConfigError
 from paceline.util.config import require_count
 
 _PARAMS = SamplingParams(ignore_eos=True)
-MAX_DRAFT_TOKENS = 10  # as many as llama-cpp-python's own prompt lookup proposes
+MAX_DRAFT_TOKENS = 10  # the default of llama-cpp-python's own prompt lookup
 
 
 class LlamaCppDraftModel:
-    """Drafts chains for `llama_cpp.Llama(..., draft_model=...)`.
+    """Drafts chains of tokens for `llama_cpp.Llama(..., draft_model=...)`.
 
-    The object follows one text at a time. If a text does not continue the text of the previous
-    call, a new request starts. One object may therefore serve many calls, but not several threads.
+    The drafter keeps state for one text at a time. If a text does not continue the text of the
+    previous call, a new request starts. You can therefore use one object for many calls, but not in
+    several threads at once.
 
     Args:
-        drafter: Spec of a drafter without a model, such as "sssd:datastore=DIRECTORY"; or a
+        drafter: Spec of a drafter that needs only text, such as "sssd:datastore=DIRECTORY"; or a
             `Drafter`.
         max_draft_tokens: Maximum number of draft tokens per call; at least 1; default 10.
     Raises:
@@ -48,7 +49,7 @@ class LlamaCppDraftModel:
         self._chain = EMPTY_TREE
 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
-        """Return draft tokens for a text.
+        """Draft the next tokens of a text, and return their ids.
 
         Args:
             input_ids: Token ids of the text so far.
@@ -59,7 +60,7 @@ class LlamaCppDraftModel:
         return np.array(self._chain.token_ids, dtype=np.intc)
 
     def _advanced(self, token_ids: list[int]) -> Request:
-        """Return the request for a text, after the drafter has observed its new tokens."""
+        """Pass the text's new tokens to the drafter, and return the request for the text."""
         request = self._request
         if request is not None:
             known = len(request)
@@ -82,7 +83,7 @@ class LlamaCppDraftModel:
 
 
 def _num_accepted(chain: DraftTree, new_tokens: list[int]) -> int:
-    """Return how many tokens of a chain the target has accepted."""
+    """Return how many draft tokens of a chain the target has accepted."""
     accepted = 0
     for draft, token in zip(chain.token_ids, new_tokens[:-1], strict=False):
         if draft != token:

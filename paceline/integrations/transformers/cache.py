@@ -1,4 +1,4 @@
-"""Copy key/value states between a `CachedLM` and a transformers `DynamicCache`."""
+"""Copy keys and values between a `CachedLM` and a transformers `DynamicCache`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from paceline.model.cached_lm import CachedLM
 
 
 def load_cache(model: CachedLM, rows: Sequence[RowRequest], cache: DynamicCache, past: int) -> None:
-    """Copy the first `past` columns of a cache to the slots, omitting padding.
+    """Copy the first `past` columns of a transformers cache to the slots of the rows.
 
-    A sliding-window layer holds only the last columns. Zeros replace older columns, which no later
-    window contains.
+    A column is a token position of the padded batch; padding is not copied. A sliding-window layer
+    of the cache contains only the last columns. Zeros replace older columns, which no later window
+    includes.
     """
     for row in rows:
         for index, layer in enumerate(cache.layers):
@@ -41,11 +42,11 @@ def fill_cache(
 
     Args:
         model: Model whose cache slots hold the rows.
-        rows: Rows in batch order. The slot of each row holds the row's tokens before column
-            `total`.
+        rows: Rows in batch order. The slot of each row contains the keys and values of the tokens
+            before column `total`.
         cache: Cache to extend.
-        past: Number of columns that the cache already holds.
-        total: Number of columns that the cache holds afterwards.
+        past: Number of columns that are already in the cache.
+        total: Number of columns that are in the cache afterwards.
     """
     stored = [model.stored(row) for row in rows]
     for index, states in enumerate(zip(*stored, strict=True)):
@@ -57,7 +58,10 @@ def fill_cache(
 
 
 def _columns(rows: Sequence[RowRequest], states: Sequence[Tensor], past: int, total: int) -> Tensor:
-    """Arrange states [heads, n, dim] as columns [batch, heads, total - past, dim]."""
+    """Arrange the rows' states [heads, n, dim] as the columns of a padded batch.
+
+    The result has the shape [batch, heads, total - past, dim].
+    """
     heads, _, dim = states[0].shape
     result = states[0].new_zeros(len(rows), heads, total - past, dim)
     for index, (row, row_states) in enumerate(zip(rows, states, strict=True)):

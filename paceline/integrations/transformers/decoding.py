@@ -32,14 +32,17 @@ from paceline.verification.verify import best_tokens, split_top_tokens
 def verify_rows(
     rows: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> list[Outcome]:
-    """Choose tokens as transformers would, and accept draft tokens that match.
+    """Choose tokens as transformers would, and accept the draft tokens that match.
 
-    The engine applies this rule (sample matching) to the rows of a transformers batch.
+    This verification rule is called sample matching. The engine applies it to the rows of a
+    transformers batch.
 
     Args:
-        rows: Instances of `RowRequest`.
+        rows: Rows of the batch, which are instances of `RowRequest`.
         trees: Draft tree of each row.
-        logits: Logits after the root and every node.
+        logits: The target's logits after the root and after every node of each tree.
+    Returns:
+        The accepted nodes and the new tokens of each row.
     """
     best, top = best_tokens(logits)
     tops = split_top_tokens(logits, top)
@@ -69,17 +72,17 @@ def verify_rows(
 
 
 def _without_states(request: GenerateCall, model: CachedLM) -> GenerateCall:
-    """Return the call, but without its cache if the model has recurrent states.
+    """Remove the KV cache from a call if the model has recurrent states.
 
     Raises:
-        UnsupportedModelError: The caller passed a cache to such a model.
+        UnsupportedModelError: The model has recurrent states, and the caller passed a cache.
     """
     if request.cache is None or not model.keeps_states:
         return request
     if request.past or getattr(request.cache, "_is_user_defined", False):
         raise UnsupportedModelError(
             f"{GENERATE_CACHE}: got a cache for {model.architecture.name}, whose recurrent"
-            " states cannot be copied from or to it; expected None. Leave it out."
+            " states cannot be copied from or to a cache; expected None. Leave it out."
         )
     return replace(request, cache=None)
 
@@ -89,8 +92,8 @@ class Decoding:
 
     Args:
         engine: Engine that runs the model.
-        request: Checked arguments of the call.
-        streamer: transformers streamer, or None.
+        request: Validated arguments of the call.
+        streamer: Streamer of transformers that receives the tokens, or None.
     """
 
     def __init__(self, engine: Engine, request: GenerateCall, streamer: Any) -> None:
@@ -104,7 +107,10 @@ class Decoding:
         self._rows = [RowRequest(request, index, self._noise) for index in range(request.batch)]
 
     def run(self) -> Any:
-        """Decode all rows; then free the slots and the drafter state, even after an error."""
+        """Decode all rows, and return the result in transformers' format.
+
+        The slots and the drafter's state are freed at the end, even after an error.
+        """
         request = self._request
         if request.media is not None:
             attach_media(self._model, request, self._rows)
@@ -130,9 +136,9 @@ class Decoding:
             self._engine.withdraw(handles)
 
     def _stream(self) -> None:
-        """Pass each new column to the streamer, once all unfinished rows have reached it.
+        """Pass each column to the streamer once all unfinished rows have reached it.
 
-        A column holds one token id per row, [batch].
+        A column consists of one token id per row, [batch].
         """
         if self._streamer is None:
             return
@@ -155,9 +161,9 @@ class Decoding:
         return pad
 
     def _extend_short_rows(self, total: int) -> None:
-        """Run the model on padding for rows that ended early.
+        """Run the model on the padding tokens of rows that ended early.
 
-        transformers also runs this padding, and returns its scores and states.
+        transformers also runs these tokens, and returns their scores, keys and values.
         """
         short = [row for row in self._rows if row.width < total]
         if not short:
@@ -200,10 +206,10 @@ class Decoding:
         )
 
     def _restarts(self, num_columns: int) -> bool:
-        """Return whether the model drops its cache at this length.
+        """Return whether the model drops its cache before reaching this many columns.
 
-        Some models switch their rotary frequencies at a certain length. They then drop the cache,
-        and recompute the whole text.
+        Some models switch their rotary frequencies at a certain text length. At this length, they
+        drop the cache and recompute the whole text.
         """
         switch = self._model.architecture.restart_length
         return switch is not None and self._request.past <= switch < num_columns

@@ -21,8 +21,8 @@ def arguments_of_generate(strategy: object) -> dict[str, Any]:
     A strategy is the callable that a user passes to `generate` as `custom_generate`. `generate`
     does not pass the streamer, the assistant or the tokenizer to the strategy. This function
     therefore reads these arguments from the calling frames. When the strategy runs, `generate` has
-    already removed the tokenizer from its own arguments. The functions that wrap `generate`
-    (`torch.no_grad`, PEFT) still hold the tokenizer.
+    already removed the tokenizer from its own arguments. The frames of the functions that wrap
+    `generate` (`torch.no_grad`, PEFT) still contain it.
     """
     given: dict[str, Any] = {}
     frame = inspect.currentframe()
@@ -45,7 +45,7 @@ def arguments_of_generate(strategy: object) -> dict[str, Any]:
 
 
 def stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
-    """Return a criterion that ends a row at a stop string.
+    """Create a stopping criterion that ends a row at a stop string.
 
     Raises:
         ConfigError: No tokenizer was passed.

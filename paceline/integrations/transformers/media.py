@@ -23,11 +23,12 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
 
     Args:
         model: Model of the call.
-        request: Checked arguments of the call, with media.
+        request: Validated arguments of the call, including images, videos or audio.
         rows: Rows in batch order.
     Raises:
         ConfigError: A row ends with a placeholder, or the model rejects the inputs.
-        UnsupportedModelError: The model cannot store its states after an image.
+        UnsupportedModelError: The model's recurrent states are inside attention layers, so they
+            cannot be stored after an image.
     """
     assert request.media is not None, "called for calls with media"
     placeholders = placeholder_ids(model.model.config)
@@ -47,5 +48,5 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
         tensors = {
             name: value for name, value in request.media.items() if isinstance(value, Tensor)
         }
-        # Rows share no keys with other requests, so that the digest only has to be unique.
+        # No other request reuses the keys of these rows, so the digest only has to be unique.
         row.media = Media(tensors, len(row) - 1, str(row.id).encode(), states)

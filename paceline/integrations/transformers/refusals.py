@@ -34,7 +34,7 @@ _USED_INPUTS = {
 def refuse_synced_gpus(model: PreTrainedModel, synced_gpus: bool | None) -> None:
     """Reject calls in which all processes must run the same number of forward passes.
 
-    With drafting, the processes run different numbers of forward passes.
+    With drafting, the number of forward passes differs between processes.
 
     Raises:
         ConfigError: `synced_gpus` was requested, or transformers would enable it.
@@ -94,16 +94,16 @@ def refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
 
 
 def refuse_cache_options(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
-    """Reject options for a cache from which tokens cannot be removed.
+    """Reject options that select a cache from which tokens cannot be removed.
 
-    transformers creates the cache before decoding starts. This can fail: an offloaded cache needs
-    a GPU, and a quantised one needs another package.
+    This check runs before transformers creates the cache, which can fail: an offloaded cache needs
+    a GPU, and a quantised cache needs an additional package.
 
     Args:
         model: Model that the call runs.
         options: Arguments of `generate`.
     Raises:
-        ConfigError: The options, or else the model's defaults, select such a cache.
+        ConfigError: The options select such a cache, or the model's defaults do.
     """
     given = options.get("cache_implementation")
     for config in (options.get("generation_config"), model.generation_config):
@@ -120,13 +120,13 @@ def _refuse_cache(implementation: str | None) -> None:
 
 
 def refuse_virtual_tokens(model: PreTrainedModel) -> None:
-    """Reject adapters that add virtual tokens, such as prompt tuning.
+    """Reject adapters that add virtual tokens, such as those of prompt tuning.
 
     Raises:
         ConfigError: The model has such an adapter; the message names it.
     """
-    # During generation, PEFT replaces this method; prompt and prefix tuning then add embeddings or
-    # a cache.
+    # PEFT replaces this method during generation, so that prompt tuning can add embeddings, and
+    # prefix tuning can add a cache.
     adapter = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
     config = getattr(adapter, "active_peft_config", None)
     if getattr(config, "is_prompt_learning", False):

@@ -33,7 +33,7 @@ _REPLACEABLE_LAYERS = (hf_caches.DynamicLayer, hf_caches.DynamicSlidingWindowLay
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """The validated arguments of a call of transformers' `generate`.
+    """Validated arguments of a call to transformers' `generate`.
 
     Attributes:
         input_ids: Token ids with padding, [batch, width].
@@ -42,14 +42,14 @@ class GenerateCall:
         eos_token_ids: Ids of the tokens that end a row.
         criteria: Stopping criteria other than lengths and end-of-sequence tokens.
         max_length: Length at which a row ends, including padding.
-        pad_token_id: Token that fills rows which have ended; None if all rows end together.
+        pad_token_id: Token that fills rows after their end; None if all rows end together.
         sampled: Whether tokens are sampled; otherwise the most likely token is chosen.
         keep_scores: Whether to collect the processed scores.
         keep_logits: Whether to collect the raw logits.
         as_dict: Whether to return a `GenerateDecoderOnlyOutput`.
-        past: Number of `input_ids` columns that `cache` already holds.
-        cache: KV cache to which the call finally adds its keys and values; None if the caller does
-            not receive a cache.
+        past: Number of `input_ids` columns whose keys and values are already in `cache`.
+        cache: KV cache to which the call adds its keys and values at the end; None if the caller
+            does not receive a cache.
         media: Arguments for the model's own prefill; None if the prompts contain text only.
     """
 
@@ -80,7 +80,7 @@ class GenerateCall:
 
     @property
     def plain(self) -> bool:
-        """Return whether the call needs only the argmax of the raw logits for each token.
+        """Return whether each token is simply the argmax of the raw logits.
 
         All other calls sample, have logits processors, or return logits or scores.
         """
@@ -180,7 +180,7 @@ def _max_length(
 
 
 def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
-    """Return the number of leading padding tokens per row, which is 0 without a mask."""
+    """Return the number of leading padding tokens in each row; 0 without a mask."""
     batch, width = input_ids.shape
     if mask is None:
         return [0] * batch
@@ -209,7 +209,7 @@ def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
 def _columns_held(
     cache: Any, input_ids: Tensor, mask: Tensor | None, config: GenerationConfig
 ) -> int:
-    """Return how many columns of `input_ids` a cache holds; reject unusable caches."""
+    """Return how many columns of `input_ids` are in a cache; reject unusable caches."""
     if cache is None:
         return 0
     type_name = type(cache).__name__

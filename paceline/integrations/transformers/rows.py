@@ -30,9 +30,9 @@ from paceline.integrations.transformers.request import GenerateCall
 class SharedNoise:
     """Reproduces the samples of `torch.multinomial`, one row at a time.
 
-    `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise that is
-    drawn for the whole batch. This class draws the noise of a step once, as soon as one row needs
-    it, and in the order of the steps. The noise of every other row is kept until that row needs it.
+    `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise for the
+    whole batch. This class draws the noise of each step once, as soon as the first row needs it,
+    and in the order of the steps. It keeps the noise of every other row until that row needs it.
 
     Args:
         batch: Number of rows.
@@ -48,11 +48,11 @@ class SharedNoise:
 
     @property
     def num_shares(self) -> int:
-        """Return the number of noise rows that have been drawn but not yet taken."""
+        """Return the number of noise vectors that have been drawn but not yet used."""
         return len(self._shares)
 
     def take(self, row: int, step: int, vocab: int) -> Tensor:
-        """Return a row's noise [vocab] for one step, and remove it from memory."""
+        """Return a row's noise [vocab] for one step; each vector can be taken only once."""
         while self._drawn <= step:
             noise = torch.empty(self._batch, vocab, device=self._device).exponential_(1)
             for other in self._live:
@@ -71,10 +71,10 @@ class RowRequest(Request):
     """A row of the batch: its unpadded prompt, and how its tokens are chosen.
 
     Attributes:
-        place: Index in the batch.
+        place: Index of the row in the batch.
         padding: Number of padding tokens before the prompt.
-        scores, logits: Tensors that transformers would return, one of shape [1, vocab] per token;
-            empty if not requested.
+        scores: Processed scores of each chosen token, [1, vocab]; empty if not requested.
+        logits: Raw logits of each chosen token, [1, vocab]; empty if not requested.
     """
 
     def __init__(self, request: GenerateCall, index: int, noise: SharedNoise) -> None:
@@ -82,8 +82,8 @@ class RowRequest(Request):
         self.padding = request.padding[index]
         ids = request.input_ids[index : index + 1]
         new_tokens = request.max_length - request.width
-        # Temperature 0 makes drafters deterministic: draft tokens are compared with the sampled
-        # token.
+        # With temperature 0, drafters propose their most likely tokens, which the verification
+        # compares with the sampled tokens.
         params = SamplingParams(max_new_tokens=new_tokens, temperature=0.0)
         super().__init__(
             ids[0, self.padding :].tolist(), params, eos_token_ids=request.eos_token_ids
@@ -95,13 +95,13 @@ class RowRequest(Request):
             _processors_of_row(request.processors, index, request.batch), ids
         )
         self._noise = noise
-        self._last_end = (-1, "")  # length and result of the last `end_reason`
+        self._last_end = (-1, "")  # text length and result of the last call of `end_reason`
 
     @property
     def ids(self) -> Tensor:
-        """Return the padding, the prompt and all chosen tokens; [1, n].
+        """Return the padding, the prompt and all chosen tokens, [1, n].
 
-        The result includes tokens that have not yet been appended.
+        The result includes tokens that the engine has not yet appended to the request.
         """
         return self._processed.ids
 
@@ -122,7 +122,13 @@ class RowRequest(Request):
         return token
 
     def process(self, logits: Tensor) -> Tensor:
-        """Return the next token's scores [1, vocab], and store the requested tensors."""
+        """Apply the logits processors, and store the scores and logits that are requested.
+
+        Args:
+            logits: Logits of the next token, [vocab].
+        Returns:
+            Scores of the next token, [1, vocab].
+        """
         raw = logits[None].to(device=self.ids.device, dtype=torch.float32, copy=True)
         scores = self._processed(raw)
         if self._request.keep_scores:
@@ -138,7 +144,7 @@ class RowRequest(Request):
     def end_reason(self, run: list[int]) -> str | None:
         """Return why the row ends after the new tokens `run`; None if it continues.
 
-        Each criterion is evaluated once per token.
+        Each stopping criterion is evaluated once per token.
         """
         length = len(self) + len(run)
         if length != self._last_end[0]:
@@ -157,7 +163,7 @@ class RowRequest(Request):
             return int(torch.where(scores.gather(-1, best).isnan(), NO_TOKEN, best))
         probs = scores.softmax(-1)
         if self._request.batch == 1:
-            is_finite = probs.isfinite().all()  # else torch.multinomial raises, or aborts a GPU
+            is_finite = probs.isfinite().all()  # otherwise, torch.multinomial raises or aborts
             return int(
                 torch.where(
                     is_finite,
@@ -173,7 +179,7 @@ class RowRequest(Request):
 def _processors_of_row(
     processors: LogitsProcessorList, row: int, batch: int
 ) -> LogitsProcessorList:
-    """Return the processors for one row, copying any that have state."""
+    """Return the logits processors for one row; processors with state are copied."""
     if batch == 1:
         return processors
     row_processors = []

@@ -6,9 +6,9 @@
 
 All options for greedy search and sampling work as without drafting. transformers prepares the
 logits processors and stopping criteria, and this package calls them once per token, in text order.
-A processor gets the text before the token. A criterion gets the text up to and including the token.
-Custom processors and criteria get one row at a time. Rows may end at different steps, but the
-result is rectangular, as without drafting.
+A processor receives the text before the token. A criterion receives the text up to and including
+the token. Custom processors and criteria receive one row at a time. Rows may end at different
+steps, but the result is padded to a rectangle, as without drafting.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Strategy:
             most likely tokens.
         batch_invariant: True, False or "auto", as in `LLM`. With batch invariance, the tokens
             depend neither on the drafter nor on the batch, in any dtype. In half precision,
-            transformers itself may produce other tokens, because its kernels sum in a different
-            order.
+            transformers itself may produce different tokens, because its kernels add numbers in a
+            different order.
     Attributes:
         stats: Statistics of the latest call, one entry per row of its result.
     Raises:
-        ConfigError: The drafter or an option is unknown, or a draft model is missing or
-            superfluous. A call also raises this error if batch invariance was requested but is
-            impossible.
+        ConfigError: The drafter or an option is unknown, a required draft model is missing, or the
+            drafter does not use a draft model. A call also raises this error if batch invariance
+            was requested but is not possible.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Strategy:
                 self._busy = False
 
     def _engine(self, model: PreTrainedModel) -> Engine:
-        """Return the engine for a model; it is reused until the model changes."""
+        """Return the engine for a model, reusing the last engine until the model changes."""
         facts = Architecture.from_model(model)
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):
@@ -221,7 +221,7 @@ def generate(
         inputs: Token ids of the prompts.
         drafter: "name", "name:key=value,key=value", a `Drafter`, or a `Strategy` to reuse.
             Default: "auto".
-        draft_model: Draft model, as in `Strategy`.
+        draft_model: Draft model: directory, hub id, GGUF file or loaded model.
         streamer: Streamer that receives the prompt, followed by the tokens as they are accepted.
             Its `end` method is called even after an error.
         stop_strings: Strings that end a row, in addition to those in a `generation_config`; they

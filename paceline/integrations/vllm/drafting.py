@@ -31,9 +31,9 @@ class RowDrafting:
 
     Args:
         drafter: Drafter, wrapped to isolate its errors.
-        facts: Properties of the engine.
-        meter: Metrics to update.
-        full: Whether to use the longest drafts, regardless of their cost.
+        facts: Properties of vLLM's engine.
+        meter: Prometheus metrics to update.
+        full: Whether to pass every draft to vLLM at full length, regardless of its cost.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RowDrafting:
         return len(self._requests)
 
     def warm_up(self) -> None:
-        """Draft once, to compile all kernels before the first request."""
+        """Draft for a short text, to compile all kernels before the first request."""
         request = TrackedRequest(BatchRow(0, np.array([1, 2, 1, 2, 1, 0], dtype=np.int32), 1))
         self._drafter.start(request.request)
         chain = self._drafter.propose([request.request], [4])[0].best_chain()
@@ -63,7 +63,7 @@ class RowDrafting:
         chains, no_tokens = flatten_chains([chain]), np.zeros(0, dtype=np.int64)
         count(new_calibration(), chains, no_tokens, np.zeros(2, dtype=np.int64))
         path_probabilities(self._reliability, chains)
-        # `sssd` sorts recent answers between steps.
+        # `sssd` sorts recent answers between steps, with a kernel that this line compiles.
         Shard.in_memory([np.zeros(2, dtype=np.uint32)], vocab_size=1, width=4)
 
     def step(self, rows: Sequence[BatchRow], others: int, begin: float) -> list[list[int]]:
@@ -72,7 +72,7 @@ class RowDrafting:
         Args:
             rows: Rows with new tokens.
             others: Number of rows whose prompts are still being computed.
-            begin: Time of vLLM's call, by `time.perf_counter`.
+            begin: Time at which vLLM called the proposer, in seconds (`time.perf_counter`).
         """
         claimed = self._requests.claim(rows, self._gap)
         self._note_costs(claimed, others, begin)
@@ -97,15 +97,15 @@ class RowDrafting:
         return [[*drafts.get(row.index, ())] for row in rows]
 
     def done(self, now: float) -> None:
-        """Record when drafting ended.
+        """Record the time at which drafting ended, in seconds.
 
-        The time from then until the next call is spent in vLLM.
+        vLLM spends the time from then until the next call.
         """
         if self._before is not None:
             self._before = *self._before[:2], now
 
     def forget(self, requests: Iterable[TrackedRequest] | None = None) -> None:
-        """Treat the given requests, by default all, as finished."""
+        """Treat the given requests, or all requests by default, as finished."""
         for request in [*self._requests] if requests is None else requests:
             self._requests.drop(request)
             self._drafter.stop(request.request)
@@ -123,7 +123,7 @@ class RowDrafting:
         Args:
             request: Request to extend.
             row: Row of the request.
-            drafted: List to which this method adds the drafted chain and the new tokens.
+            drafted: List to which this method adds the request's draft chain and new tokens.
         """
         new_tokens = row.text[len(request) :].tolist()
         end_index = next(
@@ -136,7 +136,7 @@ class RowDrafting:
         request.chain, request.sent = EMPTY_TREE, 0
         if len(chain):
             drafted.append((chain, run))
-        if len(new_tokens) > row.new:  # steps without this proposer verified none of its drafts
+        if len(new_tokens) > row.new:  # vLLM ran steps without calling the proposer for drafts
             sent = EMPTY_TREE
         accepted = min(row.new - 1, len(sent))
         self._meter.accepted.inc(accepted)
@@ -155,7 +155,7 @@ class RowDrafting:
         return end_index is None
 
     def _count(self, drafted: list[tuple[DraftTree, list[int]]]) -> None:
-        """Update the acceptance calibration from draft chains and the new tokens."""
+        """Update the calibration of acceptance probabilities from drafts and new tokens."""
         if drafted:
             new_tokens = np.array([token for _, run in drafted for token in run], dtype=np.int64)
             offsets = np.cumsum([0, *(len(run) for _, run in drafted)], dtype=np.int64)

@@ -20,7 +20,7 @@ class Faults:
     """Counts and logs errors, with at most one log line every half minute.
 
     Args:
-        count: Function called for each error.
+        count: Function to call for each error.
     """
 
     def __init__(self, count: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class Faults:
         self._next_line = 0.0
 
     def report(self, where: str, error: Exception) -> None:
-        """Count and log an exception."""
+        """Count an exception, and log it unless an error was logged recently."""
         self._count()
         now = time.monotonic()
         if now < self._next_line:
@@ -66,7 +66,7 @@ class GuardedDrafter:
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return a draft tree for each request; trees of failed requests are empty.
 
-        If the drafter fails for the batch, it is called again for one request at a time.
+        If the drafter fails for the batch, this method calls it again for one request at a time.
         """
         trees = [EMPTY_TREE] * len(seqs)
         indices = [index for index, seq in enumerate(seqs) if seq.id not in self._muted]

@@ -28,7 +28,7 @@ class _Families(NamedTuple):
 
 @cache
 def _families() -> _Families:
-    """Create the metrics once per process, in the registry that vLLM uses."""
+    """Create the metrics once per process, in the Prometheus registry that vLLM uses."""
 
     def gauge(name: str, documentation: str) -> Gauge:
         return Gauge(_PREFIX + name, documentation, [_LABEL], multiprocess_mode="livemax")
@@ -57,7 +57,7 @@ def _families() -> _Families:
 
 
 class DraftingMetrics:
-    """Holds the metrics for one model."""
+    """Prometheus metrics of drafting, labelled with the name of one model."""
 
     def __init__(self, model: str) -> None:
         families = _families()

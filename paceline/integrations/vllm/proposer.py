@@ -62,13 +62,13 @@ class Proposer:
         *_: Any,
         **__: Any,
     ) -> list[list[int]]:
-        """Draft tokens for every row of a batch; after errors, return empty drafts.
+        """Draft tokens for every row of a batch; if an error occurs, return empty drafts.
 
         Args:
             sampled_token_ids: New tokens of each row; empty for a row whose prompt is still being
                 computed.
-            num_tokens_no_spec: Number of tokens in each row, including new tokens; [rows or more].
-            token_ids_cpu: Token ids of the rows; [rows or more, max_model_len].
+            num_tokens_no_spec: Number of tokens in each row, including new tokens, [at least rows].
+            token_ids_cpu: Token ids of the rows, [at least rows, max_model_len].
         Returns:
             At most `num_speculative_tokens` token ids per row.
         """
@@ -103,7 +103,8 @@ class Proposer:
         """Create the drafter unless it exists or an attempt failed recently.
 
         Raises:
-            ConfigError, DatastoreError: As for `Builder.build`.
+            ConfigError: The drafter cannot be created or does not match the engine.
+            DatastoreError: The datastore cannot be read.
         """
         drafter = None if self._drafting is not None else self._builder.build()
         if drafter is not None:

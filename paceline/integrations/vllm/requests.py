@@ -38,8 +38,9 @@ class BatchRow:
     """A row of vLLM's batch that has new tokens.
 
     Attributes:
-        index: Index in the batch.
-        text: Prompt and answer, including the new tokens, as a view of vLLM's array.
+        index: Index of the row in the batch.
+        text: Token ids of the prompt and answer, including the new tokens, as a view of vLLM's
+            array.
         new: Number of new tokens.
     """
 
@@ -54,14 +55,14 @@ class BatchRow:
 
 
 class TrackedRequest:
-    """A vLLM request that is tracked for the drafter.
+    """A vLLM request, as tracked between calls of the drafter.
 
     Attributes:
         request: Request that is passed to the drafter.
         index: Index of the request's row in the batch.
-        unseen: Number of calls of the drafter since the request was last in the batch.
-        chain: All tokens of the last draft.
-        sent: Number of tokens of `chain` that vLLM received.
+        unseen: Number of drafter calls since the request was last in the batch.
+        chain: Last draft, in full.
+        sent: Number of leading tokens of `chain` that were passed to vLLM.
     """
 
     def __init__(self, row: BatchRow) -> None:
@@ -77,9 +78,9 @@ class TrackedRequest:
         return len(self._ids)
 
     def continues_in(self, row: BatchRow, gap: int) -> bool:
-        """Return whether `row` continues this text.
+        """Return whether `row` continues the text of this request.
 
-        At most `gap` tokens may be missing between the text and the new tokens.
+        Up to `gap` tokens may be missing between the known text and the row's new tokens.
         """
         missed = row.known - len(self)
         return 0 <= missed <= gap and np.array_equal(row.text[: len(self)], self._ids)
@@ -98,7 +99,7 @@ class TrackedRequest:
 
 
 class Requests:
-    """Requests from earlier calls of the drafter; each may continue in a later call."""
+    """Keeps the requests of earlier drafter calls, and finds each row's request."""
 
     def __init__(self) -> None:
         self._known: dict[int, TrackedRequest] = {}  # by request id
@@ -142,7 +143,7 @@ class Requests:
         return matches
 
     def record_rows(self, present: dict[int, TrackedRequest]) -> list[TrackedRequest]:
-        """Record each request's row; return requests that were absent from too many calls."""
+        """Record each request's row; return requests that have been missing for too long."""
         self._at = present
         self._known.update((request.request.id, request) for request in present.values())
         for request in self._known.values():
@@ -152,7 +153,7 @@ class Requests:
         return [request for request in self._known.values() if request.unseen >= MAX_MISSED_CALLS]
 
     def drop(self, request: TrackedRequest) -> None:
-        """Remove a request."""
+        """Stop tracking a request."""
         self._known.pop(request.request.id, None)
         if self._at.get(request.index) is request:
             del self._at[request.index]

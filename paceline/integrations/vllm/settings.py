@@ -11,8 +11,8 @@ class ProposerSettings:
 
     Attributes:
         max_nodes: Maximum number of nodes in the draft tree from which the proposed chain is taken.
-        max_missed_calls: Number of consecutive calls by vLLM from which a request is missing before
-            the request counts as finished.
+        max_missed_calls: Number of consecutive vLLM calls without a request after which the request
+            counts as finished.
         retry_seconds: Number of seconds before another attempt to open an unreadable datastore.
         log_seconds: Minimum number of seconds between two log lines about errors.
         store_seconds: Number of seconds between two measurements of the datastore's size.
@@ -30,8 +30,8 @@ class MetricBuckets:
     """Bucket bounds of the Prometheus histograms.
 
     Attributes:
-        seconds: Time to draft for a batch, in seconds.
-        tokens: Number of tokens that a request receives in a step.
+        seconds: Bounds for the time to draft for a batch, in seconds.
+        tokens: Bounds for the number of tokens that a request receives in a step.
     """
 
     seconds: tuple[float, ...] = (
