@@ -31,13 +31,14 @@ from paceline.invariance.settings import (
 from paceline.model.cached_lm import CachedLM
 from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
 
-# Two calls to compare, and how often a forward pass or an answer makes them.
+# Number of times that a forward pass or an answer makes a call; and the two variants of the call to
+# compare.
 _Compared = tuple[int, Callable[[], object], Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time with batch invariance, relative to the time without it.
+    """Measured cost of batch invariance.
 
     Attributes:
         ratio: Time with batch invariance, divided by the time without it.
@@ -58,9 +59,9 @@ def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enou
     Args:
         model: Loaded model.
         min_rows: Minimum number of rows in batch-invariant forward passes.
-        products: Matrix products for batch-invariant forward passes.
-        enough: The measurement stops early once the cost is this low. Other programs can only slow
-            forward passes down, so more rounds are unlikely to change the caller's decision.
+        products: Implementation of matrix products in batch-invariant forward passes.
+        enough: Cost at which the measurement stops early. Other programs can only slow forward
+            passes down, so more rounds are unlikely to change the caller's decision.
     """
     invariant = CachedLM(model, batch_invariant=True, min_rows=min_rows, products=products)
     usual = CachedLM(model)
@@ -83,7 +84,7 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 
     Args:
         modules: Modules of the model.
-        min_rows: Number of rows after padding; the result is relative to one row.
+        min_rows: Number of rows after padding. The cost is relative to products of one row.
     """
     compared: list[_Compared] = [
         (module.times, module.original.caller(min_rows), module.original.caller(1))
@@ -125,7 +126,7 @@ def _product_cost(compared: list[_Compared], device: torch.device) -> Cost:
 
 
 def run_forward(lm: TimedTarget, request: Request, tree: DraftTree) -> None:
-    """Run one forward pass without a commit, and wait for the device.
+    """Run one forward pass without a commit, and wait until the device has finished.
 
     Args:
         lm: Model to run.

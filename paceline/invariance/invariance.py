@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Invariance:
-    """The decision whether a model is decoded batch-invariantly, and its reasons.
+    """States whether a model is decoded batch-invariantly, and why.
 
     In batch-invariant mode, the logits of a token depend only on the text before it, not on the
     rest of the batch.
@@ -58,7 +58,7 @@ class Invariance:
     def check_threads(self) -> None:
         """Check that torch's number of threads has not changed since the probes.
 
-        Kernels divide rows among threads, so the results are valid for that number only.
+        Kernels divide rows among threads, so the probe results are valid only for that number.
 
         Raises:
             ConfigError: The number of threads has changed.
@@ -71,7 +71,7 @@ class Invariance:
             )
 
     def model_options(self, prefill_chunk: int) -> dict[str, Any]:
-        """Return options for `CachedLM`: batch-invariant if `on` is True, else plain.
+        """Return the arguments for a `CachedLM` that follow from this decision.
 
         Args:
             prefill_chunk: Maximum prefill chunk, in tokens. Batch invariance may reduce it.
@@ -86,14 +86,14 @@ class Invariance:
 
     @property
     def details(self) -> str:
-        """The reason, followed by the results of the probes."""
+        """The reason for the decision, followed by the results of the probes."""
         if self.report is None or self.report.reason:
             return self.reason
         return f"{self.reason}; {_findings(self.report)}"
 
     @property
     def min_rows(self) -> int:
-        """Minimum number of rows in a forward pass; shorter passes are padded."""
+        """Minimum number of rows in a forward pass; passes with fewer rows are padded."""
         return self.report.least if self.on and self.report else 1
 
     @property
@@ -141,7 +141,7 @@ def resolve_batch_invariance(
 
 
 def _percent(cost: float) -> str:
-    """Return how much a relative cost exceeds 1."""
+    """Format a relative cost as the percentage by which it exceeds 1."""
     return f"{(cost - 1) * 100:.3g} %"
 
 
@@ -151,14 +151,14 @@ def _probe(
     """Probe the cheapest method of batch invariance, and check whether it can be used.
 
     Returns:
-        The method's report (None if the probe failed), its matrix products, and the reason why it
-        cannot be used ("" if it can).
+        The method's report, or None if the probes failed; its implementation of matrix products;
+        and the reason why the method cannot be used, or "".
     """
     try:
         report, products = _cheapest(model, setting is True, _fixed_rows(model, max_batch))
     except Exception as error:
-        # A module of another library, or a kernel on a new device, may fail in any way. It should
-        # do so here, and not while answering.
+        # A module of another library, or a kernel on a new device, may raise any error. An error is
+        # better reported here than during an answer.
         reason = " ".join(str(error).split())
         failure = f"it was tried on {model.device} and failed: {reason} ({type(error).__name__})"
         if "CUDA error" in reason:
@@ -250,8 +250,8 @@ def allowed(conditions: Conditions | None) -> float:
     """Return the maximum measured cost at which "auto" enables batch invariance.
 
     If other programs disturbed the measurement, this function raises the maximum in proportion to
-    the spread of the repeated measurements. "auto" thus disables batch invariance only if the cost
-    is certainly too high.
+    the spread of the repeated measurements. "auto" therefore disables batch invariance only if the
+    cost is certainly too high.
 
     Args:
         conditions: Conditions of the measurement; None if nothing was measured.

@@ -1,4 +1,4 @@
-"""Explain why a model cannot be decoded batch-invariantly, before it is tested."""
+"""Explain before the self-test why a model cannot be decoded batch-invariantly."""
 
 from __future__ import annotations
 
@@ -20,21 +20,18 @@ def why_not_probed(model: PreTrainedModel, setting: BatchInvariant) -> str | Non
 
     Args:
         model: Loaded model.
-        setting: True or "auto", as in `resolve_batch_invariance`.
+        setting: True or "auto". With "auto", models on CUDA are not tested.
     """
     return _why_not_recurrent(model) or why_not_by_position(model) or _why_not_tried(model, setting)
 
 
 def dependent_layers(model: PreTrainedModel) -> str:
-    """Describe a model's experts or recurrent layers in a clause; "" without them."""
+    """Describe a model's experts or recurrent layers in a clause, or return ""."""
     return _mixture(model) or _recurrent(model)
 
 
 def _why_not_tried(model: PreTrainedModel, setting: BatchInvariant) -> str | None:
-    """Return why a model is not tested for batch invariance; None if it is tested.
-
-    The model's attention must be batch-invariant.
-    """
+    """Return why a model with batch-invariant attention is not tested, or None."""
     if setting == "auto" and model.device.type == "cuda":
         return f"'auto' does not test it on CUDA; {HOW_TO_ENABLE}"
     foreign = foreign_weights(model)
@@ -59,7 +56,7 @@ def _why_not_recurrent(model: PreTrainedModel) -> str | None:
 
 
 def _mixture(model: PreTrainedModel) -> str:
-    """Describe a mixture of experts in a clause; "" for other models."""
+    """Describe a model's mixture of experts in a clause; return "" for other models."""
     config = model.config.get_text_config(decoder=True)
     for name in _EXPERTS:
         count = max(
@@ -71,13 +68,18 @@ def _mixture(model: PreTrainedModel) -> str:
 
 
 def _recurrent(model: PreTrainedModel) -> str:
-    """Describe a model's recurrent layers in a clause; "" without them."""
+    """Describe a model's recurrent layers in a clause; return "" if it has none."""
     count = len(states_of(model))
     return f"{model.__class__.__name__} has {count} recurrent layers" if count else ""
 
 
 def why_no_kernels(model: PreTrainedModel, description: str) -> str:
-    """Explain why a model that needs paceline's matrix products does not use them."""
+    """Explain why a model that needs paceline's matrix products cannot use them.
+
+    Args:
+        model: Loaded model.
+        description: Clause that says why the model needs them (`dependent_layers`).
+    """
     if model.device.type != "cpu":
         return f"{description}, and only the products for CPUs compute such a model"
     from paceline.cpu.product_choice import everywhere  # imports the kernels

@@ -1,4 +1,4 @@
-"""Define the report of the batch-invariance probes on one machine."""
+"""Define the results of the batch-invariance probes on one machine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class ProbeResult:
     Attributes:
         name: Name of the first such module in the model.
         shape: Shape of the module, such as "in -> out".
-        times: Number of modules of this kind.
+        times: Number of modules of this kind in the model.
         tried: Largest row count that was probed.
-        runs: First row count of each range within which the results are bit-identical.
+        runs: First row count of each range of row counts with bit-identical results.
     """
 
     name: str
@@ -29,17 +29,17 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Range of row counts within which the row count does not change any result.
+    """Results of the batch-invariance probes for one model on this machine.
 
-    The probes test on this machine whether results are bit-identical. The saved report uses the
-    names of the fields as keys.
+    The report describes the widest range of row counts within which the row count does not change a
+    single bit of any result. The saved report uses the names of the fields as keys.
 
     Attributes:
-        least: Smallest row count of the range. If there are several ranges, the report describes
-            the widest.
-        most: Largest row count of the range.
-        cost: Time with batch invariance, relative to the time without it: for paceline's kernels,
-            of an answer (`Trial.answer_cost`); otherwise, of the matrix products in a step.
+        least: Smallest row count in the range.
+        most: Largest row count in the range.
+        cost: Measured time with batch invariance, divided by the time without it. With paceline's
+            kernels, the times are those of an answer (`Trial.answer_cost`); otherwise, of the
+            matrix products in a decoding step.
         reason: Why there is no usable range; "" if there is one.
         findings: Result of the probes for each kind of module.
         seconds: Duration of the probes.
@@ -47,9 +47,9 @@ class ProbeReport:
             products.
         fixed_rows: Fixed number of rows in every matrix product; 0 means that the number is not
             fixed.
-        whole_cost: Measured time of a forward pass over one row with cached text, relative to the
-            same pass without batch invariance.
-        usual_seconds: Measured time of this pass without batch invariance.
+        whole_cost: Measured time of a forward pass over one row with cached text, divided by the
+            time of the same pass without batch invariance.
+        usual_seconds: Measured time of this pass without batch invariance, in seconds.
         conditions: Conditions of the measurement that other programs disturbed most; None if
             nothing was measured.
     """

@@ -47,7 +47,7 @@ from paceline.util.stopwatch import Conditions
 
 _KIND = "rows-v14"  # raise the number when the probes or the report change
 
-# Reports that this process has used. Later engines get the same ones, also if a new measurement
+# Reports that this process has used. Later engines use the same reports, even if a new measurement
 # would be less disturbed.
 _used: set[result_cache.ResultKey] = set()
 
@@ -69,7 +69,7 @@ def load_report(model: PreTrainedModel, products: Products = Products()) -> Prob
 
     Args:
         model: Loaded model.
-        products: Matrix products that the model will use.
+        products: Implementation of the matrix products that the model will use.
     """
     facts = environment_key(
         model, own_products=bool(products.modules), fixed_rows=products.fixed_rows
@@ -97,7 +97,7 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
 
     Args:
         model: Loaded model.
-        products: Matrix products that the model will use.
+        products: Implementation of the matrix products that the model will use.
     """
     begin = time.perf_counter()
     modules, unknown = find_row_modules(ModelView(model, products).module)

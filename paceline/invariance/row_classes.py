@@ -40,11 +40,11 @@ def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) ->
     """Find ranges of row counts within which a function's results are bit-identical.
 
     To test a large row count, `function` gets that many rows from the middle of `rows`. To test a
-    small row count, `function` gets the first rows and, in a second call, the last rows.
+    small row count, `function` gets the first rows in one call, and the last rows in another.
 
     Args:
         function: Function to test, which maps rows to rows.
-        rows: Rows to use, [counts[-1], ...].
+        rows: Rows from which the inputs are taken, [counts[-1], ...].
         counts: Row counts to compare, ascending.
     Returns:
         The first row count of each range, ascending.
@@ -85,7 +85,7 @@ def widest_class(runs: Iterable[tuple[int, ...]], counts: Sequence[int]) -> RowC
 def bits(tensor: Tensor) -> Tensor:
     """Return the bits of a tensor's values, as integers.
 
-    As integers, zeros with different signs differ, and NaNs with the same bits are equal.
+    As integers, positive and negative zeros differ, and NaNs with the same bits are equal.
     """
     return as_integers(tensor.contiguous(), tensor.element_size())
 

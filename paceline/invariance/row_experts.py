@@ -1,4 +1,4 @@
-"""Call one module of experts on rows of inputs, as the model would call it."""
+"""Call a mixture-of-experts module on rows of inputs, as the model would call it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paceline.invariance.row_modules import RowModule, counts_for, num_weights
 
 @dataclass(slots=True)
 class RowExperts(RowModule):
-    """A module of experts; each row contains the scores that select its experts.
+    """A module of experts, which selects the experts of each row by scores in the row.
 
     The test for batch invariance calls the module on random rows. A row contains the module's
     inputs, followed by the scores of all experts. A few columns of the random rows have large
-    values, so the module selects some experts often and others rarely.
+    values, so some experts are selected often and others rarely.
 
     Attributes:
-        num_experts: Number of experts.
-        num_choices: Number of experts selected per row.
+        num_experts: Number of experts in the module.
+        num_choices: Number of experts that are selected per row.
         weights_like: Tensor with the dtype of the selected experts' routing weights.
     """
 
@@ -54,7 +54,7 @@ class RowExperts(RowModule):
 
 
 class RowDenseExperts(RowModule):
-    """Experts that all receive every token.
+    """A module in which every expert processes every token.
 
     A row (one token) contains one input vector for each expert.
     """
@@ -75,9 +75,9 @@ class RowDenseExperts(RowModule):
 
 
 class RowSharedExperts(RowDenseExperts):
-    """Experts that receive every token, and whose outputs are weighted and added.
+    """A module that adds the weighted outputs of all experts for every token.
 
-    A row contains the inputs, followed by the weights of all experts.
+    A row contains the inputs, followed by the routing weights of all experts.
     """
 
     @torch.inference_mode()

@@ -1,6 +1,6 @@
 """Find a model's modules that compute each output row from one input row.
 
-One short forward pass shows how the model calls them.
+One short forward pass shows how the model calls these modules.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from paceline.model.mixers.seam import MixerForward
 
 
 def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
-    """Run a short forward pass; return one `RowModule` of each kind that it calls.
+    """Run a short forward pass; return one `RowModule` per kind of module it calls.
 
     Returns:
-        The modules, and "". If modules cannot be tested separately, an empty list and the reason.
+        The modules, and "". If some modules cannot be tested separately, an empty list, and the
+        reason as a clause.
     """
     kinds: dict[tuple[Any, ...], RowModule] = {}
     observed: set[nn.Module] = set()
@@ -54,7 +55,7 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
         if kind is not row_module:
             kind.times += 1
 
-    # The hooks exist during this forward pass only.
+    # The hooks are removed after this forward pass.
     hooks = [
         module.register_forward_hook(partial(record, name))
         for name, module in model.named_modules()
@@ -82,7 +83,7 @@ def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
 
 
 def _kind_of(module: RowModule) -> tuple[Any, ...]:
-    """Return a key that is equal for modules that use the same kernels."""
+    """Return a key that is the same for all modules that use the same kernels."""
     parameters = [
         (weight.shape, weight.stride(), weight.dtype) for weight in module.module.parameters()
     ]
@@ -97,7 +98,7 @@ def _kind_of(module: RowModule) -> tuple[Any, ...]:
 
 
 def _unprobed(model: PreTrainedModel, observed: set[nn.Module], called: set[nn.Module]) -> str:
-    """Describe the weights that no observed module uses, or return "".
+    """Describe the first weight that the probes do not cover, or return "".
 
     Parts of a multimodal model that process no text, such as its vision tower, are ignored,
     because paceline's forward passes never call them.
@@ -217,6 +218,6 @@ def _row_router(
 
 
 def _override(module: nn.Module) -> ForwardOverride | None:
-    """Return what overrides a module's `forward` in a `ModelView`, or None."""
+    """Return the object that replaces a module's `forward` in a `ModelView`, or None."""
     override = vars(module).get("forward")
     return override if isinstance(override, ForwardOverride) else None

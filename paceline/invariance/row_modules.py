@@ -32,7 +32,7 @@ from paceline.model.mixers.recurrent_batch import RecurrentBatch
 
 @dataclass(slots=True)
 class RowModule:
-    """The first module of one kind, which represents all such modules of the model.
+    """A module that represents all modules of the same kind in a model.
 
     Attributes:
         name: Name of the module in the model.
@@ -40,7 +40,7 @@ class RowModule:
         before: Sizes of the input's axes before the token axis.
         after: Sizes of the input's axes after the token axis.
         like: Tensor with the dtype and device of the input.
-        times: Number of modules of this kind.
+        times: Number of modules of this kind in the model.
     """
 
     name: str
@@ -72,7 +72,7 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """This `RowModule` with the module of the user's model, not that of `ModelView`."""
+        """Copy of this object with the user's module instead of the copy in the view."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)
@@ -133,8 +133,8 @@ class RowModule:
     def _apply(self, call: Callable[..., Tensor], rows: Tensor) -> Tensor:
         axis = len(self.before)
         moved = rows.reshape(-1, *self.before, *self.after).movedim(0, axis)
-        # Flatten in between: torch keeps any stride for an axis of size 1, and the stride selects
-        # the kernel.
+        # The stride of an axis can select the kernel. torch keeps any stride for an axis of size 1,
+        # unless the tensor is flattened first.
         return call(moved.flatten().view(moved.shape)).movedim(axis, 0)
 
 
@@ -167,10 +167,11 @@ def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
 class RowRouter(RowModule):
     """A module with several results per token, such as a router.
 
-    Its function returns all results of a row as float64, which represents every value exactly.
+    Its `function` joins all results of a row as float64, which represents every value exactly.
 
     Attributes:
-        constants: Additional inputs: weights or buffers of the model, or None.
+        constants: Additional inputs of the module, which are weights or buffers of the model, or
+            None.
     """
 
     constants: tuple[Tensor | None, ...] = ()
@@ -187,9 +188,9 @@ class RowRouter(RowModule):
 
 
 class RowPositionBias(RowModule):
-    """A module that computes a position bias, evaluated for every distance.
+    """A module that computes a position bias for each distance between query and key.
 
-    A row contains the states of all heads of a query.
+    A row contains the states of all heads for one query.
     """
 
     def counts(self) -> tuple[int, ...]:
@@ -211,8 +212,8 @@ class RowPositionBias(RowModule):
 class RowMixer(RowModule):
     """A mixer of a recurrent layer, called with one token per request.
 
-    Each row is the input of two successive tokens of one request, so that the second token starts
-    from a nonzero state. Only the outputs of the second token are compared.
+    Each row serves as the input for two successive tokens of a request, so that the second token
+    starts from a nonzero state. Only the outputs for the second token are compared.
     """
 
     def counts(self) -> tuple[int, ...]:
@@ -236,7 +237,7 @@ class RowMixer(RowModule):
 
 
 def _call_nothing(hidden: Tensor) -> Tensor:
-    """Placeholder for the module's own `forward`, which recurrences never call."""
+    """Stand in for the module's own `forward`, which recurrences never call."""
     raise NotImplementedError
 
 
