@@ -32,7 +32,10 @@ class CacheSize(NamedTuple):
         return self.slots <= other.slots and self.positions <= other.positions
 
     def raised_to(self, needed: CacheSize) -> CacheSize:
-        """Return this size; a number below the needed one becomes twice the needed one."""
+        """Return a size that is at least `needed`.
+
+        A number in this size that is too small is replaced with twice the needed number.
+        """
         return CacheSize(
             *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))
         )
@@ -74,7 +77,11 @@ class Block:
         self._num_taken = 0
 
     def fits(self, states: Tensor) -> bool:
-        """Return whether a store is free for keys or values [batch, heads, queries, dim]."""
+        """Return whether a free store has the right shape and dtype for keys or values.
+
+        Args:
+            states: Keys or values, [batch, heads, queries, dim].
+        """
         shape, stores = states.shape, self.stores
         return self._num_taken < len(stores) and (shape[1], shape[3], states.dtype) == (
             stores.shape[2],
@@ -83,7 +90,7 @@ class Block:
         )
 
     def take(self) -> int:
-        """Take the next free store (for one layer's keys or values); return its index."""
+        """Reserve the next free store for one layer's keys or values; return its index."""
         self._num_taken += 1
         return self._num_taken - 1
 
@@ -93,7 +100,7 @@ class Block:
 
     @property
     def taken(self) -> Tensor:
-        """Return the part of the block in use, [stores, slots, heads, capacity, dim]."""
+        """Return the reserved stores of the block, [stores, slots, heads, capacity, dim]."""
         return self.stores[: self._num_taken]
 
     def resized(self, slots_kept: slice | list[int], size: CacheSize, length: int) -> Block:
@@ -134,7 +141,7 @@ class Block:
                 self._memory.use_huge_pages(begin, begin + positions * row_bytes)
 
     def release(self, used: CacheSize, before: CacheSize) -> None:
-        """Release memory after the cache has shrunk from `before` to `used`."""
+        """Return memory to the system after the cache has shrunk from `before` to `used`."""
         row = self._rows.stride(1) * self._rows.element_size()
         _, _, heads, positions, _ = self.stores.shape
         for store in range(self._num_taken):
@@ -150,9 +157,9 @@ class Block:
                 self._memory.release(*(end * row for end in ends))
 
     def pack_regions(self, moves: Sequence[RegionMove]) -> None:
-        """Carry out the moves that `Regions.pack` returned, within this block."""
+        """Move cache positions in this block as `Regions.pack` prescribes."""
         for store in self.taken:
-            last = store[:, :, moves[-1].old].clone()  # other regions may overwrite it
+            last = store[:, :, moves[-1].old].clone()  # earlier moves may overwrite it
             for move in moves[:-1]:
                 if move.source - move.target >= move.length:
                     store[:, :, move.new] = store[:, :, move.old]
@@ -175,7 +182,7 @@ class BlockList:
         self._blocks: list[Block] = []
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Yield the used part of each block, [stores, slots, heads, capacity, dim]."""
+        """Yield each block's reserved stores, [stores, slots, heads, capacity, dim]."""
         return (block.taken for block in self._blocks)
 
     def take(self, states: Tensor, size: CacheSize) -> tuple[int, int]:
@@ -220,7 +227,7 @@ class BlockList:
             block.move_slots(slots_kept, length)
 
     def release(self, used: CacheSize, before: CacheSize) -> None:
-        """Release memory after the cache has shrunk from `before` to `used`."""
+        """Return memory to the system after the cache has shrunk from `before` to `used`."""
         if not before.fits(used):
             for block in self._blocks:
                 block.release(used, before)
@@ -231,6 +238,6 @@ class BlockList:
             block.use_huge_pages(positions)
 
     def pack_regions(self, moves: Sequence[RegionMove]) -> None:
-        """Carry out the moves that `Regions.pack` returned, in every block."""
+        """Move cache positions in every block as `Regions.pack` prescribes."""
         for block in self._blocks:
             block.pack_regions(moves)

@@ -17,7 +17,7 @@ from paceline.kv_cache.memory import can_reserve
 from paceline.kv_cache.settings import MAX_POSITIONS, MAX_SLOTS
 
 DEFAULT_MAXIMUM = CacheSize(MAX_SLOTS, MAX_POSITIONS)
-"""Size for which a cache reserves address space if nothing limits its requests."""
+"""Size for which a cache reserves address space if no limit is set."""
 
 
 class CacheMemory:
@@ -40,7 +40,7 @@ class CacheMemory:
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in all layers, in bytes; initially 0."""
+        """Return the size of a cache position in all layers, in bytes; 0 while empty."""
         return sum(
             len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
             for stores in self.blocks
@@ -80,10 +80,10 @@ class CacheMemory:
         return True
 
     def resize(self, kept: list[int] | None, size: CacheSize, used: CacheSize) -> bool:
-        """Provide memory for a new size; return whether keys and values have moved.
+        """Allocate memory for a new size; return whether keys and values have moved.
 
         Args:
-            kept: Slots to keep, in ascending order; their content moves to the first slots. None
+            kept: Slots to keep, in ascending order. Their content moves to the first slots. None
                 keeps all slots in place.
             size: New size of the cache.
             used: Current size of the cache.
@@ -120,7 +120,7 @@ class CacheMemory:
         return maximum if can_reserve(num_bytes) else needed
 
     def _reallocate(self, kept: list[int] | None, size: CacheSize, copied: CacheSize) -> None:
-        """Allocate memory of another size, and copy the used part of some slots to it."""
+        """Allocate memory of a different size, and copy the used part of the kept slots."""
         slots = slice(0, copied.slots) if kept is None else kept
         self.blocks.resize(slots, size, copied.positions)
         self.allocated = size

@@ -1,7 +1,7 @@
-"""Copy recurrent states, so that prompts with a common prefix can share them.
+"""Save recurrent states, so that prompts with a common prefix can share them.
 
-The keys and values of a text can be reused for each of its prefixes. A recurrent state is valid
-for one length only.
+The keys and values of a text can be reused for any prefix of the text. A recurrent state is valid
+for a single text length only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Checkpoint:
 
 
 class StateCheckpoints:
-    """Copies of the recurrent states of requests that have a slot.
+    """Saves copies of the recurrent states of requests that have a slot.
 
-    The least recently used copies are dropped first.
+    When the copies exceed `max_bytes`, the least recently used copies are dropped.
 
     Args:
         layers: Stored states by layer index; empty for a model without recurrent layers.
@@ -45,11 +45,11 @@ class StateCheckpoints:
         self._layers = layers
         self.max_bytes = 0
         self._by_length: dict[Request, dict[int, Checkpoint]] = {}
-        self._by_use: OrderedDict[Checkpoint, None] = OrderedDict()  # last used at the end
+        self._by_use: OrderedDict[Checkpoint, None] = OrderedDict()  # most recently used last
 
     @torch.inference_mode()
     def save(self, request: Request) -> None:
-        """Copy the recurrent states after the last cached token of a request."""
+        """Save a copy of the recurrent states after a request's last cached token."""
         states = {
             index: layer.rows(self._slot(layer, request)) for index, layer in self._layers.items()
         }
@@ -86,7 +86,7 @@ class StateCheckpoints:
         Args:
             source: Request that has the checkpoints.
             target: Request with the same first `length` tokens.
-            length: Number of tokens.
+            length: Number of tokens that the requests have in common.
         """
         shared = {
             known: checkpoint

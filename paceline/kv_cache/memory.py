@@ -1,4 +1,4 @@
-"""Allocate zeros that take physical memory only where they are written."""
+"""Allocate zeros that take up physical memory only where they are written."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NO_RESERVE = 0x4000 if platform.machine() in ("x86_64", "aarch64", "riscv64") e
 
 @cache
 def has_lazy_memory() -> bool:
-    """Return whether the system counts allocated memory only once it is written.
+    """Return whether allocated memory counts as used only once it is written.
 
-    On Windows, under `vm.overcommit_memory=2` and under a limit on address space, the system counts
-    all memory that is allocated.
+    On Windows, with `vm.overcommit_memory=2`, or with a limit on address space, all allocated
+    memory counts as used.
     """
     if sys.platform == "win32":
         return False
@@ -40,7 +40,7 @@ def has_lazy_memory() -> bool:
 
 
 def can_reserve(num_bytes: int) -> bool:
-    """Return whether the process can reserve address space without taking memory."""
+    """Return whether the process can reserve address space without using memory."""
     if not has_lazy_memory():
         return False
     try:
@@ -51,9 +51,9 @@ def can_reserve(num_bytes: int) -> bool:
 
 
 class ZeroMemory:
-    """Zeros in memory pages that take physical memory only once they are written.
+    """A tensor of zeros whose pages use physical memory only once they are written.
 
-    On a GPU, or if `has_lazy_memory` is false, allocation takes physical memory for all pages.
+    On a GPU, or if `has_lazy_memory` is false, all pages use physical memory immediately.
 
     Args:
         like: Tensor with the dtype and device of the zeros.
@@ -78,10 +78,10 @@ class ZeroMemory:
             self.tensor = torch.from_numpy(memory).view(like.dtype).view(shape)
 
     def use_huge_pages(self, first_byte: int, end_byte: int) -> None:
-        """Let the system use huge pages between two offsets.
+        """Let the system use huge pages between two byte offsets.
 
-        With huge pages, attention needs fewer address translations. The system takes memory for a
-        whole huge page at once, even if only part of the page is written.
+        With huge pages, attention needs fewer address translations. The system allocates memory for
+        a whole huge page at once, even if the program writes only part of the page.
         """
         if self._pages is None or not hasattr(mmap, "MADV_HUGEPAGE"):
             return
@@ -93,9 +93,9 @@ class ZeroMemory:
                 self._pages.madvise(mmap.MADV_HUGEPAGE, first - begin, length)
 
     def release(self, first_byte: int, end_byte: int) -> None:
-        """Return all full pages between two offsets to the system.
+        """Return the memory of all full pages between two byte offsets to the system.
 
-        Their numbers become zero or stay unchanged, depending on the system.
+        The values in these pages become zero or stay unchanged, depending on the system.
         """
         if self._pages is None:
             return
@@ -106,12 +106,12 @@ class ZeroMemory:
 
 
 def _map(num_bytes: int) -> mmap.mmap:
-    """Map a private region of zeros without reserving memory for it."""
+    """Map a private region of zeros without reserving physical memory for it."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if sys.platform == "linux":
         flags |= getattr(mmap, "MAP_NORESERVE", _NO_RESERVE)
     pages = mmap.mmap(-1, max(1, num_bytes), flags=flags)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        # A huge page would take 2 MiB for one position of one head.
+        # With huge pages, a single position of one head would use 2 MiB.
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return pages

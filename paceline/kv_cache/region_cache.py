@@ -2,8 +2,8 @@
 
 Each head has one row of cache positions, which is divided into a region for each slot. A region
 that becomes too short is extended or moved. A long text therefore does not enlarge the slots of
-short texts. A region takes the first gap that is long enough, so the written positions stay at the
-front of the memory.
+short texts. A region is placed in the first gap that is long enough, so the written positions stay
+at the front of the memory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from paceline.kv_cache.slot_layer import WriteWindow
 from paceline.kv_cache.state_layer import StateKind
 
 _SHARED = np.zeros((1, 1), dtype=np.int64)
-"""Slot number that addresses a store whose rows are cache positions."""
+"""Slot indices for `WriteWindow`: the whole store is a single slot, with index 0."""
 
 
 class RegionCache(SlotCache):
-    """Keys and values of all layers, with a region of cache positions for each slot.
+    """KV cache in which each slot has a region of cache positions.
 
     The keys and the values of a layer are tensors [1, heads, positions of all slots, dim]. Their
     first stride is one position, so that row r of a tensor begins at cache position r.
@@ -37,12 +37,13 @@ class RegionCache(SlotCache):
         layers: Number of decoder layers.
         stores_per_block: Number of stores that share one tensor; a store holds the keys or the
             values of one layer. Default 1.
-        states: Layers with recurrent states, by index; None means no such layers.
+        states: Kind of recurrent state in each recurrent layer, by layer index; None means no
+            recurrent layers.
         maximum: Number of slots, and of positions per slot, for which address space is reserved.
-            The slots share all these positions.
+            The slots share the total number of positions.
         growth_step: The cache grows by multiples of this number of cache positions.
     Attributes:
-        growth_step: The argument of the same name.
+        growth_step: The cache grows by multiples of this number of cache positions.
         capacity: Number of cache positions of all slots together.
         regions: The region of each slot.
     """
@@ -59,7 +60,7 @@ class RegionCache(SlotCache):
         super().__init__(layers, stores_per_block, states, pool)
         self.regions = Regions()
         self.growth_step = growth_step
-        self._reserved = 0  # length of new regions, from `reserve`
+        self._reserved = 0  # number of positions per slot that `reserve` requested
 
     @property
     def _size(self) -> CacheSize:
@@ -67,7 +68,7 @@ class RegionCache(SlotCache):
         return CacheSize(1, self.capacity)
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Prepare for the maximum size; see `SlotCache.preallocate`."""
+        """Allocate the maximum size if possible; see `SlotCache.preallocate`."""
         self._preallocate(CacheSize(1, min(slots * positions, limit)), True)
 
     def reserve(self, slots: int, capacity: int) -> None:
@@ -77,13 +78,15 @@ class RegionCache(SlotCache):
         self.resize(new_slots, max(self.capacity, new_slots * capacity))
 
     def resize(self, slots: int, capacity: int) -> dict[int, int]:
-        """Set the numbers of slots and positions; taken slots move to the front.
+        """Change the number of slots and the total number of cache positions.
+
+        If the number of slots decreases, the taken slots are renumbered from 0.
 
         Args:
             slots: New number of slots; at least the number of taken slots.
             capacity: New number of positions of all slots together; at least the number in use.
         Returns:
-            New slot of each taken slot.
+            New index of each taken slot, by its old index.
         """
         kept = list(range(self.slots)) if slots >= self.slots else self._taken_slots()
         if slots != self.slots:
@@ -101,10 +104,10 @@ class RegionCache(SlotCache):
 
     @torch.inference_mode()
     def _set_capacity(self, capacity: int) -> None:
-        """Set the number of positions, and provide memory for them.
+        """Set the total number of cache positions, and allocate memory for them.
 
-        The memory uses huge pages if possible. They waste no memory, because all positions will
-        soon be written.
+        The memory uses huge pages if possible. Huge pages waste no memory here, because all
+        positions will soon be written.
         """
         if capacity < self.regions.end:
             self._pack(0)
@@ -146,7 +149,7 @@ class RegionCache(SlotCache):
         self.regions.sizes[slot] = 0
 
     def lengthen(self, slot: int, size: int) -> None:
-        """Give a slot at least `size` cache positions, moving them if necessary."""
+        """Extend a slot to at least `size` positions, moving its region if necessary."""
         regions = self.regions
         old = int(regions.sizes[slot])
         if size <= old or regions.widen(slot, size):
@@ -169,7 +172,7 @@ class RegionCache(SlotCache):
         regions.assign(slot, target, size)
 
     def _grown(self, needed: int) -> int:
-        """Return a capacity for the required positions, with room for growth."""
+        """Return the capacity to allocate for `needed` positions, with room for growth."""
         grown = max(needed, int(POOL_GROWTH * self.capacity), self.slots * self._reserved)
         grown = -(-grown // self.growth_step) * self.growth_step
         allocated = self.allocated.positions
@@ -192,7 +195,7 @@ class RegionCache(SlotCache):
     def begin(
         self, first: int, rows: int, slots: IntArray, positions: IntArray, in_order: bool
     ) -> None:
-        """Set the window of the next forward pass; see `WriteWindow`."""
+        """Set which cache positions the next forward pass writes; see `WriteWindow`."""
         self._lengthen_all(slots, positions)
         begins = self.regions.first
         visible = int(positions.max()) + 1
@@ -201,7 +204,8 @@ class RegionCache(SlotCache):
             key_rows, start = np.zeros(1, dtype=np.int64), int(begins[first])
         elif len(positions) > 1:
             sizes = self.regions.sizes[first : first + rows, None]
-            # Positions after a region are masked; its first one holds finite numbers.
+            # The mask hides positions after a region. Their keys are replaced by the region's first
+            # key, because its values are finite.
             seen = np.arange(visible)
             gathered = key_rows[:, None] + np.where(seen < sizes, seen, 0)
         self.window = WriteWindow(
@@ -217,7 +221,7 @@ class RegionCache(SlotCache):
         )
 
     def _lengthen_all(self, slots: IntArray, positions: IntArray) -> None:
-        """Give the slots of a forward pass enough cache positions."""
+        """Extend the slots of a forward pass to the cache positions that it writes."""
         short = positions >= self.regions.sizes[slots]
         if not short.any():
             return

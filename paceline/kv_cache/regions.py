@@ -10,12 +10,12 @@ from paceline.core.tree import IntArray
 
 
 class RegionMove(NamedTuple):
-    """A move of cache positions, in the keys and values of every layer.
+    """A move of a range of cache positions, in the keys and values of every layer.
 
     Attributes:
-        source: First position before the move.
-        target: First position after it.
-        length: Number of positions.
+        source: First position of the range before the move.
+        target: First position of the range after the move.
+        length: Number of positions in the range.
     """
 
     source: int
@@ -34,10 +34,10 @@ class RegionMove(NamedTuple):
 
 
 class Regions:
-    """Table of the cache positions that belong to each slot.
+    """Records which cache positions belong to each slot.
 
     Attributes:
-        num_positions: Number of cache positions of all slots together.
+        num_positions: Total number of cache positions, including free ones.
         first: First cache position of each slot, [slots].
         sizes: Number of cache positions of each slot, [slots]; 0 for a free slot.
     """
@@ -49,12 +49,12 @@ class Regions:
 
     @property
     def used(self) -> int:
-        """Return the number of positions that belong to slots."""
+        """Return the number of cache positions that belong to slots."""
         return int(self.sizes.sum())
 
     @property
     def end(self) -> int:
-        """Return the position after the last region."""
+        """Return the first cache position after the last region."""
         return int((self.first + self.sizes).max(where=self.sizes > 0, initial=0))
 
     def select(self, slots: list[int], num_slots: int) -> None:
@@ -75,7 +75,10 @@ class Regions:
             numbers[[slot, other]] = numbers[[other, slot]]
 
     def widen(self, slot: int, size: int) -> bool:
-        """Enlarge a slot's region in place; return False if the next positions are taken."""
+        """Enlarge a slot's region in place to `size` positions.
+
+        Return False if another region occupies the next positions.
+        """
         first = int(self.first[slot])
         if not self.sizes[slot]:
             return False
@@ -86,7 +89,7 @@ class Regions:
         return True
 
     def find_gap(self, size: int) -> int | None:
-        """Return the start of the first free range of this size; None if there is none."""
+        """Return the start of the first `size` free positions; None if there are none."""
         last = 0
         for slot in np.argsort(self.first, kind="stable").tolist():
             if self.sizes[slot]:
@@ -103,7 +106,7 @@ class Regions:
         """Move all slots' regions to the lowest positions; return the moves in order.
 
         Args:
-            last: Slot whose region comes last. No other region moves to a higher position.
+            last: Slot whose region comes last. All other regions move to lower positions, or stay.
         """
         order = [slot for slot in np.argsort(self.first, kind="stable").tolist() if slot != last]
         moves, free = [], 0

@@ -1,42 +1,45 @@
 """Define constants for the KV cache."""
 
 SPARE_POSITIONS = 64
-"""Extra cache positions that a slot gets when a forward pass outgrows the cache.
+"""Number of spare positions to add per slot when a forward pass needs a larger cache.
 
-Each growth may copy the cache on devices without lazy memory.
+Spare positions make growth rare, because growing may copy the cache on some devices.
 """
 
 MAX_SLOTS = 64
-"""Number of slots for which a cache reserves address space if no engine limits it."""
+"""Number of slots for which a cache reserves address space if no limit is set."""
 
 MAX_POSITIONS = 1 << 17
-"""Maximum number of positions per slot for which such a cache reserves address space.
+"""Number of positions per slot for which a cache reserves address space if no limit is set.
 
-A slot for more tokens is copied once it exceeds them, to a cache of twice the size.
+If a text outgrows its slot, the cache is copied to memory of twice the size.
 """
 
 NODE_POSITIONS = 512
-"""Positions per slot beyond the longest text, for draft nodes, for which a cache has memory."""
+"""Number of cache positions per slot that are reserved for draft nodes after the longest text."""
 
 CHECKPOINT_INTERVAL = 1024
-"""Number of prompt tokens after which the recurrent states of a request are copied.
+"""Interval, in prompt tokens, at which the recurrent states of a request are saved.
 
-If a prompt shares fewer tokens with an earlier one, it is computed from its start, unless it
-contains the whole earlier prompt or text.
+If a prompt has fewer tokens in common with an earlier prompt, it is computed from its start, unless
+it contains the whole earlier prompt or text.
 """
 
 GRAPH_GROWTH_POSITIONS = 1024
-"""Slots grow by a multiple of this number of positions if forward passes are captured graphs."""
+"""Slots grow by multiples of this number of positions if forward passes are captured graphs."""
 
 REGION_SLACK = 8
-"""A region that is too short gets one spare position per this many, so that few regions move."""
+"""A region that is extended gets one spare position per this many positions.
+
+The spare positions reduce the number of regions that must move.
+"""
 
 POOL_GROWTH = 1.25
-"""Factor by which the total number of positions grows. Spare positions make moves rare."""
+"""Factor by which the total number of positions grows at a time, so that growth is rare."""
 
 GRAPH_POOL_GROWTH_POSITIONS = 4096
-"""Granularity of the total number of positions if slots have different lengths.
+"""The total number of positions is a multiple of this number if slots differ in length.
 
-It applies if forward passes are captured graphs and the cache is not preallocated, as for draft
-models: growing then invalidates all graphs.
+The setting applies if forward passes are captured graphs and the cache is not preallocated, as for
+draft models. In this case, every growth invalidates all graphs.
 """

@@ -27,14 +27,14 @@ from paceline.kv_cache.state_layer import MixedLayer, StateKind, StateLayer
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """The keys and values of all layers, with the list of free slots.
+    """KV cache of all layers, divided into slots of equal length.
 
     Args:
         layers: Number of decoder layers.
         stores_per_block: Number of stores that share one tensor; a store holds the keys or the
             values of one layer. One operation moves all stores of a tensor. While the cache is
-            copied, these stores need twice their memory. Default 1.
-        states: Layers with recurrent states, by index; None means no such layers.
+            copied, these stores use twice their memory. Default 1.
+        states: Kind of recurrent state in each recurrent layer, by layer index; None means none.
         maximum: Size for which the cache reserves address space. If the cache grows beyond this
             size, it is copied.
     Attributes:
@@ -70,7 +70,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in all layers, in bytes; initially 0."""
+        """Return the size of a cache position in all layers, in bytes; 0 while empty."""
         return self._memory.position_bytes
 
     @property
@@ -80,11 +80,11 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of a slot's recurrent states; 0 before the first are stored."""
+        """Return the size of a slot's recurrent states in bytes; 0 before any are stored."""
         return sum(layer.slot_bytes for layer in self.state_layers.values())
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Grow to at least `slots` slots of `capacity` positions, keeping the content."""
+        """Grow to at least `slots` slots of at least `capacity` positions each."""
         if slots <= self.slots and capacity <= self.capacity:
             return
         new_slots = max(slots, self.slots)
@@ -93,7 +93,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.slots = new_slots
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Prepare for the maximum size, so that the cache never has to be copied.
+        """Allocate the maximum size if possible, so that the cache is never copied.
 
         Args:
             slots: Maximum number of slots.
@@ -150,7 +150,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.capacity = size.positions
 
     def _find_stores(self) -> None:
-        """Let every layer look up its reallocated key and value tensors."""
+        """Make every layer look up its key and value tensors after a reallocation."""
         for layer in self.layers:
             if isinstance(layer, SlotLayer) and layer.is_initialized:
                 layer.find_stores()
@@ -162,13 +162,13 @@ class SlotCache(Cache):  # type: ignore[misc]
         Args:
             states: Keys or values with the required number of heads, head size and dtype.
         Returns:
-            Index of the block (a tensor for several layers), and index within the block.
+            Index of the block (a tensor of several stores), and index of the store in the block.
         """
         self._forget_addresses()
         return self._memory.take(states, self._size)
 
     def store(self, address: tuple[int, int]) -> Store:
-        """Return one layer's keys or values, given the result of `take_store`."""
+        """Return one layer's keys or values, given the address that `take_store` returned."""
         return self.blocks.store(address)
 
     def rows_of(self, slots: IntArray) -> IntArray:

@@ -1,4 +1,4 @@
-"""Store the keys and values of one decoder layer, with one text per slot."""
+"""Store the keys and values of one decoder layer, with one request per slot."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class WriteWindow:
 
 
 class SlotMemory(Protocol):
-    """Interface of the cache, as used by its layers.
+    """The part of the cache's interface that the layers use.
 
     Attributes:
         slots: Number of slots.
@@ -98,8 +98,8 @@ class SlotMemory(Protocol):
     def take_store(self, states: Tensor) -> tuple[int, int]:
         """Reserve a store: memory for the keys or values of one layer.
 
-        The store has the heads, head size and dtype of `states`. Return the index of its block, and
-        its index within the block.
+        The store has the number of heads, the head size and the dtype of `states`. Return the index
+        of the store's block, and the store's index within the block.
         """
 
     def store(self, address: tuple[int, int]) -> Store:
@@ -118,7 +118,10 @@ class SlotMemory(Protocol):
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, [slots, heads, capacity, dim] each."""
+    """Cache layer with the keys and values of all slots.
+
+    Keys and values are tensors [slots, heads, capacity, dim].
+    """
 
     is_sliding = False
     is_croppable = True
@@ -126,7 +129,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, owner: SlotMemory) -> None:
         super().__init__()
         self._owner = owner
-        self._addresses: list[tuple[int, int]] = []  # of its stores, in the owner's blocks
+        # Addresses of the layer's stores (keys and values) in the owner's blocks.
+        self._addresses: list[tuple[int, int]] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Reserve memory for the layer, given its first keys and values."""
@@ -136,7 +140,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         self.find_stores()
 
     def find_stores(self) -> None:
-        """Look up the tensors of the keys and values, which reallocation moves."""
+        """Look up the key and value tensors again after a reallocation moved them."""
         keys, values = map(self._owner.store, self._addresses)
         self.keys, self.key_rows = keys.tensor, keys.rows
         self.values, self.value_rows = values.tensor, values.rows
@@ -144,7 +148,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values, and return all that attention may see."""
+        """Write the new keys and values; return all keys and values that attention reads."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self._owner.window

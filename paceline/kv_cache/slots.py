@@ -16,7 +16,7 @@ class Slots:
     Args:
         cache: Cache whose slots are assigned.
     Attributes:
-        checkpoints: Copies of recurrent states, by request and length.
+        checkpoints: Saved copies of recurrent states, by request and text length.
     """
 
     def __init__(self, cache: SlotCache) -> None:
@@ -52,12 +52,18 @@ class Slots:
         return self._cache.capacity
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Lengthen a request's slot to at least `positions`, if its length can change."""
+        """Extend a request's slot to at least `positions` cache positions.
+
+        If all slots have the same length, this method does nothing.
+        """
         if isinstance(self._cache, RegionCache):
             self._cache.lengthen(request.slot, positions)
 
     def shorten(self, request: Request) -> None:
-        """Free the positions after a request's tokens, if its slot's length can change."""
+        """Free the cache positions after a request's tokens.
+
+        If all slots have the same length, this method does nothing.
+        """
         if isinstance(self._cache, RegionCache):
             self._cache.shorten(request.slot, request.cached)
 
@@ -75,7 +81,7 @@ class Slots:
             request.slot = -1
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other`, keeping the first `length` cache positions.
+        """Transfer the slot of `other` to `request`, keeping `length` cache positions.
 
         If the model has recurrent layers, `length` must be a result of `reusable_length`.
         """
@@ -96,7 +102,7 @@ class Slots:
         self._set_states(request, other.cached)
 
     def _set_states(self, request: Request, length: int) -> None:
-        """Restore the recurrent states that a slot had after `length` tokens."""
+        """Restore the recurrent states that a slot had after its first `length` tokens."""
         if self._cache.state_layers and request.cached != length:
             self.checkpoints.restore(request, request.cached)
 
@@ -105,7 +111,7 @@ class Slots:
 
         Args:
             source: Request with a slot.
-            length: Number of first tokens that the requests share.
+            length: Number of leading tokens that the requests have in common.
         """
         if not self._cache.state_layers:
             return length
@@ -126,7 +132,7 @@ class Slots:
             request.slot = slot
 
     def gather(self, requests: Sequence[Request]) -> None:
-        """Move the requests of one step to the first slots, with as few moves as possible."""
+        """Move the requests of a step to the first slots, with as few moves as possible."""
         taken = {request.slot for request in requests}
         if max(taken, default=0) < len(requests):
             return
@@ -145,7 +151,7 @@ class Slots:
                 self._move(request, slot)
 
     def _move(self, request: Request, slot: int) -> None:
-        # A request that has the slot gets the old slot of `request`.
+        # If another request has this slot, the two requests exchange their slots.
         other, old = self._owner.get(slot), request.slot
         self._cache.swap(old, slot, max(request.cached, other.cached if other else 0))
         self._owner[slot], request.slot = request, slot

@@ -1,9 +1,9 @@
 """Store the recurrent states of one decoder layer, one per slot.
 
-A state represents a text of exactly one length: the first `Request.cached` tokens of the slot's
-request. Forward passes work on copies and leave the stored states unchanged. A commit then
-advances the stored states. The state before the first token is zero, so new and running requests
-can share a forward pass.
+A state is valid for exactly one text: the first `Request.cached` tokens of the slot's request.
+Forward passes work on copies and leave the stored states unchanged. A commit then advances the
+stored states. The state before the first token is zero, so new and running requests can share a
+forward pass.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from transformers.cache_utils import LinearAttentionLayer
 from paceline.kv_cache.slot_layer import SlotLayer, SlotMemory
 
 States = Mapping[str, Tensor]
-"""States by name, [rows, ...] each."""
+"""Recurrent states by name, each [rows, ...]."""
 
 _CONVOLUTION, _RECURRENT = "convolution", "recurrent"
 
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """Cache contents of a decoder layer with states.
+    """Describes what a decoder layer with recurrent states stores in the cache.
 
     Attributes:
         num_states: Number of pairs of a convolution state and a recurrent state.
@@ -38,7 +38,7 @@ class StateKind:
 
 
 class SlotOwner(Protocol):
-    """The cache to which a layer with states belongs."""
+    """The cache to which a layer with recurrent states belongs."""
 
     @property
     def slots(self) -> int:
@@ -73,9 +73,9 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def store(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return the stored states called `name`; allocate zeros if there are none.
+        """Return the stored states with this name; create them with zeros if necessary.
 
-        Their shape is [slots, *shape].
+        The stored states of all slots form one tensor, [slots, *shape].
         """
         if name not in self.held:
             self.held[name] = _zeros((self._slot_memory.slots, *shape), dtype, device)
@@ -108,7 +108,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
                 self.is_recurrent_states_initialized[index] = True
 
     def working(self) -> dict[str, Tensor]:
-        """Return the states after the recurrent module has run, by name."""
+        """Return the working states by name, after the recurrent module has run."""
         kinds = ((_CONVOLUTION, self.conv_states), (_RECURRENT, self.recurrent_states))
         return {
             f"{kind}.{index}": states
@@ -128,7 +128,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             self.store(name, rows.shape[1:], rows.dtype, rows.device)[slots] = rows
 
     def clear(self, slot: int) -> None:
-        """Reset the states of a slot, as for an empty text."""
+        """Reset the states of a slot to those of an empty text."""
         for states in self.held.values():
             states[slot] = 0
 
@@ -143,7 +143,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             states[[first, second]] = states[[second, first]]
 
     def resize(self, slots_kept: slice | list[int], slots: int) -> None:
-        """Change the number of slots; the first new slots become copies of `slots_kept`."""
+        """Change the number of slots; move the states of `slots_kept` to the first ones."""
         for name, states in self.held.items():
             content = states[slots_kept]
             self.held[name] = _zeros((slots, *states.shape[1:]), states.dtype, states.device)
@@ -156,7 +156,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
 
 
 class MixedLayer(StateLayer, SlotLayer):
-    """The keys, values and recurrent states of one layer."""
+    """Cache layer that stores keys and values as well as recurrent states."""
 
     def __init__(self, owner: SlotMemory, num_states: int) -> None:
         SlotLayer.__init__(self, owner)
