@@ -33,12 +33,13 @@ DISCARDED = 0
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The sequences of a request and its draft tree.
+    """Sequence ids of a request and of the leaves of its draft tree.
 
     Attributes:
         sequence: Sequence of the request.
         leaves: Sequences of the tree's leaves; the first one is `sequence`.
-        start: Position of the root's children.
+        start: Text position of the root's children, which is the length of the text before the
+            draft.
     """
 
     sequence: int
@@ -64,7 +65,7 @@ class SequenceCells:
         self._model, self._threads = model, threads
         self._rows_per_pass, self._flash_attention = rows_per_pass, flash_attention
         self._context: Context | None = None
-        self._num_used = 0  # cells, counted from the first
+        self._num_used = 0  # number of cells in use, all at the front of the cache
         self.lengths: dict[int, int] = {}
 
     @property
@@ -99,7 +100,8 @@ class SequenceCells:
         """Run a forward pass; the cache must have room for its rows.
 
         Returns:
-            Logits of the wanted rows, [wanted, vocab]; the next call overwrites them.
+            Logits of the rows whose `wanted` is True, [wanted, vocab]. The next call overwrites
+            them.
         """
         assert self._context is not None, "there is room"
         logits = self._context.decode(rows)
@@ -107,7 +109,7 @@ class SequenceCells:
         return logits
 
     def add_padding(self, rows: BatchRows) -> None:
-        """Append a row whose result is ignored."""
+        """Append a row whose result is not used."""
         assert self._context is not None, "there is room"
         rows.token_ids.append(0)
         rows.positions.append(self._context.last_position(DISCARDED) + 1)
@@ -115,11 +117,11 @@ class SequenceCells:
         rows.wanted.append(False)
 
     def open(self, sequence: int) -> None:
-        """Start an empty sequence."""
+        """Start an empty sequence with this id."""
         self.lengths[sequence] = 0
 
     def share(self, source: int, target: int, length: int) -> None:
-        """Copy the first tokens of a sequence to an empty one."""
+        """Copy the first `length` tokens of a sequence to an empty sequence."""
         if length and self._context is not None:
             self._context.copy(source, target, end=length)
         self.lengths[target] = length
@@ -133,7 +135,7 @@ class SequenceCells:
         return length
 
     def close(self, sequence: int) -> None:
-        """Discard a sequence."""
+        """Discard all tokens of a sequence, and free its id."""
         self.cut(sequence, 0)
         del self.lengths[sequence]
         if not self.lengths and self._context is not None:
@@ -176,7 +178,7 @@ class SequenceCells:
         return end
 
     def _move_to(self, num_cells: int) -> None:
-        """Move all sequences to the front of a cache that has `num_cells` cells."""
+        """Move all sequences to the front of the cache, which gets `num_cells` cells."""
         states = {
             sequence: self._context.read(sequence)
             for sequence, length in self.lengths.items()

@@ -43,13 +43,13 @@ class ContextOptions:
 
 @dataclass(slots=True)
 class BatchRows:
-    """Rows of a forward pass.
+    """The rows of a llama.cpp forward pass, one token per row.
 
     Attributes:
-        token_ids: Token of each row, [rows].
-        positions: Position of each row, [rows].
-        sequences: Sequence ids of each row.
-        wanted: Whether the row's logits are computed, [rows].
+        token_ids: Token id of each row, [rows].
+        positions: Text position of each row's token, [rows].
+        sequences: Ids of the sequences to which each row's token belongs.
+        wanted: Whether the logits of each row are computed, [rows].
     """
 
     token_ids: list[int]
@@ -89,7 +89,7 @@ class Context:
     def _check(self, options: ContextOptions) -> None:
         """Raise an error if the context did not adopt the options.
 
-        The error means that paceline assumes a wrong layout of llama.cpp's structures.
+        In this case, paceline has assumed the wrong layout for llama.cpp's structures.
         """
         library, handle = self._library, self._handle
         expected = {
@@ -111,7 +111,7 @@ class Context:
         """Run a forward pass, and return the logits of the wanted rows, [wanted, vocab].
 
         Raises:
-            CapacityError: The cache has too few free cells. The cache is unchanged.
+            CapacityError: The cache has too few free cells. The cache stays unchanged.
             PacelineError: The forward pass failed.
         """
         count = len(rows.token_ids)
@@ -148,7 +148,7 @@ class Context:
         return self._library.max_rollback(self._handle)
 
     def copy(self, source: int, target: int, start: int = -1, end: int = -1) -> None:
-        """Let sequence `target` share cells of `source`, from position `start` to `end`."""
+        """Share the cells of `source` from position `start` to `end` with `target`."""
         self._library.memory_seq_cp(self._memory, source, target, start, end)
 
     def clear(self) -> None:
@@ -156,7 +156,7 @@ class Context:
         self._library.memory_clear(self._memory, False)
 
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
-        """Remove a sequence's positions `start` to `end`; return False on failure."""
+        """Remove positions `start` to `end` of a sequence; return False if it failed."""
         return bool(self._library.memory_seq_rm(self._memory, sequence, start, end))
 
     def first_position(self, sequence: int) -> int:
@@ -168,14 +168,14 @@ class Context:
         return int(self._library.memory_seq_pos_max(self._memory, sequence))
 
     def read(self, sequence: int) -> bytes:
-        """Return a copy of a sequence's state."""
+        """Return a copy of a sequence's keys, values and recurrent states."""
         size = self._library.state_seq_get_size(self._handle, sequence)
         buffer = ctypes.create_string_buffer(size)
         written = self._library.state_seq_get_data(self._handle, buffer, size, sequence)
         return buffer.raw[:written]
 
     def write(self, sequence: int, state: bytes) -> None:
-        """Restore a sequence's state from a copy made by `read`.
+        """Restore a sequence's keys, values and recurrent states from a copy by `read`.
 
         Raises:
             CapacityError: The cache has too few free cells.

@@ -1,4 +1,4 @@
-"""Lay out pending tokens and draft trees as rows of llama.cpp's sequences."""
+"""Arrange pending tokens and draft trees as the rows of a llama.cpp forward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RequestRows:
         request: The request.
         tree: Draft tree of the request.
         num_pending: Number of the request's pending tokens in the forward pass.
-        num_scored: Number of pending tokens, before the newest one, whose logits are needed.
+        num_scored: Number of pending tokens whose logits are needed, not counting the newest one.
         branch: Sequence of the request, and sequences of the tree's leaves.
         leaf_of: For each node, the sequence of one leaf below the node. A leaf counts as below
             itself.
@@ -63,14 +63,14 @@ class RequestRows:
 def rows_of(
     requests: Sequence[Request], trees: Sequence[DraftTree], prefill_chunk: int, spare: int
 ) -> list[RequestRows]:
-    """Return the rows of a forward pass, by request.
+    """Return each request's rows in a forward pass.
 
     Args:
         requests: Open requests.
-        trees: Draft trees of the requests.
+        trees: One draft tree per request.
         prefill_chunk: Maximum number of pending tokens per request.
-        spare: Smallest sequence id that the leaves of the trees may use. All larger ids must also
-            be free.
+        spare: Smallest free sequence id, for the leaves of the trees. All larger ids must also be
+            free.
     """
     result = []
     for request, tree in zip(requests, trees, strict=True):
@@ -95,7 +95,7 @@ def rows_of(
 def _assign(
     tree: DraftTree, sequence: int, spare: int
 ) -> tuple[list[int], list[int], list[list[int]]]:
-    """Assign llama.cpp's sequences to the leaves of a tree and to their ancestors.
+    """Assign a llama.cpp sequence to each leaf of a tree and to the leaf's ancestors.
 
     The first leaf gets `sequence`, the request's own sequence. The other leaves get `spare`,
     `spare` + 1, and so on.
@@ -117,7 +117,7 @@ def _assign(
 
 
 def limit_leaves(tree: DraftTree, max_leaves: int) -> DraftTree:
-    """Return the first nodes of a tree, with at most `max_leaves` leaves."""
+    """Remove the last nodes of a tree until it has at most `max_leaves` leaves."""
     has_child = [False] * len(tree)
     leaves = 0
     for node, parent in enumerate(tree.parents):
@@ -131,7 +131,7 @@ def limit_leaves(tree: DraftTree, max_leaves: int) -> DraftTree:
 
 
 def rows_per_call(parts: Sequence[RequestRows]) -> list[list[RequestRows]]:
-    """Group the rows of requests so that each group fits into one call of llama.cpp."""
+    """Group requests so that the rows of each group fit into one call of llama.cpp."""
     groups: list[list[RequestRows]] = []
     total = BATCH_ROWS
     for part in parts:

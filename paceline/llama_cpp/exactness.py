@@ -1,7 +1,7 @@
 """Check that a text has bit-identical logits in every forward pass.
 
 The check decodes a text on this machine, one token at a time. It compares the logits with those of
-passes over several rows and over trees. Passes of other requests run in between.
+passes over several rows and over trees. Other requests run forward passes in between.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _KIND = "llama-cpp-exactness-v2"  # increase the number when the check changes
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """The result of the check.
+    """Result of the check for bit-identical logits.
 
     Attributes:
-        on: Whether each token's logits depend only on its text, bit for bit.
+        on: Whether the logits after each token depend, bit for bit, only on the text so far.
         reason: Explanation of the result, for messages.
     """
 
@@ -40,7 +40,7 @@ class Exactness:
 
     @classmethod
     def read(cls, attributes: dict[str, Any]) -> Exactness:
-        """Create a result from its saved attributes."""
+        """Restore a result from its saved attributes."""
         return cls(**attributes)
 
 
@@ -117,7 +117,11 @@ def _check(model: GgufModel, threads: int) -> Exactness:
 
 
 def _one_by_one(target: GgufTarget, prompt: list[int], answer: list[int]) -> Tensor:
-    """Return the logits after the prompt and after each token, [1 + answer, vocab]."""
+    """Decode an answer one token at a time, and return the logits.
+
+    The first row contains the logits after the prompt. The other rows contain the logits after each
+    token of the answer, so the shape is [1 + answer, vocab].
+    """
     request = _opened(target, prompt)
     logits = [target.feed([request])[0]]
     for token in answer:

@@ -26,15 +26,17 @@ class GgufModel:
     """A GGUF model in llama.cpp, with the attributes that drafters read.
 
     Args:
-        path: The file. If the model is split into several files, any one of them.
+        path: The GGUF file. If the model is split into several files, any one of them.
         on_gpu: Whether llama.cpp computes on a GPU, if its build supports one.
     Attributes:
         library: The llama.cpp library.
         name_or_path: The file's path.
-        config, generation_config: The values that drafters and the server read from transformers
-            models.
-        device, dtype: Device and data type of the logits.
-        context_length: Context length used in training.
+        config: Model configuration, with the values that drafters and the server read from a
+            transformers model.
+        generation_config: Generation configuration, with the same purpose.
+        device: Device of the logits.
+        dtype: Data type of the logits.
+        context_length: Context length with which the model was trained, in tokens.
         window: Size of the sliding window in tokens; 0 if there is none.
         is_recurrent: Whether some or all layers are recurrent.
         description: Description of the architecture, size and format.
@@ -85,7 +87,7 @@ class GgufModel:
 
     @cached_property
     def end_ids(self) -> list[int]:
-        """Return the tokens that end an answer, as llama.cpp defines them."""
+        """Return the ids of the tokens at which llama.cpp ends an answer."""
         ids = range(self.vocab_size)
         return [id for id in ids if self.library.vocab_is_eog(self._vocabulary, id)]
 
@@ -107,7 +109,7 @@ class GgufModel:
 
     @property
     def token_bytes(self) -> int:
-        """Return the cache size of one token's keys and values, in bytes."""
+        """Return the size of one token's keys and values in the cache, in bytes."""
         first, second = self._sequence_bytes
         return second - first
 
@@ -120,7 +122,7 @@ class GgufModel:
 
     @cached_property
     def _sequence_bytes(self) -> tuple[int, int]:
-        """Return the cache sizes, in bytes, of a sequence with one token and with two."""
+        """Return the sizes, in bytes, of a cached sequence with one token and with two."""
         context = self.new_context(ContextOptions(CELL_STEP, CELL_STEP, CELL_STEP, 1, 1))
         sizes = []
         for position in range(2):
@@ -130,7 +132,7 @@ class GgufModel:
         return sizes[0], sizes[1]
 
     def facts(self) -> dict[str, Any]:
-        """Return metadata that identifies the model and the library in measurements."""
+        """Return the metadata by which stored measurements identify model and library."""
         library, path = self.library, Path(self.library.path)
         numbers = {
             name: int(getattr(library, f"model_{name}")(self._handle))

@@ -23,7 +23,7 @@ _PATTERNS = {
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, c_void_p)
 
 _CONTEXT, _MODEL, _MEMORY, _VOCABULARY = c_void_p, c_void_p, c_void_p, c_void_p
-# Result and arguments of each function, by name without the prefix "llama_".
+# Types of the result and the arguments of each function, by name without the prefix "llama_".
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "backend_init": (None, []),
     "log_set": (None, [_LOG, c_void_p]),
@@ -96,7 +96,7 @@ class Library:
                 f"llama.cpp at {str(path)!r} cannot be used: {error}. Install the extra again: pip"
                 " install 'paceline[llama-cpp]'."
             ) from error
-        self._log = _LOG(_show_errors)  # a reference, so that it outlives the library's use
+        self._log = _LOG(_show_errors)  # kept alive as long as the library may call it
         self.log_set(self._log, None)
         self.backend_init()
         self.context_fields: Fields = find_layout(
@@ -104,7 +104,13 @@ class Library:
         )
 
     def max_rollback(self, context: int) -> int:
-        """Return how many earlier states a sequence keeps; 0 for older llama.cpp builds."""
+        """Return by how many tokens a recurrent sequence can be rolled back.
+
+        The result is 0 for older builds of llama.cpp.
+
+        Args:
+            context: Handle of the llama.cpp context.
+        """
         function = getattr(self._library, "llama_n_rs_seq", None)
         if function is None:
             return 0
@@ -112,7 +118,7 @@ class Library:
         return int(function(context))
 
     def __getattr__(self, name: str) -> Any:
-        """Return the library's function `llama_NAME`, given NAME."""
+        """Return the library's function `llama_NAME` as the attribute NAME."""
         return getattr(self._library, f"llama_{name}")
 
 

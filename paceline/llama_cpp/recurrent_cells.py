@@ -1,8 +1,8 @@
 """Manage the sequences of requests for models with recurrent layers.
 
-A recurrent state represents one text length. llama.cpp keeps copies of the last few states of a
-sequence, so that the sequence can be rolled back by a few tokens. Such models therefore verify
-short chains, and rejected tokens leave the cache at once.
+A recurrent state is valid for a single text length. To roll a sequence back by a few tokens,
+llama.cpp keeps copies of the sequence's last few states. Such models therefore verify short chains,
+and rejected tokens leave the cache immediately.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from paceline.llama_cpp.settings import MAX_ROLLBACK
 
 
 class RecurrentCells(SequenceCells):
-    """Sequences whose layers are partly or all recurrent.
+    """Manages the sequences of a model whose layers are partly or all recurrent.
 
     Args:
-        model, threads, rows_per_pass, flash_attention: As in `SequenceCells`.
-        reversible: Whether a forward pass can be undone without losing the sequence. This
-            requires a copy of the sequence before each pass.
+        model: The model.
+        threads: Number of CPU threads.
+        rows_per_pass: Maximum number of rows that llama.cpp computes at once.
+        flash_attention: Whether attention uses one fused operation; None lets llama.cpp choose.
+        reversible: Whether to copy each sequence before a forward pass, so that the pass can be
+            undone.
     """
 
     def __init__(
@@ -36,10 +39,11 @@ class RecurrentCells(SequenceCells):
         super().__init__(model, threads, rows_per_pass, flash_attention)
         self._reversible = reversible
         self._num_sequences = 2
-        self._before: dict[int, bytes] = {}  # copies of sequences before the last forward pass
+        # Copies of sequences, made before the last forward pass.
+        self._before: dict[int, bytes] = {}
 
     def open(self, sequence: int) -> None:
-        """Start an empty sequence, enlarging the cache if it has too few sequences."""
+        """Start an empty sequence, enlarging the cache if it supports too few sequences."""
         if sequence >= self._num_sequences:
             self._num_sequences = 2 * sequence
             if self._context is not None:
@@ -68,11 +72,11 @@ class RecurrentCells(SequenceCells):
             self._before[branch.sequence] = self._context.read(branch.sequence)
 
     def keep(self, branch: Branch, leaf: int, end: int) -> int:
-        """Shorten a sequence to its first `end` tokens, after a forward pass.
+        """Shorten a sequence to its first `end` tokens after a forward pass.
 
         Returns:
-            The new length; 0 if the whole forward pass is undone and the states cannot be rolled
-            back.
+            The new length; 0 if the whole forward pass must be undone, but the states cannot be
+            rolled back that far.
         """
         assert self._context is not None, "a forward pass came before"
         context, sequence = self._context, branch.sequence

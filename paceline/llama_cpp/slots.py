@@ -13,17 +13,17 @@ from paceline.llama_cpp.settings import MAX_SEQUENCES
 
 @dataclass(slots=True)
 class NoCheckpoints:
-    """A collection of state checkpoints that is always empty.
+    """A collection of state checkpoints that is always empty, for llama.cpp targets.
 
     Attributes:
-        max_bytes: Not used.
+        max_bytes: Memory limit for checkpoints, in bytes; not used.
     """
 
     max_bytes: int = 0
 
 
 class SequenceSlots:
-    """Slots of a llama.cpp cache; slot n is sequence n + 1.
+    """Assigns the slots of a llama.cpp cache to requests; slot n is sequence n + 1.
 
     Args:
         cells: Sequences of the llama.cpp cache.
@@ -55,7 +55,7 @@ class SequenceSlots:
         return self._sizes.get(request.slot, 0)
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Assign more cache positions to a request."""
+        """Increase the cache positions of a request to at least `positions`."""
         self._sizes[request.slot] = max(positions, self._sizes[request.slot])
 
     def shorten(self, request: Request) -> None:
@@ -64,7 +64,7 @@ class SequenceSlots:
 
     @property
     def num_taken(self) -> int:
-        """Return the number of slots that requests hold."""
+        """Return the number of slots that belong to requests."""
         return len(self._owner)
 
     @property
@@ -78,10 +78,10 @@ class SequenceSlots:
         return sum(request.cached for request in list(self._owner.values()))
 
     def take(self, request: Request) -> None:
-        """Give a request an empty slot.
+        """Assign an empty slot to a request.
 
         Raises:
-            CapacityError: There are as many requests as llama.cpp can hold.
+            CapacityError: llama.cpp supports no more sequences.
         """
         slot = next(slot for slot in range(MAX_SEQUENCES) if slot not in self._owner)
         if slot + 2 >= MAX_SEQUENCES:
@@ -102,7 +102,7 @@ class SequenceSlots:
             request.slot = -1
 
     def inherit(self, request: Request, other: Request, length: int) -> None:
-        """Give `request` the slot of `other`, reduced to its first `length` positions."""
+        """Transfer the slot of `other` to `request`, keeping `length` cache positions."""
         request.slot, other.slot = other.slot, -1
         self._owner[request.slot] = request
         request.cached = self._cells.cut(sequence_of(request), length)

@@ -1,8 +1,7 @@
 """Describe the C structures of llama.cpp, and find the layout that a library uses.
 
 Releases of llama.cpp add and move fields, and the library does not state the version of its header.
-`find_layout` therefore chooses the layout that fits the default parameters that the library
-returns.
+`find_layout` therefore chooses the layout that matches the library's default parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Fields = list[tuple[str, Any]]
 
 
 class RawStructure(ctypes.Structure):
-    """The bytes of a structure, and of the memory after it.
+    """The bytes of a structure whose size is unknown, followed by unused bytes.
 
     Callers pass parameters by value, so a structure that is too long is harmless.
     """
@@ -76,8 +75,8 @@ _OTHER: Fields = [("ctx_other", c_void_p)]
 _NEW_COUNTS = _COUNTS + _ROLLBACK + _PER_SEQUENCE + _THREADS + _CONTEXT_TYPE
 _REST = _TYPES + _ROPE + _CALLBACKS
 
-# By the first build that is known to have it. The word before the flags in the newest layout is
-# zero by default, and stays so.
+# Known layouts, each named after the first build that is known to use it. In the newest layout, the
+# word before the flags is reserved; it keeps its default of zero.
 CONTEXT_LAYOUTS: dict[str, Fields] = {
     "b11549": _NEW_COUNTS + _REST + [("reserved", c_void_p)] + _FLAGS + _SAMPLERS + _OTHER,
     "b10605": _NEW_COUNTS + _REST + _FLAGS + _SAMPLERS + _OTHER,
@@ -103,13 +102,13 @@ def structure(fields: Fields) -> type[ctypes.Structure]:
 
 
 def find_layout(raw: bytes, version: str) -> Fields:
-    """Return the fields of a library's context parameters.
+    """Return the fields of the structure that holds a library's context parameters.
 
     Args:
-        raw: Default parameters of the library.
+        raw: Bytes of the library's default context parameters.
         version: Version of the library, for error messages.
     Raises:
-        UnsupportedModelError: No known layout, or more than one, explains the defaults.
+        UnsupportedModelError: No known layout, or more than one, matches the default parameters.
     """
     fitting = [fields for fields in CONTEXT_LAYOUTS.values() if not mismatches(raw, fields)]
     if len(fitting) != 1:

@@ -42,9 +42,11 @@ class GgufTarget(TargetBase):
         prefill_chunk: Maximum number of pending tokens per request in one forward pass.
         reversible: Whether forward passes without a commit leave recurrent states unchanged.
     Attributes:
-        model, exact, prefill_chunk: As above.
-        slots: Slots of the cache.
-        forward_seconds: Seconds spent in forward passes.
+        model: The model.
+        exact: Whether a request's logits depend, bit for bit, only on the request's own text.
+        prefill_chunk: Maximum number of pending tokens per request in one forward pass.
+        slots: Slots of the cache, and their requests.
+        forward_seconds: Total time spent in forward passes, in seconds.
     """
 
     packs = True
@@ -78,7 +80,7 @@ class GgufTarget(TargetBase):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if layers have recurrent states, each valid for one text length."""
+        """Return True if any layer has recurrent states, which cannot be truncated."""
         return self.model.is_recurrent
 
     @property
@@ -108,7 +110,7 @@ class GgufTarget(TargetBase):
     def position_bytes(self) -> int:
         """Return the size of a cache position, in bytes.
 
-        The size includes a share of the space that the cache reserves for discarded tokens.
+        The size includes a proportional share of the cells for discarded tokens.
         """
         return int(self.model.token_bytes * (1 + DISCARDED_SHARE))
 
@@ -123,11 +125,11 @@ class GgufTarget(TargetBase):
         return self.slots.num_taken
 
     def reserve(self, slots: int, positions: int) -> None:
-        """Allocate slots in advance.
+        """Allocate cache memory for a number of slots in advance.
 
         Args:
-            slots: Number of requests.
-            positions: Number of tokens and tree nodes per request.
+            slots: Number of slots, one per request.
+            positions: Number of cache positions per slot, for tokens and tree nodes.
         """
         self.slots.resize(slots, slots * positions)
 
@@ -136,16 +138,16 @@ class GgufTarget(TargetBase):
         return gguf_key(self.model, self._threads, exact=self.exact, rows=max_rows)
 
     def apart(self) -> GgufTarget:
-        """Return the same model with a separate cache, for measurements and checks."""
+        """Return a second target with its own cache, for measurements and checks."""
         return GgufTarget(self.model, self._threads, self.exact, self.prefill_chunk, True)
 
     def open(self, request: Request, slot_of: Request | None = None, length: int = 0) -> None:
-        """Give a request a slot.
+        """Assign a cache slot to a request.
 
         Args:
             request: Request to process.
-            slot_of: Finished request whose slot is taken over; None for an empty slot.
-            length: Number of leading cache positions that `request` takes over from `slot_of`.
+            slot_of: Finished request whose slot is reused; None selects an empty slot.
+            length: Number of leading cache positions of `slot_of` to reuse.
         Raises:
             CapacityError: The request is too long, or there are too many requests.
         """
@@ -175,10 +177,10 @@ class GgufTarget(TargetBase):
         return True
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
-        """Return a tree's first nodes, with as many leaves as the sequences allow.
+        """Limit a draft tree to the nodes that the model can verify.
 
-        Each leaf needs a llama.cpp sequence. For a recurrent model, return a chain that the model
-        can roll back.
+        Each leaf of the tree needs a free llama.cpp sequence. A recurrent model verifies only a
+        chain that is short enough to be rolled back.
         """
         if self.model.is_recurrent:
             return tree.best_chain().first(self.model.max_rollback)
@@ -226,7 +228,8 @@ class GgufTarget(TargetBase):
             self._cells.fork(part.branch)
             part.add_to(rows)
         if self.exact and self._threads > 1 and len(rows.token_ids) % EXACT_ROWS_PER_PASS == 1:
-            self._cells.add_padding(rows)  # several threads divide the text of a single row
+            # If a pass has a single row, llama.cpp divides this row among its threads.
+            self._cells.add_padding(rows)
         return torch.from_numpy(self._cells.decode(rows).copy())
 
     def forward_with_states(self, *arguments: Any, **options: Any) -> NodeLogits:
@@ -263,11 +266,11 @@ class GgufTarget(TargetBase):
         request.cached = self._cells.cut(sequence_of(request), length)
 
     def undo(self, request: Request, length: int) -> None:
-        """After a failed step, drop a request's cache beyond the first `length` tokens."""
+        """Drop a request's cache beyond its first `length` tokens after a failed step."""
         self.rewind(request, length)
 
     def clear_after(self, request: Request) -> None:
-        """Overwrite nothing with zeros: attention skips the cells of other sequences."""
+        """Do nothing, because attention skips the cells of other sequences."""
 
     def restart_if_due(self, request: Request) -> None:
         """Do nothing, because llama.cpp never changes the rotary frequencies of a text."""

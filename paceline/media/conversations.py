@@ -27,17 +27,19 @@ def conversation_prompt(
     files: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Return the token ids of a conversation, with its media if it has any.
+    """Render a conversation with the chat template, and return its token ids.
+
+    If the conversation contains images, videos or audio, the result also carries their tensors.
 
     Args:
-        processor: Processor for conversations that contain more than text.
-        tokenizer: Tokenizer with a chat template, for conversations of text only.
-        messages: The caller's messages.
-        options: Variables of the chat template.
+        processor: Processor, for conversations that contain more than text.
+        tokenizer: Tokenizer with a chat template, for conversations that contain only text.
+        messages: Messages from the caller.
+        options: Additional variables for the chat template.
         endings: Values of `add_generation_prompt` and `continue_final_message` for the chat
             template; None means the default.
         files: Whether image parts may be file paths or objects, in addition to data URLs.
-        tools: Definitions of tools, which the caller has checked.
+        tools: Definitions of the tools that the model may call; the caller has validated them.
     Raises:
         ConfigError: The messages cannot be used, or the chat template rejects them.
     """
@@ -59,7 +61,7 @@ def conversation_prompt(
     shown, variables = with_tools(template, _without_content(checked), variables, tools)
     text = render_text(template, shown, where, variables)
     bos = getattr(getattr(loaded, "tokenizer", tokenizer), "bos_token", None)
-    # As in transformers: a template that writes the first token itself gets no second one.
+    # As in transformers, no BOS token is added if the template already writes one.
     special = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
     return processor.encode(text, media, where, **special)
 

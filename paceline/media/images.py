@@ -20,12 +20,12 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def load_image(source: Any, where: str, files: bool = True) -> Image:
-    """Load an image in RGB, rotated according to its metadata.
+    """Load an image in RGB, and rotate it as its metadata requires.
 
     Args:
         source: A Pillow image, a path, the bytes of an image file, or a data URL.
         where: Name of the image in error messages.
-        files: Whether paths are allowed. Default True.
+        files: Whether `source` may be a path. Default True.
     Raises:
         ConfigError: The source is not a readable image or is too large, or Pillow is missing.
     """
@@ -95,7 +95,7 @@ def _path(source: Any, where: str, files: bool) -> Path:
 
 
 def _bytes_of(url: str, where: str) -> bytes:
-    """Decode the bytes in a data URL."""
+    """Decode the base64 content of a data URL."""
     head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise ConfigError(

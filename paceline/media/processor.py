@@ -32,8 +32,8 @@ class MediaProcessor:
 
     Args:
         model: Loaded model.
-        source: Directory, hub id or processor object. If the caller names no processor, this is
-            the caller's `model` argument.
+        source: Directory, hub id or processor object. Without a processor from the caller, this is
+            the `model` argument of the caller.
     """
 
     def __init__(self, model: PreTrainedModel, source: Any) -> None:
@@ -44,7 +44,7 @@ class MediaProcessor:
         """Check that the model accepts images, videos or audio.
 
         Args:
-            where: Name of the prompt or part in error messages.
+            where: Name of the prompt, or of a part of it, in error messages.
         Raises:
             ConfigError: The model accepts only text.
         """
@@ -73,7 +73,7 @@ class MediaProcessor:
         return self._loaded
 
     def encode_prompt(self, prompt: MultimodalPrompt, where: str) -> EncodedPrompt | str:
-        """Return a prompt's token ids and tensors, or its text if there are no media.
+        """Return a prompt's token ids and tensors, or its text if it contains only text.
 
         Args:
             prompt: Prompt to encode.

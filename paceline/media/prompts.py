@@ -1,4 +1,4 @@
-"""Define the prompts in which callers pass images, videos and audio."""
+"""Define the prompts with which callers pass images, videos and audio."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class MultimodalPrompt:
 
 
 def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any]:
-    """Return an image, video or audio part of a message, with its content loaded.
+    """Load the content of an image, video or audio part of a message.
 
     Args:
         part: Part of a message. An image is the value of an `image`, `url` or `path` field, or of
             OpenAI's `image_url` field.
         where: Name of the part in error messages.
-        files: Whether parts may be file paths or objects, in addition to data URLs.
+        files: Whether the content may be a file path or an object, in addition to a data URL.
     Returns:
-        A part with its `type`, and with the content in a field named after the type.
+        A part with two fields: `type`, and a field named after the type, with the loaded content.
     Raises:
         ConfigError: The part has the wrong type, or its content cannot be used.
     """
@@ -75,7 +75,7 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
 
 
 def load_video(frames: Any, where: str) -> Any:
-    """Return a video's frames as images; an array is returned unchanged.
+    """Load the frames of a video as images; return an array of frames unchanged.
 
     Raises:
         ConfigError: A frame is not an image.
