@@ -92,7 +92,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def load(self, states: States) -> None:
         """Set the states from which the next call of the recurrent module starts.
 
-        `states` is empty for new texts.
+        For requests without cached tokens, `states` is empty.
         """
         LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
         for name, rows in states.items():

@@ -130,7 +130,7 @@ class _ProcessorConversion:
         return several if several and all(part in self._tensors for part in several) else ()
 
     def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Return a weight, given the numbers of the tensors that `sources` names."""
+        """Compute a weight from the values of the tensors that `sources` names."""
         sources = self.sources(name)
         keys = dict.fromkeys((*sources, *(part.removesuffix(".weight") for part in sources)), name)
         # A processor returns the weight, or puts it here if it consists of several tensors.
@@ -182,7 +182,7 @@ class _MappedConversion:
         return tuple(tensor for _, tensor in self._matches.get(name, ()))
 
     def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        """Return a weight, given the numbers of the tensors that `sources` names."""
+        """Compute a weight from the values of the tensors that `sources` names."""
         patterns = [pattern for pattern, _ in self._matches[name]]
         if patterns[0] is None:
             return numbers[0]

@@ -41,11 +41,12 @@ class LayerKinds:
 
     @staticmethod
     def of(config: PretrainedConfig, only_kind: str) -> LayerKinds:
-        """Read the layer kinds of a text model; see `known_kinds`.
+        """Read the kinds of a text model's layers from its configuration.
 
         Args:
-            config: Configuration of the text model.
-            only_kind: Kind of all layers if the configuration does not list them.
+            config: Configuration of the text model. All its layer kinds must be known
+                (`known_kinds`).
+            only_kind: Kind of all layers if the configuration does not list the kinds.
         """
         kinds = list(getattr(config, "layer_types", None) or [only_kind])
         attention = [_HYBRID.get(kind, kind) for kind in kinds if kind in MASKABLE | {*_HYBRID}]

@@ -28,7 +28,7 @@ def dtype_named(dtype: str | torch.dtype) -> torch.dtype | None:
 
 
 def usable_device(device: str | torch.device) -> str | torch.device:
-    """Return a device that exists; "auto" selects a GPU if one is available.
+    """Check that a device exists, and return it; "auto" selects a GPU if there is one.
 
     Raises:
         ConfigError: This machine has no such device.

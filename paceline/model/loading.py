@@ -57,7 +57,7 @@ def load_model(
     unpack: bool | None = True,
     weights: str | None = None,
 ) -> PreTrainedModel:
-    """Return a model in eval mode. A loaded model keeps its dtype and device.
+    """Load a model in eval mode; an already loaded model keeps its dtype and device.
 
     Args:
         model: Directory, hub id, GGUF file or loaded model.
@@ -101,7 +101,7 @@ def load_model(
 
 
 def require_source(model: str | Path) -> None:
-    """Check that a model's name is not a path without a model.
+    """Raise an error if no model with the given name can be found.
 
     Args:
         model: Directory, hub id, GGUF file or built-in name.
@@ -114,7 +114,7 @@ def require_source(model: str | Path) -> None:
 
 
 def require_draft(model: object) -> None:
-    """Check that a draft model exists, as in `require_source`."""
+    """Raise an error if no draft model with the given name can be found."""
     if isinstance(model, str | Path):
         require_source(demo.draft_of(model) if isinstance(model, str) else model)
 
@@ -215,8 +215,7 @@ def load_draft(
 
     Args:
         model: Directory, hub id, GGUF file, built-in name or loaded model.
-        dtype: Data type of the weights: "float32", "bfloat16", "float16", a torch dtype, or "auto"
-            for the dtype of the checkpoint.
+        dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the checkpoint's.
         device: Torch device; "auto" selects a GPU if one is available.
     Raises:
         ConfigError: The model cannot be loaded (`load_model`), or its reduced vocabulary is
@@ -270,7 +269,7 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     Args:
         model: Any argument of `load_draft`, or a `CachedLM`, which is returned unchanged.
     Raises:
-        ConfigError: As in `load_draft`.
+        ConfigError: The model cannot be loaded, or its reduced vocabulary is damaged.
     """
     if isinstance(model, CachedLM):
         return model

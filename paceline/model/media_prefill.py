@@ -105,7 +105,7 @@ class MediaPrefill:
         self._checked: set[frozenset[str]] = set()  # names of tensors of the checked prompts
 
     def states(self, request: Request) -> PrefixStates:
-        """Return keys, values and states of the tokens up to the last placeholder.
+        """Compute the keys, values and states of the tokens up to the last placeholder.
 
         Args:
             request: Request with images, videos or audio. A text token must follow the last

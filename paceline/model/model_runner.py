@@ -82,7 +82,7 @@ class ModelRunner:
         self.bucket_states = None
 
     def padded(self, layout: PaddedBatch, requests: Sequence[Request]) -> Tensor:
-        """Return logits [rows * num_logit_columns, vocab] for a padded batch."""
+        """Run a padded batch, and return logits [rows * num_logit_columns, vocab]."""
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, layout.positions)
@@ -124,7 +124,7 @@ class ModelRunner:
         )
 
     def ragged(self, packing: RaggedBatch, requests: Sequence[Request]) -> Tensor:
-        """Return logits [n, vocab] of the queries that a ragged batch selects."""
+        """Run a ragged batch, and return the logits of its `logit_queries`, [n, vocab]."""
         state = self.view.state
         if state.text_lengths is not None:
             state.text_lengths.set(requests, packing.positions[None], np.diff(packing.starts))

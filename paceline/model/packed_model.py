@@ -28,7 +28,7 @@ WEIGHTS, BUFFERS = "weights.bin", "buffers.safetensors"
 
 
 def load_packed(path: Path) -> PreTrainedModel:
-    """Return a model that reads its weights directly from its GGUF files.
+    """Build a model that reads its weights directly from its GGUF files.
 
     Raises:
         ConfigError: A file is damaged, or contains weights in an unsupported format.
@@ -48,7 +48,7 @@ def load_packed(path: Path) -> PreTrainedModel:
 def load_described(
     path: Path, files: Sequence[Path], folder: Path, packed: bool = True
 ) -> PreTrainedModel:
-    """Return a bfloat16 model from GGUF files that a folder describes.
+    """Build a bfloat16 model from GGUF files and their description in a folder.
 
     Args:
         path: Name of the model, for error messages.
@@ -98,7 +98,7 @@ def _require_packed_formats(path: Path, table: TensorTable) -> None:
 
 
 def _format_of(type_id: int) -> BlockFormat:
-    """Return the block format with an id in GGUF files."""
+    """Return the block format for a type id in GGUF files."""
     if type_id in BLOCK_FORMATS:
         return BLOCK_FORMATS[type_id]
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # an optional package

@@ -15,7 +15,7 @@ def arrange_rows(
     padding: BoolArray,
     block: BoolArray,
 ) -> None:
-    """Fill the arrays of a padded batch; see `PaddedBatch`.
+    """Fill the arrays of a `PaddedBatch`.
 
     Args:
         counts: [4, rows]. For each row, the numbers of cached tokens, pending tokens and nodes,

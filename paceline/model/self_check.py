@@ -43,14 +43,14 @@ _WINDOWS = (
 
 
 def checked_model(model: PreTrainedModel, options: Mapping[str, Any]) -> CachedLM:
-    """Return a model that verifies trees losslessly or, failing that, chains.
+    """Wrap a model so that it verifies trees or, if trees fail a check, only chains.
 
     Args:
         model: Loaded model.
         options: Arguments for `CachedLM`.
     Raises:
-        UnsupportedModelError: Forward passes over chains also differ from plain forward passes, or
-            rows depend on one another.
+        UnsupportedModelError: Forward passes over chains fail the check too, or rows depend on one
+            another.
     """
     lm = CachedLM(model, **options)
     check_rows(model)

@@ -22,7 +22,7 @@ def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowReque
     with a single token contains only text.
 
     Args:
-        model: Model of the call.
+        model: Model that the call runs.
         request: Validated arguments of the call, including images, videos or audio.
         rows: Rows in batch order.
     Raises:

@@ -109,7 +109,7 @@ class Strategy:
         """Decode the rows, using arguments that transformers has prepared.
 
         Args:
-            model: Model of the call.
+            model: Model whose `generate` method was called.
             input_ids: Token ids, padded on the left, [batch, width].
             logits_processor: Logits processors.
             stopping_criteria: Stopping criteria.
@@ -231,8 +231,8 @@ def generate(
     Returns:
         The result of `model.generate`.
     Raises:
-        ConfigError: As for `Strategy`, or `assistant_model`, `custom_generate` or `synced_gpus`
-            was passed.
+        ConfigError: The drafter or an option is unknown or not supported, a required draft model is
+            missing, or `assistant_model`, `custom_generate` or `synced_gpus` was passed.
     """
     _require_model(model)
     try:

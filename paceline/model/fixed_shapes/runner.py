@@ -206,7 +206,7 @@ def reads_regions(
     Args:
         model: The transformers model.
         architecture: Properties of the model.
-        fixed_shapes: Whether decode steps use fixed shapes; see `CachedLM`.
+        fixed_shapes: Whether decode steps use fixed shapes; "auto" uses them on CUDA only.
     """
     config = model.config.get_text_config(decoder=True)
     if any(getattr(config, name, None) for name in COMPUTED_KEY_FIELDS):

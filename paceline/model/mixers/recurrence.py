@@ -92,7 +92,10 @@ class RecurrenceMixer:
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Tensor, StateUpdate]:
-        """Return the outputs, and the update for the stored states; see `Mixer`."""
+        """Run the mixer; return its outputs, and an update of the stored states.
+
+        See `Mixer` for the arguments.
+        """
         current = self._call = RecurrenceCall(token_tree(batch), layer, self._first)
         try:
             with self._products():

@@ -44,8 +44,10 @@ class RecurrentPass:
         return len(self.batch.slots)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> list[int]:
-        """Advance the stored states of all layers; see `StateUpdate`.
+        """Advance the stored states of all layers by the committed tokens.
 
+        Args:
+            accepted: Accepted nodes of each request, in text order.
         Returns:
             Number of tokens added to the stored states, for each request.
         """

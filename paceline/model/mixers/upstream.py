@@ -61,7 +61,10 @@ class UpstreamMixer:
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Tensor, StateUpdate]:
-        """Return the outputs, and the states after the pending tokens; see `Mixer`."""
+        """Run the mixer; return its outputs, and an update of the stored states.
+
+        See `Mixer` for the arguments.
+        """
         flat, device = hidden.flatten(0, 1), hidden.device
         states, results = self._advance(flat, batch, layer, call)
         rows, steps, is_token = _branches(batch)

@@ -46,7 +46,10 @@ class WindowMixer:
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Any, StateUpdate]:
-        """Return the outputs, and the update for the stored inputs; see `Mixer`."""
+        """Run the convolution; return its outputs, and an update of the stored inputs.
+
+        See `Mixer` for the arguments.
+        """
         rows = hidden.flatten(0, 1)
         held = layer.store(_NAME, (self._size, rows.shape[1]), rows.dtype, rows.device)
         sequence, positions = _sequence(batch, self._size, len(rows), rows.device)
