@@ -34,7 +34,7 @@ class CacheSize(NamedTuple):
     def raised_to(self, needed: CacheSize) -> CacheSize:
         """Return a size that is at least `needed`.
 
-        A number in this size that is too small is replaced with twice the needed number.
+        If a number in this size is too small, the result contains twice the needed number instead.
         """
         return CacheSize(
             *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))

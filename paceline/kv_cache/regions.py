@@ -89,7 +89,7 @@ class Regions:
         return True
 
     def find_gap(self, size: int) -> int | None:
-        """Return the start of the first `size` free positions; None if there are none."""
+        """Return the start of the first gap of `size` free positions, or None."""
         last = 0
         for slot in np.argsort(self.first, kind="stable").tolist():
             if self.sizes[slot]:

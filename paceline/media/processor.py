@@ -32,8 +32,8 @@ class MediaProcessor:
 
     Args:
         model: Loaded model.
-        source: Directory, hub id or processor object. Without a processor from the caller, this is
-            the `model` argument of the caller.
+        source: Directory, hub id or processor object. Unless the user named a processor, this is
+            the user's `model` argument.
     """
 
     def __init__(self, model: PreTrainedModel, source: Any) -> None:

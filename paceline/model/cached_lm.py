@@ -38,8 +38,8 @@ class CachedLM(ForwardPasses):
         model: Decoder-only model in eval mode, on its device.
         prefill_chunk: Maximum number of pending tokens per request in one forward pass. It may be
             changed between forward passes.
-        batch_invariant: Whether the attention of each token must depend only on that token's text,
-            bit for bit. Default False.
+        batch_invariant: Whether the attention of each token must depend, bit for bit, only on the
+            text up to that token. Default False.
         min_rows: Minimum number of rows in a forward pass and in its LM head; smaller batches are
             padded. Default 1.
         products: Implementation of matrix products and norms; None selects the fastest one on this
@@ -49,7 +49,10 @@ class CachedLM(ForwardPasses):
         fixed_shapes: Whether to pad decode steps to a few fixed shapes, so that CUDA can replay
             them as captured graphs. "auto" uses fixed shapes on CUDA only.
     Attributes:
-        prefill_chunk, min_rows, products, chains: The arguments of the same names.
+        prefill_chunk: Maximum number of pending tokens per request in one forward pass.
+        min_rows: Minimum number of rows in a forward pass and in its LM head.
+        products: Implementation of matrix products and norms.
+        chains: Whether to verify only chains, even if the model accepts masks.
         architecture: Properties of the model.
         mode: Function that returns the context manager in which forward passes run.
         media_prefill: Computation of prompts with images, videos or audio.

@@ -207,7 +207,7 @@ class CachedRequests(TargetBase):
         return advanced
 
     def _save_states(self, request: Request, num_new: int) -> None:
-        """Save a checkpoint at the end of the prompt, and at intervals within it.
+        """Save the recurrent states at the end of the prompt and at intervals within it.
 
         Args:
             request: Request whose states have advanced.

@@ -45,7 +45,7 @@ def read_config(path: Path, metadata: Mapping[str, Any], folder: Path) -> Any:
 
 
 def complete_config(config: Any, metadata: Mapping[str, Any]) -> None:
-    """Add the header values that transformers does not read to a configuration.
+    """Complete a configuration with header values that transformers does not read.
 
     Args:
         config: Configuration as transformers reads it from the header.

@@ -85,7 +85,7 @@ def order_of_rows(
         than the order of the rows differs. For tensors with more than two axes and for weights made
         from several tensors, the result is either the original order or `CHANGED`.
     """
-    # Numbers from 1 on, so that scaled and shifted values differ, too.
+    # The values start at 1, so that scaling or shifting changes all of them.
     probes = [(*shape[:-1], 1) if len(shape) > 1 else tuple(shape) for shape in shapes]
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in probes]
     every = np.arange(1.0, sum(sizes) + 1)
@@ -133,7 +133,8 @@ class _ProcessorConversion:
         """Compute a weight from the values of the tensors that `sources` names."""
         sources = self.sources(name)
         keys = dict.fromkeys((*sources, *(part.removesuffix(".weight") for part in sources)), name)
-        # A processor returns the weight, or puts it here if it consists of several tensors.
+        # A processor returns the weight. If the weight consists of several tensors, the processor
+        # stores it in `fused` instead.
         fused: dict[str, Any] = {}
         parsed = {"config": self._config, "tensors": fused}
         for source, values in zip(sources, numbers, strict=True):

@@ -101,10 +101,10 @@ def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer, with its added tokens in the configuration.
+    """Write a tokenizer to a folder, and list its added tokens in its configuration.
 
-    If the configuration lacked the added tokens, transformers would parse the vocabulary again
-    to find them. This would take 16 MB of memory at each start.
+    Without this list, transformers would parse the vocabulary again to find the added tokens, which
+    would take 16 MB of memory at each start.
     """
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"

@@ -64,8 +64,8 @@ class TensorTable:
     Attributes:
         tensors: Tensors by name in the file.
         weights: Weights and buffers of the transformers model by name.
-        orders: Row permutations. For every row of a weight, a permutation gives the index of that
-            row in the file.
+        orders: Row permutations. For every row of a weight, a permutation contains the index of
+            that row in the file.
         architecture: Name of the architecture in the file.
     """
 
@@ -81,7 +81,7 @@ class TensorTable:
             model: Model, which may be without weights.
             architecture: Name of the architecture in the file.
         Raises:
-            ValueError: A weight has no tensor in the file.
+            ValueError: A weight has no tensor in the file, or a layer's tensor has no weight.
         """
         self.architecture = architecture
         conversion = conversion_of(architecture, model, self.tensors)

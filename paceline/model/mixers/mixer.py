@@ -58,10 +58,10 @@ class Mixer(Protocol):
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
     ) -> tuple[Any, StateUpdate]:
-        """Return the mixer's output or outputs, and an update of the stored states.
+        """Run the mixer; return its output or outputs, and an update of the stored states.
 
-        An output has the layout of the input. The stored states change only when the engine commits
-        the update.
+        Each output has the same rows and columns as the input. The stored states change only when
+        the engine commits the update.
 
         Args:
             hidden: Inputs to the module, [rows, columns, hidden].

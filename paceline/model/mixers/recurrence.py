@@ -122,7 +122,7 @@ class _Folds:
 def recurrence_mixer(
     twin: nn.Module, override: ForwardOverride | None = None
 ) -> RecurrenceMixer | None:
-    """Return a `RecurrenceMixer` for a module, or None if it is not supported.
+    """Create a `RecurrenceMixer` for a module; return None if it is not supported.
 
     Args:
         twin: Copy of the mixer in the `ModelView`.

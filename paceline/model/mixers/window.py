@@ -81,7 +81,7 @@ class _Append:
 
 
 def window_mixer(twin: nn.Module) -> WindowMixer | None:
-    """Return a `WindowMixer` for a module, or None if it is not supported.
+    """Create a `WindowMixer` for a module; return None if it is not supported.
 
     At the start of a text, the module pads the inputs of its convolutions with zeros. The mixer
     instead passes rows of zeros to the module as earlier inputs. The effect is the same unless a
