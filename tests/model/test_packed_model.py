@@ -213,7 +213,9 @@ def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
     inner, outer = struct.unpack_from("<QQ", content, start)
     sizes = struct.pack("<QQ", inner, outer - 8)
     path.write_bytes(content[:start] + sizes + content[start + 16 :])
-    with pytest.raises(ConfigError, match=r"up_proj.weight is of shape \[88, 64\], not \[96, 64\]"):
+    with pytest.raises(
+        ConfigError, match=r"up_proj.weight has the shape \[88, 64\] instead of \[96, 64\]"
+    ):
         load_model(path, unpack=False)
 
 

@@ -356,7 +356,7 @@ def test_draft_of_a_similar_model_warns(pair: Pair, folder: Path) -> None:
     weight = similar.get_input_embeddings().weight.data
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
     weight += 0.45 * weight.std() * noise
-    with pytest.warns(UserWarning, match=r"a cosine of only 0\.9\d to that model's"):
+    with pytest.warns(UserWarning, match=r"a cosine similarity of only 0\.9\d to that model's"):
         llm = LLM(similar, "draft_model:max_draft_tokens=3", folder)
     params = SamplingParams(max_new_tokens=12)
     plain = LLM(similar, "none").generate(pair.prompts[:2], params)
