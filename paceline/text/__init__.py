@@ -1,1 +1,1 @@
-"""Decode token ids to text incrementally, and find stop strings in it."""
+"""Decode token ids to text incrementally, encode prompts, and detect stop strings."""

@@ -24,22 +24,24 @@ def chat_ids(
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
 ) -> list[int]:
-    """Return the token ids of a conversation as a prompt.
+    """Check a conversation, and encode it as a prompt with the chat template.
 
     Args:
-        tokenizer: Tokenizer with a chat template; None raises an error.
-        messages: Messages of the conversation; see `checked_messages`.
+        tokenizer: Tokenizer with a chat template. None raises an error.
+        messages: Messages of the conversation, in the format that `checked_messages` accepts.
         where: Name of the message list in error messages.
-        chat_template_kwargs: Variables of the template, such as enable_thinking. The variables may
-            include `add_generation_prompt` and `continue_final_message`.
+        chat_template_kwargs: Variables to pass to the chat template, such as enable_thinking. They
+            may include `add_generation_prompt` and `continue_final_message`.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's turn.
             Default: True, or False with `continue_final_message`.
         continue_final_message: Whether the prompt ends with the assistant's final message, so that
             the answer continues this message. Default: False.
+    Returns:
+        Token ids of the prompt.
     Raises:
-        ConfigError: The messages are invalid, or a variable has the name of a transformers
-            argument. Also raised if the tokenizer has no chat template, or if the template rejects
-            the conversation.
+        ConfigError: A message is invalid, or a template variable has the same name as an argument
+            of `apply_chat_template`. Also raised if the tokenizer has no chat template, or if the
+            template rejects the conversation.
     """
     checked = checked_messages(messages, where)
     endings = dict(zip(_ENDINGS, (add_generation_prompt, continue_final_message), strict=True))
@@ -53,19 +55,21 @@ def with_tools(
     options: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[list[Message], dict[str, Any]]:
-    """Return messages and template options that include tool definitions.
+    """Add tool definitions to the template options, or to the messages as text.
 
-    The definitions become an option of the template. If the template ignores tool definitions, the
-    definitions, calls and results are written into the messages as text.
+    If the chat template renders tool definitions, the function passes them as the option `tools`.
+    Otherwise, it writes the definitions, the tool calls and the tool results into the messages.
 
     Args:
         template: Tokenizer or processor with a chat template.
-        messages: Checked messages.
-        options: Arguments for the template; see `template_options`.
-        tools: Checked tool definitions; None means no tools.
+        messages: Messages from `checked_messages`.
+        options: Arguments for `apply_chat_template`, from `template_options`.
+        tools: Checked tool definitions. None means no tools.
+    Returns:
+        The messages and the template options, both ready for the chat template.
     Raises:
-        ConfigError: The messages have parts other than text, and the template does not support
-            tools.
+        ConfigError: The messages contain images or other media, and the chat template does not
+            support tools.
     """
     if not tools and (_reads_calls(template) or not any(map(has_calls, messages))):
         return messages, dict(options)
@@ -88,13 +92,13 @@ def _parts(content: Any) -> Sequence[Mapping[str, Any]]:
 def rendered_ids(
     tokenizer: Any, messages: list[Message], where: str, options: Mapping[str, Any]
 ) -> list[int]:
-    """Return the token ids of checked messages that contain text only.
+    """Render messages that contain only text, and return the token ids.
 
     Args:
         tokenizer: Tokenizer with a chat template.
-        messages: Checked messages.
+        messages: Messages from `checked_messages`.
         where: Name of the message list in error messages.
-        options: Arguments for the template; see `template_options`.
+        options: Arguments for `apply_chat_template`, from `template_options`.
     Raises:
         ConfigError: The tokenizer has no chat template, or the template rejects the conversation.
     """
@@ -110,13 +114,13 @@ def rendered_ids(
 def render_text(
     template: Any, messages: list[Message], where: str, options: Mapping[str, Any]
 ) -> str:
-    """Render checked messages as text with a chat template.
+    """Render messages as text with a chat template.
 
     Args:
         template: Tokenizer or processor with a chat template.
-        messages: Checked messages.
+        messages: Messages from `checked_messages`.
         where: Name of the message list in error messages.
-        options: Arguments for the template; see `template_options`.
+        options: Arguments for `apply_chat_template`, from `template_options`.
     Raises:
         ConfigError: The chat template rejects the conversation.
     """
@@ -124,19 +128,23 @@ def render_text(
 
 
 def chat_text(tokenizer: Any, messages: Any, where: str) -> str:
-    """Return a conversation as text, rendered by the tokenizer's chat template.
+    """Check a conversation, and render it as text with the default template options.
 
+    Args:
+        tokenizer: Tokenizer with a chat template.
+        messages: Messages of the conversation, in the format that `checked_messages` accepts.
+        where: Name of the message list in error messages.
     Raises:
-        ConfigError: As for `chat_ids`.
+        ConfigError: A message is invalid, or the chat template rejects the conversation.
     """
     return render_text(tokenizer, checked_messages(messages, where), where, {})
 
 
 def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
-    """Return the text that a chat template writes before and after the first question.
+    """Return the text that a chat template writes before and after a user message.
 
     Raises:
-        ConfigError: As for `chat_ids`, or the template omits the question.
+        ConfigError: The template fails, or omits the user's message.
     """
     before, mark, after = chat_text(tokenizer, [_question(_MARK)], where).partition(_MARK)
     if not mark:
@@ -150,15 +158,18 @@ def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
 def template_options(
     messages: list[Message], given: Mapping[str, Any] | None, endings: Mapping[str, bool | None]
 ) -> dict[str, Any]:
-    """Return the arguments for `apply_chat_template` that the caller can set.
+    """Validate the caller's template options, and add the default ones.
 
     Args:
-        messages: Checked messages.
-        given: Variables of the template.
-        endings: Values of `add_generation_prompt` and `continue_final_message`; None means the
+        messages: Messages from `checked_messages`.
+        given: Variables to pass to the chat template.
+        endings: Values of `add_generation_prompt` and `continue_final_message`. None selects the
             default.
+    Returns:
+        Keyword arguments for `apply_chat_template`.
     Raises:
-        ConfigError: An option is invalid, or has the name of a transformers argument.
+        ConfigError: An option is invalid, or a variable in `given` has the same name as an
+            argument of `apply_chat_template`.
     """
     if not isinstance(given, Mapping | None):
         raise ConfigError(
@@ -210,9 +221,9 @@ def _question(content: str | list[dict[str, Any]]) -> Message:
 
 
 def _for_template(tokenizer: Any, messages: list[Message]) -> list[Message]:
-    """Return messages with content in the form that the chat template supports.
+    """Convert each message's content to the format that the chat template supports.
 
-    Nearly all templates support strings. Some templates for images and text support only lists of
+    Nearly all templates accept strings. Some templates for images and text accept only lists of
     parts, and write nothing for a string.
     """
     if _reads(tokenizer, _MARK) or not _reads(tokenizer, _parts_of(_MARK)):
@@ -237,9 +248,10 @@ def _parts_of(text: str) -> list[dict[str, str]]:
 
 
 def _reads(tokenizer: Any, content: str | list[dict[str, Any]]) -> bool:
-    """Return whether the template writes the text of `content`, not its structure.
+    """Return whether the chat template supports content of this type.
 
-    Some templates write a list of parts in Python syntax.
+    A template that supports only strings may print a list of parts in Python syntax. This does not
+    count as support.
     """
     try:
         text = str(tokenizer.apply_chat_template([_question(content)], tokenize=False))

@@ -17,28 +17,28 @@ from paceline.text.token_bytes import (
 )
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Ends of texts that the next token may change: unfinished characters, and "@@", after which the
-# next token continues a word.
+# Text endings that the next token may change: incomplete characters, and "@@", which marks that
+# the next token continues the word.
 _OPEN = re.compile(rf"(?:{REPLACEMENT}+|@@)$")
-# Also beginnings of the patterns that `clean_up_tokenization` replaces, such as " n't".
+# In addition, prefixes of the patterns that `clean_up_tokenization` replaces, such as " n't".
 _OPEN_SPACES = re.compile(rf"(?:{REPLACEMENT}+|@@|(?:[ ']|(?<=[ '])[nvr])+)$")
 
 
 class Decoder(Protocol):
-    """A tokenizer with the method `decode` of transformers' tokenizers."""
+    """A tokenizer whose `decode` method works like that of transformers' tokenizers."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of `token_ids`."""
+        """Return the text of `token_ids`, with or without special tokens."""
         ...
 
 
 class TokenText(NamedTuple):
-    """Text that one token adds to an answer.
+    """Text and bytes that one token adds to an answer.
 
     Attributes:
-        text: Characters that the token completes.
-        data: Bytes of the token.
-        complete: Whether the token ends with a complete character.
+        text: Characters that the token completes. Empty if the token completes no character.
+        data: UTF-8 bytes of the token. They may begin or end in the middle of a character.
+        complete: Whether the text ends with a complete character after this token.
     """
 
     text: str
@@ -50,17 +50,18 @@ _NOTHING = TokenText("", b"")
 
 
 class Detokenizer:
-    """Converts the tokens of an answer to text, one by one.
+    """Decodes the tokens of an answer to text, one by one.
 
     The prompt's text, followed by the texts that `push` and `flush` return, equals the result of
-    `tokenizer.decode` for all tokens. A character that spans several tokens is returned with its
-    last token. Bytes that form no character, and an incomplete character at the end, become U+FFFD.
-    The complete characters before such bytes are preserved, unlike in `tokenizer.decode` with byte
-    fallback. The cost per token does not depend on the length of the text.
+    `tokenizer.decode` for all tokens. If a character spans several tokens, `push` returns the
+    character with the last of these tokens. Invalid bytes, and an incomplete character at the end,
+    become U+FFFD. With byte fallback, `tokenizer.decode` also corrupts the complete characters
+    before such bytes; this class preserves them. The cost per token does not depend on the length
+    of the text.
 
     Args:
         tokenizer: transformers tokenizer, or any object with the same `decode` method.
-        prompt_ids: Tokens before the answer; empty if the answer begins the text.
+        prompt_ids: Tokens before the answer. Empty if the answer begins the text.
         skip_special_tokens: Whether to omit special tokens, such as end of sequence, from the
             text.
     """
@@ -83,28 +84,28 @@ class Detokenizer:
         return rest.text
 
     def spell(self, token: int) -> TokenText:
-        """Add a token, and return its bytes and the text that is now final (see `push`).
+        """Add a token, and return its bytes and the text that `push` would return.
 
-        Joined together, the bytes of all tokens are the text in UTF-8.
+        The concatenated bytes of all tokens are the UTF-8 encoding of the text.
         """
         return self._decoding.spell(token)
 
     def peek(self, token: int) -> TokenText:
         """Return the text and bytes that `token` would add if it came next.
 
-        For a hidden special token, the text is its name, and the bytes are empty.
+        For a hidden special token, the text is its name, such as "<eos>", and the bytes are empty.
         """
         return self._decoding.peek(token)
 
 
 def text_of(tokenizer: Decoder, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-    """Decode `token_ids` as a complete text, without a preceding prompt."""
+    """Decode `token_ids` as a complete text that no prompt precedes."""
     detokenizer = Detokenizer(tokenizer, (), skip_special_tokens)
     return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
 
 
 class _Bytes:
-    """Detokenizer for tokenizers whose tokens stand for fixed bytes."""
+    """Detokenizer for tokenizers in which each token represents fixed bytes."""
 
     def __init__(
         self, table: TokenBytes, prompt_ids: Sequence[int], skip_special_tokens: bool
@@ -119,9 +120,9 @@ class _Bytes:
     def _after_prompt(self, prompt_ids: Sequence[int]) -> tuple[bool, bytes, bool]:
         """Return the decoder state after a prompt.
 
-        The first value tells whether the answer begins the text. The second holds the bytes of an
-        incomplete character at the end of the prompt. The third tells whether that character
-        appears as U+FFFD.
+        The first value is True if the prompt has no text, so that the answer begins the text. The
+        second contains the bytes of an incomplete character at the end of the prompt. The third
+        is True if the prompt's text shows U+FFFD for this character.
         """
         first, data = True, b""
         for token in reversed(prompt_ids):
@@ -144,7 +145,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the remaining text, as if the answer ended here, without its bytes."""
+        """Return the text that remains if the answer ends here; `data` is empty."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown
@@ -175,8 +176,8 @@ class _Bytes:
     def _with(self, data: bytes) -> tuple[str, bytes, bool]:
         """Decode the pending bytes and `data`; return the text and the new decoder state.
 
-        The state consists of the bytes of the incomplete character at the end, and whether the
-        prompt's text already shows this character as U+FFFD.
+        The state has two values: the bytes of the incomplete character at the end, and whether the
+        prompt's text already shows U+FFFD for this character.
         """
         pending = self._open + data
         text, used = utf_8_decode(pending, "replace", False)
@@ -186,7 +187,7 @@ class _Bytes:
 
 
 class _Window:
-    """Detokenizer that decodes the newest tokens together with a few earlier ones."""
+    """Detokenizer that decodes each new token together with the last few tokens."""
 
     def __init__(
         self, tokenizer: Decoder, prompt_ids: Sequence[int], skip_special_tokens: bool
@@ -200,7 +201,7 @@ class _Window:
 
     def begin(self) -> None:
         self._ids = list(self._prompt_ids)
-        # Text of the window, and the part of it that was returned.
+        # Text of the window, and the prefix that callers have already received.
         self._text = self._released = self._shown
 
     def push(self, token: int) -> str:
@@ -245,9 +246,9 @@ class _Window:
         return TokenText(new, new.encode(), not text.endswith(REPLACEMENT))
 
     def _finished(self, token_ids: list[int], text: str) -> str:
-        """Return the text of tokens, repaired if they end in the middle of a character.
+        """Return `text`, the decoded tokens, with its complete characters restored.
 
-        Some tokenizers corrupt complete characters before an incomplete one.
+        Some tokenizers corrupt the complete characters before an incomplete one at the end.
         """
         if not text.endswith(REPLACEMENT):
             return text
@@ -257,10 +258,9 @@ class _Window:
         return text if text.startswith(head) else head + REPLACEMENT
 
     def _beyond(self, text: str) -> str:
-        """Return the part of the window's text that has not been returned yet.
+        """Return the part of the window's text that callers have not received yet.
 
-        New tokens may change the window's text, so that it no longer begins with the returned
-        text.
+        If a new token has changed earlier text, the part begins at the first changed character.
         """
         if text.startswith(self._released):
             return text[len(self._released) :]
@@ -270,7 +270,7 @@ class _Window:
         ]
 
     def _shorten(self) -> None:
-        """Drop old tokens if the others suffice to locate the text already returned."""
+        """Drop the oldest tokens unless this would change the text yet to be returned."""
         if not self._text.startswith(self._released):
             return
         ids = self._newest(self._ids)
@@ -281,9 +281,9 @@ class _Window:
             self._ids, self._text, self._released = ids, text, text[: len(text) - len(pending)]
 
     def _newest(self, token_ids: list[int]) -> list[int]:
-        """Return the newest tokens that have text and begin with a whole character.
+        """Return a suffix of the tokens whose text begins with a complete character.
 
-        Tokens that begin in the middle of a character would corrupt the text of other tokens.
+        A first token that begins in the middle of a character would corrupt later characters.
         """
         size = WINDOW_TOKENS
         while size < len(token_ids):

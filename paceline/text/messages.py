@@ -1,4 +1,4 @@
-"""Check chat messages."""
+"""Validate chat messages, and convert them to plain dictionaries."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def checked_messages(
     Args:
         messages: The caller's messages, from JSON or Python code.
         where: Name of the message list in error messages.
-        read_part: Function that checks and loads parts other than text, given a part and its name
-            for error messages. None means that such parts are rejected.
+        read_part: Function that validates and loads a part other than text, such as an image. Its
+            arguments are the part and the part's name in error messages. None rejects such parts.
     Raises:
         ConfigError: A message is invalid; the error names the field and the index.
     """
@@ -46,7 +46,7 @@ def checked_messages(
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return a checked message's text; if it has parts, their texts are joined."""
+    """Return the text of a checked message, joining the texts of its parts."""
     content = message["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
@@ -101,7 +101,7 @@ def _part(part: Any, where: str, read_part: PartReader | None) -> dict[str, Any]
 
 
 def show(value: Any) -> str:
-    """Return a value in the form used in error messages."""
+    """Format a value for an error message, in ASCII and shortened to 60 characters."""
     if value is None:
         return "nothing"
     shown = ascii(value)

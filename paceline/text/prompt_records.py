@@ -1,4 +1,4 @@
-"""Read prompts from files."""
+"""Read prompts from JSON Lines and plain text files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FIELDS = ("prompt", "text", "turns", "messages")
 
 
 class PromptRecord(NamedTuple):
-    """A prompt in a file.
+    """A prompt read from a file.
 
     Attributes:
-        text: The prompt; for a conversation, its last message.
-        messages: The conversation; None if the prompt is a single text.
-        id: Id of the prompt, or None.
-        category: Category of the prompt, or None.
+        text: Text of the prompt. For a conversation, the text of its last message.
+        messages: Messages of the conversation. None if the prompt is a single text.
+        id: Identifier of the prompt. None if the file does not specify one.
+        category: Category of the prompt, such as "maths". None if the file does not specify one.
     """
 
     text: str
@@ -34,12 +34,13 @@ def read_prompt_file(path: Path) -> list[tuple[int, PromptRecord]]:
     """Return the prompts in a file, each with its line number.
 
     Args:
-        path: A .jsonl file has one JSON object per line, with one of the fields prompt, text, turns
-            (the first turn is used) or messages and, optionally, id and category. Any other file
-            has one prompt per line. Empty lines are skipped.
+        path: File to read. In a .jsonl file, every line is a JSON object with one of the fields
+            prompt, text, turns (only the first turn is used) or messages. The fields id and
+            category are optional. In any other file, every line is a prompt. Empty lines are
+            skipped.
     Raises:
-        ConfigError: The file cannot be read, or a line is not a prompt; the message names the file
-            and line.
+        ConfigError: The file cannot be read, or a line is not a prompt. The error message contains
+            the file and the line number.
     """
     try:
         # splitlines() would cut texts at U+2028 and the like.

@@ -1,4 +1,4 @@
-"""Convert a growing text from one tokenizer's token ids to another's, and back."""
+"""Convert token ids between a target and a draft model with another tokenizer."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from paceline.text.detokenizer import Detokenizer
 from paceline.text.settings import MAX_TAIL_CHARACTERS, MIN_TAIL_CHARACTERS
 from paceline.text.token_bytes import token_bytes
 
-# Character before a text that continues another text. Without it, SentencePiece tokenizers would
-# insert a space.
+# This character precedes a text that continues another text. Without the character, SentencePiece
+# tokenizers would insert a space.
 _ANCHOR = "\n"
 
 
 class Retokenizer:
     """Converts between the token ids of a target and of its draft model.
 
+    In both tokenizers, every token must have a fixed spelling; see `token_bytes`.
+
     Args:
         target: Tokenizer of the target.
-        draft: Tokenizer of the draft model. In both tokenizers, every token has a fixed spelling
-            (`token_bytes`).
-        target_rows: Number of rows in the target's LM head.
+        draft: Tokenizer of the draft model.
+        target_rows: Number of rows in the target's LM head. Ids from this number are not drafted.
         draft_rows: Number of rows in the draft model's embedding.
     Attributes:
-        draft_end: The draft model's end-of-sequence token; None if there is none.
+        draft_end: The draft model's end-of-sequence token. None if the tokenizer does not have one.
     """
 
     def __init__(self, target: Any, draft: Any, target_rows: int, draft_rows: int) -> None:
@@ -33,23 +34,23 @@ class Retokenizer:
         self.draft_end: int | None = draft.eos_token_id
 
     def first_ids(self, text: str) -> list[int]:
-        """Return the draft model's ids for the start of a text, with special tokens."""
+        """Encode the start of a text for the draft model, with its initial special tokens."""
         ids: list[int] = self._draft(text)["input_ids"]
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.draft_end else ids
 
     def later_ids(self, text: str) -> list[int]:
-        """Return the draft model's ids for a text that continues another text."""
+        """Encode a text that continues another text for the draft model."""
         return _encode_after_anchor(self._draft, text)
 
     def readable(self, token_ids: list[int]) -> bool:
-        """Return whether the draft model has an embedding for each id."""
+        """Return whether the draft model has an embedding for every token id."""
         return max(token_ids, default=0) < self._draft_rows
 
     def target_ids(self, draft_ids: list[int]) -> list[int]:
-        """Return the target's ids for a text that the draft model has drafted.
+        """Convert the draft model's draft tokens to the target's token ids.
 
-        The text ends before the first special token and before an incomplete character. An
-        end-of-sequence token of the draft model becomes the target's.
+        The conversion stops at the first special token, and omits an incomplete character at the
+        end. If the special token ends the sequence, the target's end-of-sequence token replaces it.
         """
         assert self._spellings is not None, "`map_tokens` rejects such tokenizers"
         data, ends = b"", False
@@ -67,13 +68,13 @@ class Retokenizer:
 
 
 class RetokenizedText:
-    """Keeps the text of one request as token ids of the draft model.
+    """Stores the text of one request as token ids of the draft model.
 
-    The ids of older text are final. Only the newest characters are tokenised again when tokens
-    arrive, so the time per step does not depend on the length of the text.
+    The ids of older text are final. When the target emits tokens, only the last few hundred
+    characters are tokenised again, so the time per step does not depend on the length of the text.
 
     Args:
-        retokenizer: Converter between the tokenizers.
+        retokenizer: Converter between the two tokenizers.
     Attributes:
         complete: Whether the text ends with a complete character.
         final: Number of draft-model ids that later tokens cannot change.
@@ -93,7 +94,11 @@ class RetokenizedText:
         return len(self._final_ids)
 
     def update(self, token_ids: list[int]) -> list[int]:
-        """Add the new tokens in `token_ids`; return the draft model's ids for the text."""
+        """Add the request's new tokens, and return its text as draft-model ids.
+
+        Args:
+            token_ids: All of the request's tokens, including those from earlier calls.
+        """
         for token in token_ids[self._num_tokens :]:
             text = self._detokenizer.push(token)
             self.complete = bool(text)
@@ -113,7 +118,7 @@ class RetokenizedText:
 
 
 def _encode_after_anchor(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids of a text that follows another text."""
+    """Encode a text that continues another text, without special tokens."""
     if not text:
         return []
     encoded = tokenizer(_ANCHOR + text, add_special_tokens=False, return_offsets_mapping=True)

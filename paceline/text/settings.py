@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-# Tokens before a token that its text may depend on, for tokenizers without fixed spellings.
+# For tokenizers without fixed spellings: number of preceding tokens that may affect a token's text.
 WINDOW_TOKENS = 8
 
-# Tokens whose text may stay undecided at most, such as a long run of unfinished characters.
+# Maximum number of tokens whose text may still change, such as a long run of incomplete characters.
 MAX_OPEN_TOKENS = 8 * WINDOW_TOKENS
 
-# Maximum padding of an embedding in rows: the first number, but no more than there are tokens, or
-# one row per this many tokens. The second covers a published model with 102,400 rows for 100,015
-# tokens.
+# An embedding may have padding rows. The limit is the larger of two numbers: MAX_PADDING_ROWS (but
+# at most the number of tokens), and one row per TOKENS_PER_PADDING_ROW tokens. The second number
+# admits a published model with 102,400 rows for 100,015 tokens.
 MAX_PADDING_ROWS = 1024
 TOKENS_PER_PADDING_ROW = 32
 
-# Newest characters of a text that are tokenised again for a draft model with another tokenizer.
-# Beyond the maximum, all but about the minimum become final; tokens rarely span that many.
+# If the draft model has another tokenizer, the last characters of a text are tokenised in every
+# step. When they exceed the maximum, all but about the minimum become final. Tokens rarely span
+# that many characters.
 MAX_TAIL_CHARACTERS = 400
 MIN_TAIL_CHARACTERS = 100

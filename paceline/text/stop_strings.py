@@ -1,4 +1,4 @@
-"""Find the token that completes a stop string, and the text before it."""
+"""Find the token that completes a stop string, and cut the text before the string."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paceline.text.detokenizer import Decoder, Detokenizer
 
 
 class TextDelta(NamedTuple):
-    """The text of one token.
+    """The text that one token adds to an answer.
 
     Attributes:
-        shown: Text that appears in the answer.
-        full: The same text, including special tokens that are hidden from the answer.
+        shown: Text that the user sees.
+        full: The same text, including special tokens that the user does not see.
     """
 
     shown: str
@@ -21,7 +21,7 @@ class TextDelta(NamedTuple):
 
 
 class DeltaDecoder:
-    """Converts the tokens of an answer to visible text and to full text.
+    """Decodes the tokens of an answer to visible text and to full text.
 
     The full text contains all special tokens.
 
@@ -29,7 +29,7 @@ class DeltaDecoder:
         tokenizer: Tokenizer of the model.
         prompt_ids: Tokens before the answer.
         skip_special_tokens: Whether to omit special tokens from the visible text.
-        full: Whether the full text is needed. If not, the visible text takes its place.
+        full: Whether to decode the full text. If False, `TextDelta.full` equals `TextDelta.shown`.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class DeltaDecoder:
 
 
 class StopStrings:
-    """The stop strings of one answer.
+    """Searches one answer for stop strings.
 
-    The answer ends with the token that completes a stop string. As in transformers, both texts of
-    the answer are searched: the text with special tokens, and the text without them. A stop string
-    must begin in the answer, not in the prompt.
+    The answer ends with the token that completes a stop string. As in transformers, a stop string
+    may occur in the text with special tokens or in the text without them. A stop string must begin
+    in the answer, not in the prompt.
 
     Args:
         stop: Stop strings; at least one.
@@ -78,7 +78,7 @@ class StopStrings:
         skip_special_tokens: bool = True,
     ) -> None:
         self._stop = tuple(stop)
-        # A stop string may begin this many characters before the newest one.
+        # A stop string may begin this many characters before the last character.
         self._before = max(map(len, stop)) - 1
         self._tokenizer, self._prompt_ids, self._skips = (
             tokenizer,
@@ -89,8 +89,8 @@ class StopStrings:
 
     def _begin(self) -> None:
         self._texts = self.texts()
-        self._answer: list[int] = []  # tokens of the answer that were searched
-        self._stop_length: int | None = None  # number of them up to the first stop string
+        self._answer: list[int] = []  # answer tokens searched so far
+        self._stop_length: int | None = None  # answer tokens up to the first stop string
         self._tail = TextDelta("", "")
 
     def texts(self) -> DeltaDecoder:
@@ -101,9 +101,9 @@ class StopStrings:
         """Return whether the last token of `run` completes a stop string.
 
         Args:
-            token_ids: Prompt and answer before `run`. They are read only if they differ from those
-                of the previous call.
-            run: New tokens.
+            token_ids: Tokens of the prompt and of the answer before `run`. The method decodes them
+                again only if the answer differs from that of the previous call.
+            run: Tokens that the request would append.
         """
         done = len(token_ids) - len(self._prompt_ids)
         known = self._answer[done : done + len(run)]
@@ -133,12 +133,10 @@ class StopStrings:
         return any(stop in text for stop in self._stop)
 
     def cut(self, deltas: Sequence[TextDelta]) -> int | None:
-        """Return the number of visible characters before the earliest stop string.
-
-        Return None if there is no stop string.
+        """Return the number of visible characters before the first stop string, or None.
 
         Args:
-            deltas: Text of the answer so far.
+            deltas: Text of the answer so far, per token.
         """
         shown, full = _joined(deltas)
         indices = [index for index in map(shown.find, self._stop) if index >= 0]
@@ -149,10 +147,10 @@ class StopStrings:
         return min(indices, default=None)
 
     def certain(self, deltas: Sequence[TextDelta]) -> int:
-        """Return how many characters of the full text cannot belong to a stop string.
+        """Return how many characters of the full text precede any possible stop string.
 
         Args:
-            deltas: Text of the answer so far.
+            deltas: Text of the answer so far, per token. It does not contain a stop string.
         """
         shown, full = _joined(deltas)
         certain = len(full) - self.held_back(full)
@@ -175,7 +173,7 @@ def _joined(deltas: Sequence[TextDelta]) -> tuple[str, str]:
 def _in_full(deltas: Sequence[TextDelta], index: int) -> int:
     """Convert an index in the visible text to an index in the full text.
 
-    For an index beyond the visible text, the result is the end of the full text.
+    An index beyond the visible text becomes the length of the full text.
     """
     start = 0
     for shown, full in deltas:

@@ -13,8 +13,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # spelling of a byte for ByteFallback decoders
-# Decoders for which a token's text depends on its position only if it is the first token.
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a token that a ByteFallback decoder maps to a byte
+# Decoders that treat only the first token of a text differently from the others.
 _LOCAL = re.compile(r"(Replace )*(ByteFallback )?((Fuse )?|Fuse Strip |Metaspace )|WordPiece ")
 _tables: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenBytes | None] = (
     weakref.WeakKeyDictionary()
@@ -22,12 +22,12 @@ _tables: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenBytes | None] =
 
 
 class Spelling(NamedTuple):
-    """The bytes and the text that a token adds to a text.
+    """The bytes that a token adds to a text, at the start of the text and elsewhere.
 
     Attributes:
-        data: Bytes of the token if another token precedes it.
-        first: Bytes of the token at the start of a text.
-        text: `data` as text; None if it begins or ends in the middle of a character.
+        data: UTF-8 bytes that the token adds if another token precedes it.
+        first: UTF-8 bytes that the token adds at the start of a text.
+        text: `data` decoded as text. None if `data` begins or ends in the middle of a character.
         special: Whether `skip_special_tokens` hides the token.
     """
 
@@ -38,14 +38,15 @@ class Spelling(NamedTuple):
 
 
 class TokenBytes(dict[int, Spelling]):
-    """Maps token ids to spellings (`Spelling`), computed on demand.
+    """Maps token ids to spellings, and computes each `Spelling` on first access.
 
-    The spelling of an unknown id is empty.
+    An id outside the vocabulary has an empty spelling.
 
     Args:
-        backend: Tokenizer of the tokenizers library.
-        before: Token after which other tokens are decoded to find their spelling; None for
-            byte-level tokenizers, in which spellings do not depend on context.
+        backend: Tokenizer from the tokenizers library.
+        before: Token that precedes every token when its spelling is computed, because the first
+            token of a text is decoded differently. None for byte-level tokenizers, in which
+            spellings do not depend on the position.
     """
 
     def __init__(self, backend: Any, before: int | None) -> None:
@@ -82,11 +83,12 @@ class TokenBytes(dict[int, Spelling]):
 
 
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
-    """Return the bytes and the text (`Spelling`) of each of a tokenizer's tokens.
+    """Return the spelling of every token, or None if tokens have no fixed spelling.
 
-    Return None if they are unknown, or if a token may change the text before it.
+    In some tokenizers, a token may change the text of the tokens before it. Such tokens have no
+    fixed spelling.
     """
-    # The import takes a second, which the help of commands does not need.
+    # The import takes a second, and the command-line help does not need it.
     from transformers import PreTrainedTokenizerFast
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or cleans_up_spaces(tokenizer):
@@ -97,9 +99,10 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
 
 
 def context_token_ids(tokenizer: Any) -> list[int]:
-    """Return token ids to decode before a text whose real context is unknown.
+    """Return placeholder token ids that precede a text whose real context is unknown.
 
-    The list is empty if the spelling of every token is the same in all positions.
+    Without them, `Detokenizer` would decode the first token as the start of a text. The list is
+    empty if every token has the same spelling in all positions.
     """
     table = token_bytes(tokenizer)
     return [] if table is None or table.before is None else [table.before]
@@ -108,7 +111,7 @@ def context_token_ids(tokenizer: Any) -> list[int]:
 def cleans_up_spaces(tokenizer: Any) -> bool:
     """Return whether `tokenizer.decode` removes spaces before punctuation.
 
-    transformers ignores this setting for BPE tokenizers.
+    transformers ignores `clean_up_tokenization_spaces` for BPE tokenizers by default.
     """
     if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
         return False
@@ -118,7 +121,7 @@ def cleans_up_spaces(tokenizer: Any) -> bool:
 
 
 def has_byte_fallback(tokenizer: Any) -> bool:
-    """Return whether a tokenizer spells unknown characters byte by byte."""
+    """Return whether a tokenizer encodes unknown characters byte by byte."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return backend is not None and "ByteFallback" in _steps(backend)
 
@@ -131,7 +134,7 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
         kind._decode is not PreTrainedTokenizerFast._decode
         or kind.decode is not PreTrainedTokenizerBase.decode
     ):
-        return None  # the tokenizer decodes with code of its model
+        return None  # the tokenizer's class overrides the decoding
     backend = tokenizer.backend_tokenizer
     steps = _steps(backend)
     if steps in ("ByteLevel ", "ByteLevel Fuse "):
@@ -147,10 +150,10 @@ def _table(tokenizer: PreTrainedTokenizerFast) -> TokenBytes | None:
 
 
 def _steps(backend: Any) -> str:
-    """Return a string with the kind of each decoder in a tokenizer, in order.
+    """Return the types of a tokenizer's decoders in order, such as "Replace Fuse ".
 
-    A space follows each kind. Return "" if there is no decoder, if the decoders cannot be read, or
-    if the text that a decoder strips depends on several tokens.
+    A space follows each type. The result is empty if the tokenizer has no decoder or a decoder
+    written in Python. It is also empty if a decoder strips text that may span several tokens.
     """
     if backend.decoder is None:
         return ""
@@ -160,7 +163,7 @@ def _steps(backend: Any) -> str:
         return ""
     steps = state["decoders"] if state["type"] == "Sequence" else [state]
     if any(step["type"] == "Strip" and (step["start"] > 1 or step["stop"]) for step in steps):
-        return ""  # the stripped text depends on several tokens
+        return ""  # the stripped text may span several tokens
     return "".join(f"{step['type']} " for step in steps)
 
 
@@ -185,9 +188,10 @@ def _byte_level(name: str) -> bytes:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """Map each character of byte-level tokens to its byte.
+    """Map each character of a byte-level vocabulary to the byte that it represents.
 
-    A printable character represents itself. Characters from 256 onwards represent the other bytes.
+    Printable Latin-1 characters represent themselves. Characters from U+0100 represent the other
+    bytes.
     """
     alphabet = sorted(ByteLevel.alphabet(), key=ord)
     seen = {char: ord(char) for char in alphabet if ord(char) < 256}

@@ -1,4 +1,4 @@
-"""Map token ids to tokens, and compare tokenizers, without torch."""
+"""Read the vocabularies of tokenizers, and compare them, without importing torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paceline.text.settings import MAX_PADDING_ROWS, TOKENS_PER_PADDING_ROW
 
 
 def is_padded(rows: int, tokens: int) -> bool:
-    """Return whether an embedding fits a tokenizer, allowing for padding.
+    """Return whether an embedding has a row per token, and not too much padding.
 
     Args:
         rows: Number of rows in the embedding.
-        tokens: Number of tokens in the tokenizer.
+        tokens: Number of tokens in the tokenizer's vocabulary.
     """
     padding = max(min(MAX_PADDING_ROWS, tokens), tokens // TOKENS_PER_PADDING_ROW)
     return tokens <= rows <= tokens + padding
@@ -25,9 +25,9 @@ class TokenIds:
     """The vocabulary of a tokenizer.
 
     Attributes:
-        tokens: Tokens by id.
-        added: Ids of added tokens, such as special tokens. Related models may name them
-            differently.
+        tokens: Each token id with its token.
+        added: Ids of added tokens, such as special tokens. Related models may use different names
+            for the same added token.
     """
 
     tokens: Mapping[int, str]
@@ -35,7 +35,7 @@ class TokenIds:
 
 
 def token_ids_of(tokenizer: Any) -> TokenIds | None:
-    """Return the vocabulary of a tokenizer; None if it does not expose one."""
+    """Return a tokenizer's vocabulary, or None if the tokenizer does not expose it."""
     vocabulary = getattr(tokenizer, "get_vocab", None)
     if vocabulary is None:
         return None
@@ -45,22 +45,22 @@ def token_ids_of(tokenizer: Any) -> TokenIds | None:
 
 
 def size(ids: TokenIds) -> int:
-    """Return the largest token id plus one."""
+    """Return the number of ids from 0 to the largest token id."""
     return 1 + max(ids.tokens)
 
 
 def difference(first: TokenIds, second: TokenIds) -> tuple[str, str] | None:
-    """Describe the first token id that has different tokens in two tokenizers.
+    """Describe the lowest token id that represents different tokens in two tokenizers.
 
-    Ids that exist in only one tokenizer are ignored. Ids of added tokens are also ignored, because
-    added tokens may have different names.
+    The comparison ignores ids that exist in only one tokenizer. It also ignores added tokens,
+    which may have different names in related models.
 
     Args:
         first: Vocabulary of one tokenizer.
         second: Vocabulary of the other tokenizer.
     Returns:
-        A phrase with the id and its token in `first`, such as "id 5 is 'a'", and the token in
-        `second`. None if no id has different tokens.
+        Two phrases for an error message: the id with its token in `first`, such as "id 5 is 'a'",
+        and the token in `second`, such as "'b'". None if no id differs.
     """
     ignored = first.added | second.added
     for number, token in sorted(first.tokens.items()):

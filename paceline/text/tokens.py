@@ -1,4 +1,4 @@
-"""Encode text as token ids, rejecting invalid text."""
+"""Encode text as token ids, and reject text that is not valid Unicode."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paceline.util.unicode import require_text
 
 
 def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
-    """Return the token ids of a text, with the tokenizer's special tokens.
+    """Encode a text, including the special tokens that the tokenizer adds.
 
     Args:
-        tokenizer: Tokenizer to use.
+        tokenizer: Tokenizer of the model.
         text: Text to encode.
         where: Name of the text in error messages.
     Raises:
@@ -22,14 +22,14 @@ def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
 
 
 def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
-    """Return a word's token sequences at the start of a text and after a space.
+    """Encode a word as the start of a text and after a space, without special tokens.
 
     Args:
-        tokenizer: Tokenizer to use.
+        tokenizer: Tokenizer of the model.
         word: Word to encode.
         where: Name of the word in error messages.
     Raises:
-        ConfigError: The word contains a lone surrogate or has no tokens.
+        ConfigError: The word contains a lone surrogate, or the tokenizer returns no tokens for it.
     """
     bare = require_text(where, word).lstrip()
     ways = {

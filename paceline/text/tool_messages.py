@@ -1,4 +1,4 @@
-"""Prepare tool calls and definitions for chat templates."""
+"""Prepare tool calls and tool definitions for chat templates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.errors import ConfigError
 
 Message = dict[str, Any]
 
-# In the format of Hermes, which most small models have seen; `paceline.parsing` reads it.
+# Hermes format: most small models have seen it in training, and `paceline.parsing` reads it.
 _INSTRUCTIONS = """You can call functions. Their definitions, one per line:
 <tools>
 {definitions}
@@ -22,14 +22,14 @@ To call a function, write a JSON object with its name and arguments in this form
 
 
 def with_argument_objects(messages: Sequence[Message], where: str) -> list[Message]:
-    """Decode tool-call arguments that clients sent as JSON text.
+    """Convert tool-call arguments from JSON text to dictionaries.
 
     Args:
-        messages: Checked messages.
+        messages: Messages whose role and content are already checked.
         where: Name of the message list in error messages.
     Raises:
-        ConfigError: The calls are not a list of objects, or the arguments of a call are not a JSON
-            object.
+        ConfigError: A message's `tool_calls` is not a list of objects, or the arguments of a call
+            are not the text of a JSON object.
     """
     return [
         {**message, "tool_calls": _decoded(message["tool_calls"], f"{where}.{index}.tool_calls")}
@@ -40,18 +40,21 @@ def with_argument_objects(messages: Sequence[Message], where: str) -> list[Messa
 
 
 def has_calls(message: Mapping[str, Any]) -> bool:
-    """Return whether a message contains tool calls or the result of one."""
+    """Return whether a message contains tool calls or the result of a tool call."""
     return bool(message.get("tool_calls")) or message["role"] == "tool"
 
 
 def with_written_tools(
     messages: Sequence[Message], definitions: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """Write definitions, calls and results as text, for templates that ignore them.
+    """Write tool definitions, calls and results into the messages as text.
+
+    The result suits chat templates that do not support tools. The tool definitions become part of
+    the system message.
 
     Args:
-        messages: Checked messages with text as content.
-        definitions: Definitions of the tools; may be empty.
+        messages: Checked messages whose content is a string.
+        definitions: Tool definitions as JSON objects. Empty if there are no tools.
     """
     written = [_written(message) for message in messages]
     if not definitions:
@@ -87,7 +90,7 @@ def _decoded_call(call: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def _written(message: Message) -> Message:
-    """Return a message with its tool calls or results as part of its text."""
+    """Write a message's tool calls or tool result into its text."""
     if message["role"] == "tool":
         return {
             "role": "user",
