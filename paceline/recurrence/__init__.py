@@ -1,1 +1,1 @@
-"""Run recurrences along draft trees, compiled on CPUs and with torch elsewhere."""
+"""Run recurrent layers along draft trees: compiled on CPUs, with torch elsewhere."""

@@ -10,9 +10,10 @@ from paceline.recurrence.torch_recurrences import TORCH_RECURRENCES
 
 
 def recurrences_for(rows: Tensor) -> Recurrences:
-    """Return compiled recurrences for a tensor on a CPU; otherwise, return torch's.
+    """Return the compiled recurrences for a tensor on a CPU, otherwise torch's.
 
-    The choice depends on the dtype of `rows`, so all layers of a model use the same recurrences.
+    On a CPU, dtypes without compiled code also use torch. The choice depends only on the device
+    and dtype of `rows`, so all layers of a model use the same recurrences.
 
     Args:
         rows: Inputs of a recurrence.

@@ -1,6 +1,6 @@
-"""Compute recurrences with torch, as the reference for the compiled recurrences.
+"""Compute recurrences with torch operations, as the reference for compiled code.
 
-All requests advance together, so the longest row alone determines the number of operations. No
+All requests advance together, so only the longest row determines the number of operations. No
 operation waits for the device.
 """
 
@@ -55,7 +55,7 @@ class TorchRecurrences:
         return _scatter(total.to(rows.dtype), tree, len(rows))
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
-        """Append the inputs of each path's tokens to the stored inputs of its request."""
+        """Append the inputs of each request's path tokens to the request's stored inputs."""
         held, slots, _ = states
         size, counts = held.shape[1], np.diff(path.starts)
         before = _before(states)
@@ -68,7 +68,7 @@ class TorchRecurrences:
     def delta_tokens(
         self, states: QueryKeyValue, log_decay: Tensor, gain: Tensor, normalised: bool
     ) -> GatedTokens:
-        """Prepare the inputs of a gated delta rule for `walk`."""
+        """Prepare the inputs of a layer with the gated delta rule for `walk`."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         if normalised:
@@ -174,20 +174,20 @@ TORCH_RECURRENCES = TorchRecurrences()
 
 
 class _Walk:
-    """Iterates over all requests' tokens, and keeps the states that later tokens need.
+    """Iterates over the tokens of all requests, and stores states for later tokens.
 
     Args:
         tree: Tokens of the forward pass.
         held: Stored states of all slots, [slots, ...].
-        wants_after: Whether to keep the states after the pending tokens.
+        wants_after: Whether to record the states after the pending tokens in `after`.
     Attributes:
-        after: States after the pending tokens, [requests, ...].
+        after: States after the pending tokens, [requests, ...], if `wants_after` is True.
     """
 
     def __init__(self, tree: TokenTree, held: Tensor, wants_after: bool) -> None:
         order, device = tree.order(), held.device
         self._columns = tree.on("columns", tree.columns, device)
-        # State 0 is the held one. Padding writes to the last state, which no token reads.
+        # State 0 is the stored state. Padding writes to the last state, which no token reads.
         targets = np.where(tree.is_padding(), order.num_states + 1, order.targets + 1)
         self._sources = tree.on("sources", order.sources + 1, device)
         self._targets = tree.on("targets", targets, device)
@@ -200,7 +200,7 @@ class _Walk:
         self.after = start
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each token index, with the column and the state of every request.
+        """Yield each token index in a row, with every request's column and state there.
 
         The state is the one before the token.
         """
@@ -209,7 +209,7 @@ class _Walk:
             yield token, self._columns[:, token], before
 
     def keep(self, token: int, states: Tensor) -> None:
-        """Record the states after a token, [requests, ...]."""
+        """Store every request's state after a token, [requests, ...], for later tokens."""
         self._states[self._requests, self._targets[:, token]] = states
         if self._wants_after:
             is_last = (self._last == token).view(-1, *[1] * (states.dim() - 1))
@@ -217,12 +217,15 @@ class _Walk:
 
 
 def _before(states: FoldedStates) -> Tensor:
-    """Return the states of each request before the first token of its path."""
+    """Return each request's state before the first token of its path, [requests, ...]."""
     return states.held[states.slots] if states.start is None else states.start
 
 
 class _PathRows(NamedTuple):
-    """The column of each token on each request's path, padded to the longest path."""
+    """The column of each token on each request's path, padded to the longest path.
+
+    `is_token` is False for padding. Both arrays are [requests, longest path].
+    """
 
     columns: IntArray
     is_token: BoolArray
@@ -240,7 +243,7 @@ def _path_rows(path: FoldPath) -> _PathRows:
 def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the columns of all paths' first tokens, then second tokens, and so on.
 
-    Each pair of tensors, [requests], holds the columns and whether each path has such a token.
+    Each pair of tensors, [requests], contains the columns, and whether each path has this token.
     """
     columns, is_token = (_on(array, device) for array in _path_rows(path))
     for step in range(columns.shape[1]):
@@ -250,11 +253,12 @@ def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, 
 def _taps(tree: TokenTree, size: int) -> IntArray:
     """Return the indices of the `size` inputs that a convolution reads for each token.
 
-    The inputs are the token and the size - 1 inputs before the token on its path. Stored inputs
-    have the indices 0 to size - 2; token i of a request has the index size - 1 + i. The result is
-    [requests, width, size], with the oldest input first.
+    A convolution reads the token's input and the size - 1 inputs before it on its path. Stored
+    inputs have the indices 0 to size - 2; token i of a request has the index size - 1 + i. The
+    result is [requests, width, size], with the oldest input first.
     """
-    # The parent of token i is number parents[i] + size - 1; that of a held input is the one before.
+    # Token i follows the input with index parents[i] + size - 1. A stored input follows the
+    # previous stored input.
     held = np.broadcast_to(np.arange(size - 1) - 1, (len(tree.slots), size - 1))
     parents = np.concatenate((held, tree.parents + size - 1), axis=1)
     taps = np.empty((*tree.parents.shape, size), dtype=np.int64)
@@ -265,14 +269,14 @@ def _taps(tree: TokenTree, size: int) -> IntArray:
 
 
 def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
-    """Arrange the values of tokens by column of the forward pass.
+    """Rearrange values from one row per request to one row per token.
 
-    Columns without a token get zeros.
+    Tokens that do not belong to the tree get zeros.
 
     Args:
         numbers: Values of the tokens, [requests, width, ...].
         tree: Tokens of the forward pass.
-        count: Number of columns.
+        count: Number of tokens in the forward pass.
     """
     columns = np.where(tree.is_padding(), count, tree.columns)
     index = tree.on(f"targets of {count}", columns, numbers.device)

@@ -1,1 +1,1 @@
-"""Convert logits to tokens, and tokens to text."""
+"""Sample tokens from logits, and convert streamed tokens to text."""

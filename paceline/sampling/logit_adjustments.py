@@ -1,9 +1,8 @@
-"""Adjust logits for biases, penalties, bad words and minimum length.
+"""Apply biases, penalties, bad words and the minimum length to logits.
 
-The adjustments are applied in this order: logit_bias, repetition penalty, frequency and presence
-penalty, bad_words, min_tokens. vLLM and transformers use the same order. At each node of a draft
-tree, the adjustments depend on the request's text and on the path to the node. Draft trees
-therefore do not change the answer.
+The order is the same as in vLLM and transformers: logit_bias, repetition penalty, frequency and
+presence penalty, bad_words, min_tokens. At each node of a draft tree, the adjustments depend on the
+request's text and on the path to the node. Draft trees therefore do not change the answer.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def adjust_scores(
         scores: Logits, float32 [batch, 1 + width, vocab]. Row 0 belongs to the root, row 1 + i to
             node i.
         requests: Requests of the batch.
-        trees: Draft trees of the requests.
+        trees: Draft tree of each request.
     Returns:
-        Adjusted scores, with forbidden tokens at -inf. If no request adjusts scores, the result is
-        the tensor `scores` itself.
+        Adjusted scores, with forbidden tokens at -inf. If no request needs adjustments, the
+        function returns the tensor `scores` itself.
     """
     rows = [row for row, request in enumerate(requests) if request.params.adjusts]
     if not rows:
@@ -59,19 +58,20 @@ def adjust_scores(
 
 
 def _ban(scores: Tensor, banned: Tensor) -> None:
-    """Set scores [rows, vocab] at the banned indices to -inf, in place."""
+    """Set the scores [rows, vocab] at the given flat indices to -inf, in place."""
     had_tokens = (scores > -torch.inf).any(-1, keepdim=True)
     scores.view(-1).index_fill_(0, banned, -torch.inf)
-    # If all tokens are forbidden, keep a distribution; `contains_forbidden_token` reports it.
+    # If all tokens are forbidden, keep a valid distribution: `contains_forbidden_token` reports
+    # the token that is drawn from it.
     scores.masked_fill_(had_tokens & ~(scores > -torch.inf).any(-1, keepdim=True), 0.0)
 
 
 def contains_forbidden_token(request: Request, run: list[int]) -> bool:
-    """Return whether any of the new tokens was forbidden at its position.
+    """Return whether bad_words or min_tokens forbids any of the new tokens.
 
     Args:
         request: Request that emits the tokens.
-        run: New tokens, not yet appended.
+        run: New tokens, which are not yet appended to the request.
     """
     start = len(request) - request.prompt_length
     if not request.eos_token_ids.isdisjoint(run[: max(0, request.params.min_tokens - start)]):

@@ -1,4 +1,4 @@
-"""Penalise tokens by how often they occur in a request's text."""
+"""Penalise tokens that already occur in a request's text."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def penalise(
     """Apply repetition, frequency and presence penalties to scores, in place.
 
     Args:
-        scores: Scores [rows, vocab]; each row belongs to a root or a node of a draft tree.
-        counts: How often each token occurs in each request, from `counts_of`.
+        scores: Scores [rows, vocab]. Each row belongs to a root or a node of a draft tree.
+        counts: Number of times that each token occurs in each request's text and answer, from
+            `counts_of`.
         indices: Result of `find_score_indices` for the rows of `scores`.
         on_device: The arrays `owner`, `penalties` and `paths` of `indices`, copied to the device.
-        requests: Requests with penalties.
+        requests: Requests whose scores need adjustments.
     """
     owner, penalties, paths = on_device
     vocab, num_rows = scores.shape[1], len(scores)
-    # Parts that stay in a processor's cache.
+    # On a CPU, process groups of rows that fit into the cache.
     step = max(1, CPU_PART_SCORES // vocab) if scores.device.type == "cpu" else num_rows
     firsts = [*range(0, num_rows, step), num_rows]
     ends = np.searchsorted(indices.paths // vocab, firsts).tolist()
@@ -43,7 +44,7 @@ def penalise(
     )
 
     def counts_at(kind: int, rows: slice, own_paths: Tensor) -> Tensor:
-        """Return how often each token occurs before each row's node."""
+        """Return how often each token occurs in the text up to each row's node."""
         if not len(indices.paths) and num_rows == len(requests):
             return counts[rows, kind]
         at_nodes = counts[:, kind][owner[rows]]

@@ -1,12 +1,13 @@
 """Compute the target distribution from logits, and sample from it.
 
-`target_scores` applies adjustments that depend on earlier tokens (`logit_adjustments`),
-temperature, top_k, top_p and min_p, in transformers' order.
+`target_scores` applies the adjustments in `logit_adjustments`, followed by temperature, top_k,
+top_p and min_p. The order is the same as in transformers.
 
 `draw` samples with the Gumbel-max trick: it returns `argmax(log target_probs + noise)`. An integer
-hash yields the noise of each token id from the request's seed, the position in the answer, and the
-stream (such as TARGET or DRAFT). A single call can therefore draw the tokens of all requests, with
-the same result on any device. A drawn token does not depend on the tree, the drafter or the batch.
+hash computes the noise of each token id from the request's seed, the position in the answer, and
+the noise stream (such as TARGET or DRAFT). One call can therefore draw the tokens of all requests,
+with the same result on any device. A drawn token does not depend on the tree, the drafter or the
+batch.
 
 Gumbel noise is -log E, where E is exponential noise. `draw` therefore computes the equivalent
 `argmax(target_probs / E)`.
@@ -31,7 +32,7 @@ from paceline.sampling.logit_adjustments import adjust_scores
 from paceline.sampling.warping import try_warp, warp_scores
 from paceline.util.device_copies import Arrays, fetch, upload
 
-# Streams keep draws at the same position independent of each other.
+# With different noise streams, draws at the same position are independent of each other.
 TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
 
 _MASK64, _MASK32 = (int(np.iinfo(kind).max) for kind in (np.uint64, np.uint32))
@@ -43,8 +44,8 @@ def target_scores(
     """Return scores whose softmax is the target distribution after each node.
 
     Args:
-        logits: Logits [batch, 1 + width, vocab]. For each request, row 0 holds the logits after
-            the root, and row 1 + i the logits after node i; rows beyond the tree are padding.
+        logits: Logits [batch, 1 + width, vocab]. For each request, row 0 contains the logits after
+            the root, and row 1 + i the logits after node i. Rows beyond the tree are padding.
         requests: Requests of the batch.
         trees: Draft tree of each request.
     Returns:
@@ -57,17 +58,17 @@ def target_scores(
 
 
 def is_greedy(requests: Sequence[Request]) -> bool:
-    """Return whether every request takes the most likely token of unmodified logits."""
+    """Return whether every request selects the highest logit, without adjustments."""
     return all(request.params.greedy and not request.params.adjusts for request in requests)
 
 
 class Drawn(NamedTuple):
-    """Drawn tokens, and other tensors copied from the device together with them.
+    """Sampled tokens, and other tensors that were copied from the device with them.
 
     Attributes:
-        scores: Scores from `target_scores`, [batch, 1 + width, vocab].
-        tokens: Token ids, [batch][1 + width]; entries beyond a tree have no meaning. NO_TOKEN
-            marks NaN or infinite scores.
+        scores: Scores as returned by `target_scores`, [batch, 1 + width, vocab], on the device.
+        tokens: Token ids, [batch][1 + width]. Entries beyond a tree have no meaning. An entry is
+            NO_TOKEN if the scores are NaN or infinite.
         others: Copies of the tensors that the argument `others` of `draw_tokens` returned.
     """
 
@@ -83,18 +84,19 @@ def draw_tokens(
     stream: int = TARGET,
     others: Callable[[Tensor, Tensor], Sequence[Tensor]] = lambda scores, tokens: (),
 ) -> Drawn:
-    """Sample the token after the root and every node, with one wait for the device.
+    """Sample the token after the root and every node, and copy the tokens to the host.
 
-    At first, the function sorts only part of the vocabulary. If top_k, top_p or min_p requires more
-    sorted tokens, the function samples again, and waits a second time.
+    To apply top_k, top_p and min_p, the function first sorts only the most likely tokens. If the
+    limits allow more tokens, the function sorts more tokens and samples again. Each attempt waits
+    for the device once.
 
     Args:
-        logits: Logits, as in `target_scores`.
+        logits: Logits [batch, 1 + width, vocab], as in `target_scores`.
         requests: Requests of the batch.
-        trees: Draft trees of the requests.
-        stream: Number of the noise stream, such as TARGET or DRAFT.
-        others: Function that returns other tensors to copy from the device, given the scores and
-            the tokens.
+        trees: Draft tree of each request.
+        stream: Noise stream, such as TARGET or DRAFT.
+        others: Function that returns additional tensors to copy from the device. Its arguments are
+            the scores and the tokens.
     """
     adjusted = adjust_scores(logits.float(), requests, trees)
     params = [request.params for request in requests]
@@ -113,9 +115,14 @@ def draw(
 ) -> Tensor:
     """Sample the token after the root and every node from `target_scores`.
 
+    Args:
+        scores: Scores [batch, 1 + width, vocab] from `target_scores`.
+        requests: Requests of the batch.
+        trees: Draft tree of each request.
+        stream: Noise stream, such as TARGET or DRAFT.
     Returns:
-        Token ids [batch, 1 + width] on the device of the scores; entries beyond a tree have no
-        meaning. NO_TOKEN marks NaN or infinite scores.
+        Token ids [batch, 1 + width] on the device of the scores. Entries beyond a tree have no
+        meaning. An entry is NO_TOKEN if the scores are NaN or infinite.
     """
     sampled = [row for row, request in enumerate(requests) if not request.params.greedy]
     if not sampled:
@@ -141,9 +148,9 @@ def draw(
 
 
 class LazyDraws:
-    """The tokens after the root and after every node, each drawn when it is read.
+    """Samples the token after the root or a node when verification asks for the token.
 
-    Each token equals the one that `draw` returns. Verification reads only the tokens that become
+    Each token equals the one that `draw` returns. Verification needs only the tokens that become
     part of the answer, so drawing all tokens would waste time.
 
     Args:
@@ -166,16 +173,21 @@ class LazyDraws:
 
 
 def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
-    """Sample a token with probability proportional to `weights`, [vocab].
+    """Sample a token with probabilities proportional to `weights`.
 
-    `position` is the position of the token in the answer, starting from 0. If the weights are NaN
-    or infinite, the result is NO_TOKEN.
+    Args:
+        weights: Weight of each token, [vocab], at least 0.
+        seed: Seed of the request.
+        position: Position of the token in the answer, starting from 0.
+        stream: Noise stream, such as TARGET or DRAFT.
+    Returns:
+        The token id, or NO_TOKEN if the weights are NaN or infinite.
     """
     return int(draw_row(weights, seed, position, stream))
 
 
 def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
-    """Return the token from `draw_one` as a tensor on the device, int64 []."""
+    """Sample like `draw_one`, but return the token as an int64 tensor on the device."""
     noise = exponential_noise(
         [noise_key(seed, position, stream)], weights.shape[-1], weights.device
     )[0]
@@ -183,13 +195,13 @@ def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
-    """Return the key of a row of noise, as two 32-bit words."""
+    """Hash a seed, position and stream to the key of a noise row, two 32-bit words."""
     word = _splitmix(_splitmix(seed & _MASK64) ^ (position * 4 + stream))
     return word >> 32, word & _MASK32
 
 
 def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
-    """Return a uniform random number in [0, 1) that depends only on the arguments."""
+    """Return a uniform random number in [0, 1), determined by the arguments alone."""
     high, low = noise_key(seed, position, stream)
     return (_splitmix(((high << 32) | low) ^ (index + 1)) >> 11) * 2.0**-53
 
@@ -197,9 +209,9 @@ def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
 def step_seed(seed: int, position: int) -> int:
     """Return the seed for the draft tokens of one step.
 
-    Every step needs a new seed. The acceptance of a draft token may depend on the draft tokens
-    after this token. If a later step drafted with the noise of a rejected draft, the output would
-    therefore not follow the target's distribution.
+    Every step needs a new seed, because the acceptance of a draft token may depend on later draft
+    tokens. If a step drafted with the noise of a rejected draft, the output would therefore not
+    follow the target's distribution.
 
     Args:
         seed: Seed of the request.
@@ -210,41 +222,42 @@ def step_seed(seed: int, position: int) -> int:
 
 
 def exponential_noise(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device) -> Tensor:
-    """Return exponential noise, float32 [len(keys), vocab], one row per key.
+    """Return exponential noise, float32 [len(keys), vocab], with one row per key.
 
-    Rows with equal keys are equal.
+    Equal keys produce equal rows.
     """
     return noise_from(upload(device, words_of(keys))[0], vocab)
 
 
 def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-    """Return noise keys as 32-bit words [n, 2], the form that `noise_from` takes."""
+    """Convert noise keys to an array of 32-bit words [n, 2] for `noise_from`."""
     return np.array(keys, dtype=np.uint32).view(np.int32)
 
 
 def noise_from(words: Tensor, vocab: int) -> Tensor:
-    """Return `exponential_noise` for keys given as words [n, 2] on the device."""
+    """Compute `exponential_noise` from keys that are on the device, as words [n, 2]."""
     high, low = words[:, :, None].unbind(1)
     bits = _mix((_token_words(vocab, words.device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
-    # E = -log(1 - v): small v give the small E that win, and floats are finest there.
+    # E = -log(1 - v). The smallest E decide the draw. They come from small v, where floats have the
+    # highest resolution.
     fraction = bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
     return fraction.neg_().log1p_().neg_()
 
 
 @lru_cache(maxsize=8)
 def _token_words(vocab: int, device: torch.device) -> Tensor:
-    """Return a fixed random word per token id.
+    """Return a fixed pseudorandom word for each token id, int32 [vocab].
 
-    Without these words, rows with different keys would be permutations of each other.
+    Without these words, the noise rows of different keys would be permutations of each other.
     """
     with torch.inference_mode(False):
         return _mix(torch.arange(1, vocab + 1, dtype=torch.int32, device=device))
 
 
 def _mix(words: Tensor) -> Tensor:
-    """Apply a bijective 32-bit hash in place.
+    """Apply a bijective hash to 32-bit words, in place.
 
-    Products overflow by wrapping around. Masks turn arithmetic shifts into logical shifts.
+    The products wrap around on overflow. The masks turn arithmetic shifts into logical shifts.
     """
     words ^= (words >> 16).bitwise_and_(0xFFFF)
     words *= 0x21F0AAAD

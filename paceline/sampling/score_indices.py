@@ -1,7 +1,7 @@
-"""Find the scores that the requests' options change, and return their indices.
+"""Find the scores that sampling options change, such as those of forbidden tokens.
 
-Indices point into scores [rows, vocab], flattened row by row. Every request has one row for its
-root and one for each node of its tree.
+The scores [rows, vocab] are indexed as one flat array. Every request has one row for its root and
+one row for each node of its tree.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ _NO_INDICES, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.flo
 
 
 class ScoreIndices(NamedTuple):
-    """Indices of the scores that options change.
+    """Indices of the scores that sampling options change.
 
     The scores of all rows form one flat array: the score of token t in row r has the index
-    r * vocabulary size + t. Each tree has one row for its root and one for each node.
+    r * vocabulary size + t. Each request has one row for its root and one row for each node.
 
     Attributes:
-        owner: Request of each row, [rows]; empty if no request has penalties.
-        penalties: Repetition, frequency and presence penalty of each row, float32 [3, rows]; empty
+        owner: Index of the request to which each row belongs, [rows]. Empty if no request has
+            penalties.
+        penalties: Repetition, frequency and presence penalty of each row, float32 [3, rows]. Empty
             if no request has penalties.
-        paths: Indices of the tokens on the path to each row's node, in the order of the rows.
-        biased: Indices of scores with a bias.
+        paths: For each row, the indices of the tokens on the path to the row's node, in the order
+            of the rows.
+        biased: Indices of the scores to which a bias is added.
         biases: Bias for each index in `biased`, float32.
-        banned: Indices of forbidden tokens.
+        banned: Indices of the scores of forbidden tokens.
     """
 
     owner: IntArray
@@ -45,18 +47,18 @@ class ScoreIndices(NamedTuple):
 
 
 def clamp_divisor(value: float) -> float:
-    """Limit `value` to the range of divisors that are safe for float32 logits."""
+    """Clamp `value` so that dividing float32 logits by it does not overflow."""
     return min(max(value, MIN_DIVISOR), MAX_DIVISOR)
 
 
 def find_score_indices(
     requests: Sequence[Request], trees: Sequence[DraftTree], vocab: int
 ) -> ScoreIndices:
-    """Return the indices of the scores that the requests' options change.
+    """Return the indices of the scores that the requests' sampling options change.
 
     Args:
         requests: Requests of a step.
-        trees: Draft trees of the requests.
+        trees: Draft tree of each request.
         vocab: Size of the vocabulary.
     """
     sizes = [1 + len(tree) for tree in trees]
@@ -92,12 +94,12 @@ def _penalties(request: Request) -> tuple[float, float, float]:
 
 
 def bans_tokens(request: Request) -> bool:
-    """Return whether the options may forbid tokens at the next position."""
+    """Return whether bad_words or min_tokens may forbid tokens at the next position."""
     return bool(request.params.bad_words) or _missing(request) > 0
 
 
 def counts_tokens(request: Request) -> bool:
-    """Return whether penalties depend on how often tokens occur in the text."""
+    """Return whether the request has penalties, which require token counts."""
     params = request.params
     return bool(
         params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
@@ -130,7 +132,7 @@ def _banned(request: Request, tree: DraftTree, vocab: int) -> IntArray:
 
 
 def _missing(request: Request) -> int:
-    """Return how many more tokens are required before the text may end."""
+    """Return how many more tokens min_tokens requires before the text may end."""
     return request.params.min_tokens - (len(request) - request.prompt_length)
 
 

@@ -1,4 +1,7 @@
-"""Write streamed text, holding back stop strings and text that may still change."""
+"""Convert a stream of tokens to text, and cut the text at the first stop string.
+
+The writer delays text that may begin a stop string, and text that later tokens may still change.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ class TokenMark(NamedTuple):
     """The token that produced a fragment of text.
 
     Attributes:
-        step: Step of the answer, starting from 1.
-        token_index: Index of the token in that step.
-        origin: Source of the token.
+        step: Step of the answer that produced the token, starting from 1.
+        token_index: Index of the token among the new tokens of that step.
+        origin: Source that proposed the token, such as a draft head or the target.
     """
 
     step: int
@@ -25,10 +28,10 @@ class TokenMark(NamedTuple):
 
 
 class StreamWriter:
-    """Converts the tokens of a stream to text.
+    """Converts the tokens of a streamed answer to text.
 
     Args:
-        tokenizer: The model's tokenizer; without one, the stream has no text.
+        tokenizer: The model's tokenizer. None if the stream has no text.
         prompt_ids: Token ids of the prompt.
         stop: Stop strings. The text ends before the first stop string that occurs.
         skip_special_tokens: Whether to omit special tokens from the text.
@@ -63,12 +66,14 @@ class StreamWriter:
     def write(
         self, token_ids: list[int], origins: list[Origin], last: bool
     ) -> list[tuple[str, TokenMark]]:
-        """Add the tokens of a step; return the text that is now final, with its tokens.
+        """Add the tokens of a step, and return the text that later tokens cannot change.
 
         Args:
             token_ids: New tokens of the step.
             origins: Source of each token.
             last: Whether the answer ends with this step.
+        Returns:
+            Fragments of text, each with the token that produced it.
         """
         self.step += 1
         if self._texts is None:
@@ -91,7 +96,7 @@ class StreamWriter:
     def _split_final(
         self, deltas: list[tuple[TextDelta, TokenMark]], last: bool
     ) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
-        """Split text into the part that is final and the part that may still change."""
+        """Split the fragments into final text and text that must wait for later tokens."""
         if self._stop is None:
             return deltas, []
         texts = [delta for delta, _ in deltas]
@@ -113,7 +118,7 @@ def token_origins(outcome: Outcome) -> list[Origin]:
 def _split(
     deltas: list[tuple[TextDelta, TokenMark]], length: int
 ) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
-    """Split the text of tokens after `length` characters, counting hidden ones."""
+    """Split the text of tokens after `length` characters of the full text."""
     head, tail = [], []
     for delta, mark in deltas:
         shown, full = delta
@@ -132,7 +137,7 @@ def _split(
 def _cut(
     deltas: list[tuple[TextDelta, TokenMark]], length: int | None
 ) -> list[tuple[TextDelta, TokenMark]]:
-    """Return the first `length` characters of the displayed text; all of it if None."""
+    """Return the first `length` visible characters; None returns the whole text."""
     if length is None:
         return deltas
     result = []

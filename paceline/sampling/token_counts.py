@@ -1,6 +1,6 @@
-"""Count the tokens of requests on the device, for penalties.
+"""Count how often each token occurs in a request, for penalties.
 
-Between steps, the counts stay on the device. Each step only adds its new tokens.
+The counts stay on the device between steps. Each step adds only its new tokens to the counts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from paceline.core.request import Request
 from paceline.core.token_counts import TokenCounts
 from paceline.core.tree import IntArray
 
-TEXT, ANSWER = range(2)  # rows of a request's counts: of the whole text, and of the answer
+TEXT, ANSWER = range(2)  # rows of a request's counts: the whole text, and the answer alone
 
 
 class CountChanges(NamedTuple):
     """Changes to the token counts of several requests.
 
     Attributes:
-        indices: Indices into the flattened table of counts, [n].
-        amounts: Changes of the counts, float32 [n]; negative for removed tokens.
+        indices: Indices of the counts to change, in the flattened table of counts, [n].
+        amounts: Amounts to add to these counts, float32 [n]. Negative for removed tokens.
     """
 
     indices: IntArray
@@ -36,8 +36,8 @@ def count_changes(requests: Sequence[Request], vocab: int) -> CountChanges:
     """Return the changes that bring the requests' token counts up to date.
 
     Args:
-        requests: Requests of a step, in the order of their rows in the table.
-        vocab: Number of columns of the table.
+        requests: Requests of a step, in the order of their rows in the table of counts.
+        vocab: Size of the vocabulary, which is the number of columns in the table.
     """
     indices, amounts = [], []
     for row, request in enumerate(requests):
@@ -61,12 +61,14 @@ def count_changes(requests: Sequence[Request], vocab: int) -> CountChanges:
 
 
 def counts_of(requests: Sequence[Request], changes: Sequence[Tensor], vocab: int) -> Tensor:
-    """Return the counts of requests, float32 [requests, 2, vocab].
+    """Update the requests' token counts, and return them.
 
     Args:
         requests: Requests of a step.
-        changes: The requests' `CountChanges`, on the device.
-        vocab: Number of columns.
+        changes: The two arrays of `count_changes` for these requests, copied to the device.
+        vocab: Size of the vocabulary.
+    Returns:
+        Counts, float32 [requests, 2, vocab]; the second dimension is indexed by TEXT and ANSWER.
     """
     indices, amounts = changes
     known = [request.token_counts for request in requests]
@@ -83,7 +85,7 @@ def counts_of(requests: Sequence[Request], changes: Sequence[Tensor], vocab: int
 
 
 def _shared_table(known: Sequence[TokenCounts | None]) -> Tensor | None:
-    """Return the table that contains all the given counts, or None."""
+    """Return the table that consists of exactly these counts in order, or None."""
     if known[0] is None or len(known[0].table) != len(known):
         return None
     table = known[0].table
@@ -95,7 +97,7 @@ def _shared_table(known: Sequence[TokenCounts | None]) -> Tensor | None:
 
 
 def _common(old: list[int], new: list[int]) -> int:
-    """Return the number of leading tokens that two lists share."""
+    """Return the length of the longest common prefix of two token lists."""
     if new[: len(old)] == old:
         return len(old)
     pairs = zip(old, new, strict=False)

@@ -12,11 +12,11 @@ from paceline.core.tree import IntArray
 def find_top_tokens(
     logits: NodeLogits, count: int, vocabulary_ids: IntArray | None = None
 ) -> NodeLogits:
-    """Return the logits together with the `count` most likely tokens of each row.
+    """Add the `count` most likely tokens of each row to a forward pass's logits.
 
     Args:
         logits: Logits of a forward pass.
-        count: Number of tokens per row; at least 1.
-        vocabulary_ids: Token id of each column of the logits; None means that column i is token i.
+        count: Number of tokens per row, at least 1.
+        vocabulary_ids: Token id of each column of the logits. None means that column i is token i.
     """
     return replace(logits, top=TopLogits(*topk_tokens(logits.flat, count), vocabulary_ids))

@@ -21,16 +21,16 @@ from paceline.util.device_copies import upload
 
 
 class Warped(NamedTuple):
-    """Scores after temperature, top_k, top_p and min_p; wrong if `is_short` is true.
+    """Scores after temperature, top_k, top_p and min_p; invalid if `is_short` is true.
 
-    The nucleus is the set of tokens that pass top_k, top_p and min_p. To find the nucleus, only the
-    most likely tokens are sorted.
+    The nucleus is the set of tokens that pass top_k, top_p and min_p. To find the nucleus,
+    `try_warp` sorts only the most likely tokens.
 
     Attributes:
-        scores: Scores; -inf for tokens outside the nucleus.
-        num_sorted: Number of most likely tokens that were sorted.
-        is_short: Whether a row's nucleus may contain more tokens than were sorted; bool [] on the
-            device. None if enough tokens were certainly sorted.
+        scores: Scores [batch, rows, vocab], with tokens outside the nucleus at -inf.
+        num_sorted: Number of most likely tokens that were sorted per row.
+        is_short: Whether the nucleus of any row may contain more tokens than were sorted, bool []
+            on the device. None if the number of sorted tokens is known to suffice.
     """
 
     scores: Tensor
@@ -42,9 +42,10 @@ class _SamplingLimits(NamedTuple):
     """Sampling limits of all requests in a batch; each is a tensor [batch, 1, 1].
 
     Attributes:
-        top_k: Maximum number of tokens; the vocabulary size if there is no limit.
-        top_p: Total probability of the nucleus.
-        min_p: Minimum probability, relative to the most likely token.
+        top_k: Maximum number of tokens. The vocabulary size if there is no limit.
+        top_p: Total probability at which the nucleus ends. 1 if there is no limit.
+        min_p: Minimum probability, as a fraction of the most likely token's. 0 if there is no
+            limit.
         is_unlimited: Whether a request has none of these limits.
     """
 
@@ -60,6 +61,8 @@ def warp_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Args:
         scores: Scores [batch, rows, vocab].
         params: Sampling parameters of each request. The scores of greedy requests do not change.
+    Returns:
+        Scores in the same shape, with tokens outside the nucleus at -inf.
     """
     warped = try_warp(scores, params)
     while warped.is_short is not None and bool(warped.is_short):
@@ -68,15 +71,15 @@ def warp_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0) -> Warped:
-    """Run `warp_scores` without waiting for the device.
+    """Compute `warp_scores` without waiting for the device, which may require retries.
 
     Args:
         scores: Scores [batch, rows, vocab].
         params: Sampling parameters of each request.
-        too_few: Number of tokens that the previous attempt sorted, which was too low; 0 in the
+        too_few: Number of tokens that the previous attempt sorted, if it was too small; 0 in the
             first attempt.
     Returns:
-        The scores, which may need another attempt (`Warped.is_short`).
+        The scores. If `Warped.is_short` is true, they are invalid, and the caller must try again.
     """
     if all(p.greedy for p in params):
         return Warped(scores)
@@ -87,7 +90,7 @@ def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0)
     divisors, is_cold, *rest = _upload(scores, params)
     if heated:
         if any((p.temperature or 1.0) < MIN_PLAIN_TEMPERATURE for p in params):
-            # At tiny temperatures the best score becomes 0, so that none overflows.
+            # At tiny temperatures, shift the scores so that the best one is 0, to avoid overflow.
             scores = torch.where(is_cold, scores - scores.amax(-1, keepdim=True), scores)
         scores = scores / divisors
     if not limited:
@@ -109,12 +112,16 @@ def _is_limited(params: SamplingParams) -> bool:
 
 
 def _top_k(params: SamplingParams, unlimited: int) -> int:
-    """Return a request's top_k, or `unlimited` if it has none."""
+    """Return a request's top_k, or the value `unlimited` if top_k is disabled."""
     return params.top_k if _is_limited(params) and params.top_k > 0 else unlimited
 
 
 def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
-    """Copy temperature, top_k, top_p and min_p to the device, each [batch, 1, 1]."""
+    """Copy the sampling parameters to the device of `scores`, each as [batch, 1, 1].
+
+    Returns:
+        The temperatures, whether each is below MIN_PLAIN_TEMPERATURE, and the `_SamplingLimits`.
+    """
     vocab = scores.shape[-1]
     floats = np.array(
         [
@@ -136,12 +143,12 @@ def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
 
 
 class _Nucleus(NamedTuple):
-    """The most likely tokens that pass the limits top_k, top_p and min_p.
+    """Each row's nucleus: the most likely tokens that pass top_k, top_p and min_p.
 
     Attributes:
         best: Highest scores, in descending order, [batch, rows, sorted tokens].
-        num_kept: Number of the highest scores that pass the limits, [batch, rows, 1].
-        is_short: Whether the nucleus of any row may contain more tokens than were sorted; bool [].
+        num_kept: Number of scores in `best` that belong to the nucleus, [batch, rows, 1].
+        is_short: Whether the nucleus of any row may contain more tokens than were sorted, bool [].
             None if the whole vocabulary was sorted.
     """
 
@@ -151,16 +158,15 @@ class _Nucleus(NamedTuple):
 
 
 def _find_nucleus(scores: Tensor, limits: _SamplingLimits, num_sorted: int) -> _Nucleus:
-    """Return the tokens that pass top_k, top_p and min_p, applied in this order.
+    """Find the tokens that pass top_k, top_p and min_p, applied in this order.
 
-    These tokens are the nucleus. Tokens with the same score as the last token that passes also
-    pass. The nucleus nearly always consists of a few very likely tokens, so the function sorts only
-    the most likely tokens.
+    These tokens form the nucleus, which includes all tokens that tie with its last one. The nucleus
+    nearly always consists of a few tokens, so the function sorts only the most likely tokens.
 
     Args:
         scores: Scores [batch, rows, vocab].
         limits: Limits of each request.
-        num_sorted: Number of tokens to sort.
+        num_sorted: Number of most likely tokens to sort per row.
     """
     vocab = scores.shape[-1]
     num_sorted = min(vocab, num_sorted)
