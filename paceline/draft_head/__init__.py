@@ -1,1 +1,1 @@
-"""Predict the next tokens from the target's hidden states."""
+"""Predict draft trees from the target's hidden states with a small network."""

@@ -16,11 +16,10 @@ from paceline.model.settings import MIN_SKETCH_COSINE
 
 
 class DraftHeads:
-    """Draft heads for one engine.
+    """Loads or fits the draft heads of one engine when a drafter first needs them.
 
-    A head is loaded or fitted when a drafter first needs it. On a GPU, the fit runs in portions
-    between the steps of the engine, so that no answer waits for the whole fit. On a CPU, a portion
-    takes much longer than a step, so the whole fit runs at once.
+    On a GPU, the fit runs in portions between the steps of the engine, so that no answer waits for
+    the whole fit. On a CPU, a portion takes much longer than a step, so the whole fit runs at once.
 
     Args:
         model: Target model.
@@ -28,14 +27,14 @@ class DraftHeads:
 
     def __init__(self, model: CachedLM) -> None:
         self._model = model
-        # Finding a model's device takes too long for every step.
+        # Looking up a model's device in every step would take too long.
         self._fits_in_portions = model.device.type == "cuda"
         self._heads: dict[str | None, DraftHead | None] = {}  # by file
-        self._portions: Portions[DraftHead | None] | None = None  # of the fit that is running
-        self._step = -1  # in which a portion last ran
+        self._portions: Portions[DraftHead | None] | None = None  # remaining portions of the fit
+        self._step = -1  # step in which the last portion ran
 
     def check(self, drafter: Drafter) -> None:
-        """Check that a drafter's draft head can be used.
+        """Load the file with a drafter's draft head, if the drafter specifies one.
 
         Raises:
             ConfigError: The file cannot be read, or belongs to a different model.
@@ -44,13 +43,13 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def of(self, drafter: Drafter, step: int) -> DraftHead | None:
-        """Return a drafter's draft head; None if there is none, or not yet.
+        """Return a drafter's draft head, or None if it is not available or not yet fitted.
 
-        If the head is being fitted in portions, the first call in each step runs one of them.
+        While the head is being fitted in portions, the first call in each step runs one portion.
 
         Args:
             drafter: Drafter that uses a draft head.
-            step: Number of the engine's step.
+            step: Number of the engine's current step.
         """
         file = drafter.draft_head
         if file is None and self._fits_in_portions:
@@ -61,7 +60,7 @@ class DraftHeads:
         return self._find(file)
 
     def finish(self, drafter: Drafter) -> None:
-        """Load or fit a drafter's draft head now."""
+        """Load a drafter's draft head, or run the whole fit without further delay."""
         if drafter.num_head_tokens():
             if drafter.draft_head is None and self._portions is not None:
                 portions, self._portions = self._portions, None
@@ -69,7 +68,7 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def _run_portion(self) -> None:
-        """Run the next portion of the default head's fit, unless the head is there."""
+        """Run the next portion of the default head's fit, unless the fit has finished."""
         if None in self._heads:
             return
         portions = self._portions or _search(self._model, None, in_portions=True)
@@ -88,17 +87,17 @@ class DraftHeads:
 
 
 def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHead | None:
-    """Return the draft head for a model.
+    """Load or fit the draft head for a model.
 
     Args:
         model: Target model.
-        file: File with a trained draft head. Default: the package's draft head for this model, or
-            otherwise a fitted head.
+        file: File with a trained draft head. Default: the head that the package contains for this
+            model. If there is none, the function fits one.
     Returns:
-        The draft head; None if the model's states or embeddings cannot be read, or if the model is
-        too slow for fitting.
+        The draft head. None if the model's hidden states or embeddings cannot be read, or if the
+        model is too slow to fit a head.
     Raises:
-        ConfigError: The file cannot be used.
+        ConfigError: The file cannot be read, or belongs to a different model.
     """
     return finished(_search(model, file, in_portions=False))
 
@@ -106,7 +105,7 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
 def _search(
     model: CachedLM, file: str | Path | None, in_portions: bool
 ) -> Portions[DraftHead | None]:
-    """Run `find_draft_head`, whose fit may take several portions."""
+    """Run `find_draft_head` as a generator, whose fit may take several portions."""
     if not has_plain_embeddings(model):
         if file is not None:
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""Fit a draft head as a linear map, by ridge regression instead of training.
+"""Fit a linear draft head by ridge regression, instead of training one.
 
-The target samples a few thousand tokens once. From a hidden state of the target and the embedding
-of the token that was sampled from this state, the map predicts the next hidden state.
+The target samples a few thousand tokens once. The linear map predicts the target's next hidden
+state from the current hidden state and the embedding of the token sampled from this state.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from paceline.model.identity import model_identity
 from paceline.util import result_cache
 from paceline.util.stopwatch import clock_of
 
-_KIND = "draft-head-v2"  # changes when the fitted or saved data change
+_KIND = "draft-head-v2"  # increment when the fitted or saved data change
 _SETTINGS = FitSettings()
 T = TypeVar("T")
-# Work in portions: the caller decides when the next portion runs.
+# A generator that does one portion of its work per `next` call, and returns the result.
 Portions = Generator[None, None, T]
 
 
 class _Pairs(NamedTuple):
-    """Pairs of a hidden state and the next hidden state.
+    """Consecutive hidden states and the tokens between them, for the regression.
 
     Attributes:
-        states: States, [n, hidden].
-        token_ids: Tokens sampled from these states, [n].
-        following: States after these tokens, [n, hidden].
+        states: Hidden states, [n, hidden].
+        token_ids: Token sampled from each of these states, [n].
+        following: Hidden state after each of these tokens, [n, hidden].
     """
 
     states: Tensor
@@ -45,13 +45,13 @@ class _Pairs(NamedTuple):
 
 
 def fitted_weights(model: CachedLM) -> Weights | None:
-    """Return the weights fitted to a model, from the cache if possible.
+    """Fit the weights of a draft head to a model, or load them from the cache.
 
-    Fitting takes at most slightly longer than `FitSettings.max_seconds`.
+    The fit takes at most slightly longer than `FitSettings.max_seconds`.
 
     Returns:
-        The weights; None if the model is too slow, or computes its logits without its LM head
-        module.
+        The weights. None if the model is too slow for a fit, or computes its logits without its LM
+        head module.
     """
     return _cached(model, lambda: finished(_fit(model, _num_pairs(model))))
 
@@ -59,7 +59,8 @@ def fitted_weights(model: CachedLM) -> Weights | None:
 def fit_in_portions(model: CachedLM) -> Portions[Weights | None]:
     """Run `fitted_weights` in portions of one forward pass each.
 
-    The engine can decode between two portions. If the cache has the weights, there are no portions.
+    The engine can run its own steps between two portions. If the cache contains the weights, the
+    generator returns without yielding.
     """
     weights = result_cache.load_bytes(_key(model), lambda content: _read(content, model))
     if weights is None:
@@ -69,7 +70,7 @@ def fit_in_portions(model: CachedLM) -> Portions[Weights | None]:
 
 
 def finished(portions: Portions[T]) -> T:
-    """Run all remaining portions, and return the result."""
+    """Run all remaining portions of a generator, and return its result."""
     while True:
         try:
             next(portions)
@@ -79,7 +80,10 @@ def finished(portions: Portions[T]) -> T:
 
 
 def _cached(model: CachedLM, compute: Callable[[], Weights]) -> Weights | None:
-    """Return the weights from the cache, or compute and store them; None without text."""
+    """Load the weights from the cache, or compute and store them.
+
+    Return None if the model was too slow to generate enough text, which is also cached.
+    """
     weights = result_cache.load_or_compute_bytes(
         _key(model),
         compute,
@@ -90,7 +94,7 @@ def _cached(model: CachedLM, compute: Callable[[], Weights]) -> Weights | None:
 
 
 def _key(model: CachedLM) -> result_cache.ResultKey:
-    # An enlarged model has the same identity as the original.
+    # An enlarged model has the same identity as the original, so the key includes its shape.
     facts = f"{model_identity(model.model)[0]} {shape_of(model)}"
     name = f"draft head of {model.model.__class__.__name__}"
     return result_cache.ResultKey(_KIND, facts, name, "weights.safetensors")
@@ -108,7 +112,7 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _fit(model: CachedLM, num_pairs: int) -> Portions[Weights]:
-    """Fit the weights; given too little text, return weights without `token_ids`."""
+    """Fit the weights; if the model generates too little text, `token_ids` is empty."""
     embedding, head = embedding_and_head(model)
     try:
         pairs = yield from _generate(model, num_pairs)
@@ -132,7 +136,7 @@ def _weights(solution: Tensor, num_token_ids: int) -> Weights:
     """Convert a fitted linear map to the weights of a draft head.
 
     Args:
-        solution: The map, [inputs + 1, hidden], whose last row is the bias.
+        solution: Transposed matrix of the map, [inputs + 1, hidden]. The last row is the bias.
         num_token_ids: Size of the reduced draft vocabulary, which consists of the lowest ids.
     """
     hidden = solution.shape[1]
@@ -145,7 +149,14 @@ def _weights(solution: Tensor, num_token_ids: int) -> Weights:
 
 
 def _solve(inputs: Tensor, following: Tensor) -> Tensor:
-    """Solve the ridge regression by the smaller of two equivalent linear systems."""
+    """Solve the ridge regression with the smaller of two equivalent linear systems.
+
+    Args:
+        inputs: Inputs of the map, [n, inputs].
+        following: Hidden states to predict, [n, hidden].
+    Returns:
+        Weights of the map, [inputs, hidden].
+    """
     weights: Tensor
     if len(inputs) >= inputs.shape[1]:
         weights = torch.linalg.solve(_with_ridge(inputs.T @ inputs), inputs.T @ following)
@@ -160,7 +171,10 @@ def _with_ridge(square: Tensor) -> Tensor:
 
 
 def _generate(model: CachedLM, num_pairs: int) -> Portions[_Pairs]:
-    """Generate texts with the model at temperature 1; return states and tokens."""
+    """Generate texts with the model at temperature 1, and collect pairs of states.
+
+    Yield after every forward pass. Stop after `num_pairs` pairs or `FitSettings.max_seconds`.
+    """
     target, first = model.apart(), _first_token(model)
     random = torch.Generator(model.device).manual_seed(0)
     length = min(_SETTINGS.text_tokens, model.context_length - 1)
@@ -179,7 +193,7 @@ def _generate(model: CachedLM, num_pairs: int) -> Portions[_Pairs]:
             for column, values in zip(columns, (*before, states), strict=True):
                 column.append(values)
         before = states, token_ids
-        if len(texts[0].token_ids) > length:  # the next texts start
+        if len(texts[0].token_ids) > length:  # the texts are complete; start new ones
             before = None
             for text in texts:
                 target.close(text)
@@ -200,7 +214,7 @@ def _opened_texts(target: CachedLM, first: int, count: int, length: int) -> list
 def _advance(
     model: CachedLM, texts: list[Request], random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Generate one token per text; return the states and the new tokens."""
+    """Sample the next token of each text; return the hidden states and the tokens."""
     logits = model.forward_with_states(texts, [EMPTY_TREE] * len(texts))
     model.commit([()] * len(texts))
     assert logits.states is not None, "the forward pass returns them"
@@ -213,7 +227,10 @@ def _advance(
 
 
 def _first_token(model: CachedLM) -> int:
-    """Return the beginning-of-sequence token, or otherwise an end-of-sequence token."""
+    """Return the model's beginning-of-sequence token, to start the generated texts.
+
+    If the model has none, return an end-of-sequence token.
+    """
     config = model.model.config.get_text_config(decoder=True)
     for named in (config.bos_token_id, config.eos_token_id):
         token = named[0] if isinstance(named, list) and named else named
@@ -223,10 +240,10 @@ def _first_token(model: CachedLM) -> int:
 
 
 def _read(content: bytes, model: CachedLM) -> Weights:
-    """Read cached weights.
+    """Decode cached weights, and check that their shape matches the model.
 
     Raises:
-        ValueError: The content is damaged.
+        ValueError: The content is damaged, or the shape is wrong.
     """
     weights = Weights.from_bytes(content)
     inputs, hidden = shape_of(model)

@@ -1,12 +1,11 @@
 """Predict a draft tree from the hidden state that produced the newest token.
 
-The target chooses the newest token from the logits of a hidden state. This state also contains
-information about the token after the newest one (Pal et al. 2023, "Future Lens"). The state and the
-newest token together contain more information about the following token than the state alone.
-EAGLE (Li et al. 2024, section 3) trains a layer like the target's to predict the next state from
-the state and the newest token. In this module, the layer consists of one matrix product and a small
-network (`weights`), without attention. The tree grows level by level: the predicted states of the
-most likely paths are the inputs for the next level.
+The target computes the logits for the newest token from a hidden state. This state also contains
+information about the token after the newest one (Pal et al. 2023, "Future Lens"). The newest token
+adds more information. EAGLE (Li et al. 2024, section 3) therefore trains a transformer layer to
+predict the next hidden state from the state and the newest token. Here, a matrix product and a
+small network without attention (`weights`) replace the layer. The tree grows level by level: the
+predicted states of the most likely paths are the inputs for the next level.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ _SETTINGS = PredictionSettings()
 
 
 class _Level(NamedTuple):
-    """The predicted tokens of one tree level for all requests, on the device.
+    """The predicted tokens in one level of all requests' draft trees, on the device.
 
     Attributes:
         token_ids: Token ids, [requests, tokens].
         probs: Probability of each token given its parent, float32 [requests, tokens].
         path_probs: Path probability of each token, float32 [requests, tokens].
-        continued: Index in the previous level of each token that has children in this level,
-            [requests, paths]. All of these parents have the same number of children. None in the
-            first level, whose tokens follow the newest token.
-        states: Predicted state after each parent, [requests * paths, hidden].
+        continued: Tokens of the previous level that have children in this level, as indices in the
+            previous level, [requests, paths]. All of them have the same number of children. None
+            for the first level, whose tokens follow the newest token.
+        states: Predicted hidden state after each parent, [requests * paths, hidden].
     """
 
     token_ids: Tensor
@@ -53,18 +52,18 @@ class _Level(NamedTuple):
 
     @property
     def to_fetch(self) -> list[Tensor]:
-        """Return the tensors to copy to the host, where trees are built from them."""
+        """Return the tensors from which the host builds the draft trees."""
         return [self.token_ids, self.probs, *([] if self.continued is None else [self.continued])]
 
 
 class DraftHead:
-    """Predicts upcoming tokens from hidden states.
+    """Predicts draft trees from the target's hidden states.
 
     Args:
-        model: Target model.
-        weights: Weights of the head.
+        model: Target model, whose embedding and LM head the draft head uses.
+        weights: Weights of the draft head.
     Attributes:
-        levels: Maximum number of tokens to predict ahead.
+        levels: Maximum depth of a draft tree, in tokens.
     """
 
     def __init__(self, model: CachedLM, weights: Weights) -> None:
@@ -85,13 +84,13 @@ class DraftHead:
     def predict(
         self, states: Tensor, token_ids: Sequence[int], levels: int = _SETTINGS.max_levels
     ) -> list[DraftTree]:
-        """Return one draft tree for each pair of a hidden state and its chosen token.
+        """Predict a draft tree for each pair of a hidden state and its chosen token.
 
         Args:
             states: Hidden states, which are the inputs of the LM head, [n, hidden].
             token_ids: Token chosen from the logits of each state, [n]. The draft tree follows this
                 token.
-            levels: Maximum number of tokens to predict ahead.
+            levels: Maximum depth of a draft tree, in tokens.
         """
         (tokens,) = upload(states.device, token_ids)
         trees: list[DraftTree] = finish([self._predict(states, tokens, levels)])[0]
@@ -105,7 +104,9 @@ class DraftHead:
         Args:
             outcomes: Outcomes of the step.
             logits: Logits and hidden states of the step, with rows in the order of `outcomes`.
-            levels: Maximum number of tokens to predict ahead.
+            levels: Maximum depth of a draft tree, in tokens.
+        Returns:
+            The pending computation, whose result is the list of draft trees.
         """
         if not outcomes:
             return Pending((), lambda arrays: [])
@@ -120,7 +121,7 @@ class DraftHead:
 
     @torch.inference_mode()
     def _predict(self, states: Tensor, token_ids: Tensor, levels: int) -> Pending:
-        """Start the computation of `predict`, without waiting for the device."""
+        """Start the computation of `predict` without waiting for the device."""
         continued = min(_SETTINGS.num_continued, _SETTINGS.max_rows // len(token_ids))
         with self._products.thread_team(len(token_ids) * max(1, continued)):
             predicted = [self._after(states, token_ids)]
@@ -130,17 +131,22 @@ class DraftHead:
         return Pending([tensor for each in predicted for tensor in each.to_fetch], _trees)
 
     def _after(self, states: Tensor, token_ids: Tensor) -> _Level:
-        """Return the first level: guesses for the tokens after the newest ones."""
+        """Compute the first level: the most likely tokens after each newest token."""
         following = self.next_states(states, token_ids)
         guesses, probs = self.guess(following, _SETTINGS.num_first)
         return _Level(guesses, probs, probs, None, following)
 
     def _next(self, level: _Level, num_continued: int) -> _Level:
-        """Return the next level, which continues each request's most likely paths."""
+        """Compute the next level, which extends the most likely paths of each request.
+
+        Args:
+            level: Level to extend.
+            num_continued: Number of paths to extend per request.
+        """
         order = level.path_probs.sort(dim=1, descending=True, stable=True).indices
         best = order[:, :num_continued]
         num_requests, num_tokens = level.token_ids.shape
-        # Tokens with the same parent are neighbours, and so are the states of a request.
+        # Tokens with the same parent are adjacent, and so are the states of a request.
         num_paths = len(level.states) // num_requests
         first = torch.arange(num_requests, device=best.device)[:, None] * num_paths
         rows = first + best.div(num_tokens // num_paths, rounding_mode="floor")
@@ -153,7 +159,14 @@ class DraftHead:
         return _Level(guesses.view(shape), probs.view(shape), paths.view(shape), best, following)
 
     def next_states(self, states: Tensor, token_ids: Tensor) -> Tensor:
-        """Return the predicted states [n, hidden] after the given states and tokens."""
+        """Predict the next hidden states.
+
+        Args:
+            states: Current hidden states, [n, hidden].
+            token_ids: Token chosen from each state, [n].
+        Returns:
+            Hidden states after these tokens, [n, hidden].
+        """
         inputs = torch.cat(
             (states.to(self._first.dtype), self._embedding[token_ids].to(self._first.dtype)), dim=-1
         )
@@ -168,8 +181,8 @@ class DraftHead:
     def guess(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the most likely tokens for states [n, hidden], and their probabilities.
 
-        Both are [n, count], on the device. The probabilities refer to the reduced draft
-        vocabulary.
+        Both results are [n, count], on the device. The probabilities are normalised over the
+        reduced draft vocabulary.
         """
         logits = self._products.linear(states, self._head, self._head_bias)
         columns, probs = topk_tokens(logits, count)
@@ -177,14 +190,14 @@ class DraftHead:
 
 
 def _trees(arrays: Arrays) -> list[DraftTree]:
-    """Build the predicted trees.
+    """Build draft trees from the predicted levels.
 
     Args:
-        arrays: Token ids and probabilities of the first level. Then, for each later level, token
-            ids, probabilities and `_Level.continued`.
+        arrays: Token ids and probabilities of the first level, followed by the token ids,
+            probabilities and `_Level.continued` of each later level.
     """
     token_ids, probs, parents = [arrays[0]], [arrays[1]], [np.full_like(arrays[0], -1)]
-    first_above = 0  # first node of the level above
+    first_above = 0  # index of the first node in the previous level
     for start in range(2, len(arrays), 3):
         level_ids, level_probs, continued = arrays[start : start + 3]
         num_successors = level_ids.shape[1] // continued.shape[1]
@@ -192,7 +205,7 @@ def _trees(arrays: Arrays) -> list[DraftTree]:
         first_above += token_ids[-1].shape[1]
         token_ids.append(level_ids)
         probs.append(level_probs)
-    # One conversion of all trees is faster than one of each row.
+    # Converting all trees at once is faster than converting each row.
     rows = [np.concatenate(levels, axis=1).tolist() for levels in (token_ids, parents, probs)]
     origins = [Origin.DRAFT_HEAD] * len(rows[0][0])
     return [

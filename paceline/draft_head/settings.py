@@ -1,4 +1,4 @@
-"""Hold the settings for the hidden-state draft head."""
+"""Define the settings for predicting with a draft head and for fitting one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PredictionSettings:
-    """Limits on the trees that a draft head predicts.
+    """Limits on the size of the draft trees that a draft head predicts.
 
     The defaults were chosen with SmolLM2-135M and its trained draft head, on CPUs with two cores.
 
     Attributes:
-        num_first: Number of tokens predicted after the newest token.
-        num_later: Number of tokens predicted after each token that is continued.
-        num_continued: Number of tokens that are continued, per level and request.
-        max_levels: Maximum number of tokens to predict ahead.
-        max_rows: Maximum number of rows in a level over all requests. Computing more rows would
-            take longer than reading the weights from memory.
+        num_first: Number of nodes in the first level, which are alternatives for the next token.
+        num_later: Number of children of each node that is extended.
+        num_continued: Number of nodes to extend per level and request, the most likely ones.
+        max_levels: Maximum depth of a draft tree, in tokens.
+        max_rows: Maximum number of nodes to extend per level, over all requests. Computing more
+            rows would take longer than reading the weights from memory.
     """
 
     num_first: int = 16
@@ -36,16 +36,18 @@ class FitSettings:
     Attributes:
         num_texts: Number of texts that the target generates at once.
         text_tokens: Number of tokens in each text.
-        max_cache_bytes: Maximum memory for the KV cache of these texts, in bytes; at least 8 texts
-            are generated regardless.
-        pairs_per_input: Number of (hidden state, next hidden state) pairs per input dimension.
+        max_cache_bytes: Maximum size of the KV cache for these texts, in bytes. The target
+            generates at least 8 texts, even if they exceed this size.
+        pairs_per_input: Number of (hidden state, next hidden state) pairs per input dimension of
+            the regression.
         max_pairs: Maximum number of pairs.
-        min_pairs: Minimum number of pairs; a model too slow to produce them gets no draft head.
-        max_seconds: Number of seconds after which no new forward pass starts.
+        min_pairs: Minimum number of pairs. A model that is too slow to generate them does not get a
+            draft head.
+        max_seconds: Time limit in seconds, after which no new forward pass starts.
         ridge: Weight of the ridge penalty, as an equivalent number of additional pairs. The inputs
             of these pairs have average size, and the next state is 0.
-        num_token_ids: Size of the reduced draft vocabulary. The lowest ids are used, because most
-            tokenizers number their tokens in merge order.
+        num_token_ids: Size of the reduced draft vocabulary, which consists of the lowest ids. Most
+            tokenizers number their tokens in merge order, so low ids are frequent tokens.
     """
 
     num_texts: int = 64

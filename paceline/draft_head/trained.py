@@ -1,7 +1,7 @@
-"""Read and write trained draft heads (`paceline draft-head train`).
+"""Read and write the draft heads that `paceline draft-head train` trains.
 
-A draft head is a safetensors file with a card, which describes the head's target model and
-training.
+A draft head is stored in a safetensors file. The metadata of the file contains a card, which
+describes the head's target model and training.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class Card:
 
     Attributes:
         target: Human-readable name of the target.
-        sketch: Sample of the target's embedding (`Sketch.encode`), for recognising the target.
+        sketch: Sample of the target's embedding, encoded by `Sketch.encode`, by which `closeness`
+            recognises the target.
         vocab_size: Size of the target's vocabulary.
         settings: Training settings.
         about: Description of the training data and the training run.
-        judged: Accuracy on held-out answers.
+        judged: Accuracy of the head on held-out answers.
     """
 
     target: str
@@ -44,9 +45,9 @@ class Card:
     judged: dict[str, Any] = field(default_factory=dict)
 
     def closeness(self, model: CachedLM) -> float:
-        """Return the cosine similarity of the embeddings of `model` and the target.
+        """Return the cosine similarity between the embeddings of `model` and the target.
 
-        The result is 0 if the shapes differ.
+        The result is 0 if the embeddings have different shapes.
         """
         return Sketch.decode(self.sketch).closeness(model.model)
 
@@ -68,10 +69,14 @@ def save(path: str | Path, weights: Weights, card: Card) -> None:
 
 
 def load(path: str | Path, model: CachedLM) -> Weights:
-    """Load the weights from a file, padded to the model's size.
+    """Load a draft head's weights, and adapt them to a model's vocabulary and size.
 
+    Args:
+        path: File with the draft head.
+        model: Target model, which may be an enlarged version of the one in the file's card.
     Raises:
-        ConfigError: The file cannot be read, is damaged, or is for a different model or version.
+        ConfigError: The file cannot be read, is damaged, has a different version, or was trained
+            for a different model.
     """
     weights, card = read(path)
     closeness = card.closeness(model)
@@ -96,7 +101,7 @@ def load(path: str | Path, model: CachedLM) -> Weights:
 
 
 def read(path: str | Path) -> tuple[Weights, Card]:
-    """Read the weights and the card from a file.
+    """Read a draft head's weights and card from a file, and verify the checksum.
 
     Raises:
         ConfigError: The file cannot be read, is damaged, or has a different version.
@@ -125,17 +130,18 @@ def read(path: str | Path) -> tuple[Weights, Card]:
 
 
 def card_of(path: Path) -> Card:
-    """Read the card of a draft-head file, without the weights."""
+    """Read the card from a draft head's file without reading the weights."""
     with path.open("rb") as file:
         size = file.read(8)
         return _card(metadata_of(size + file.read(int.from_bytes(size, "little"))))
 
 
 def _card(metadata: dict[str, str]) -> Card:
-    """Read the card from a file's header.
+    """Parse the card in the metadata of a draft head's file.
 
     Raises:
-        ValueError, LookupError, TypeError: The header has no card, or a different version.
+        ValueError, LookupError, TypeError: The metadata contains no valid card, or the file has a
+            different version.
     """
     if metadata.get("kind") != _KIND:
         raise ValueError("a different kind of file")

@@ -1,12 +1,12 @@
-"""Define a draft head's weights.
+"""Define the weights of a draft head, and read and write them.
 
 The head predicts the next hidden state from a hidden state and the embedding of the chosen token:
 
     inputs = [state, embedding of the token]
     next state = direct @ inputs + outer @ silu(inner @ inputs)
 
-`direct` and `inner` each have a bias, which the formula omits. The two matrices are stored as one
-matrix. A head without `inner` is a linear map.
+`direct` and `inner` each have a bias, which the formula omits. `Weights` stores the two matrices as
+one matrix. A head without `inner` is a linear map.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class Weights:
     """The matrices of a draft head.
 
     Apart from biases, the head computes direct @ inputs + outer @ silu(inner @ inputs). The inputs
-    are a hidden state and a token embedding, concatenated.
+    are the concatenation of a hidden state and a token embedding.
 
     Attributes:
-        first: The rows of `direct`, then those of `inner`, [hidden + neurons, hidden + embedding].
-        bias: The bias of `direct`, then that of `inner`, [hidden + neurons].
+        first: Rows of `direct` followed by the rows of `inner`, [hidden + neurons, hidden +
+            embedding].
+        bias: Bias of `direct` followed by the bias of `inner`, [hidden + neurons].
         outer: The matrix `outer`, [hidden, neurons].
         token_ids: Token ids of the reduced draft vocabulary, int64 [tokens].
-        levels: Maximum number of tokens that are worth predicting ahead.
+        levels: Maximum depth of a draft tree, in tokens. Deeper predictions are too inaccurate.
     """
 
     first: Tensor
@@ -51,17 +52,17 @@ class Weights:
 
     @property
     def hidden(self) -> int:
-        """Size of a hidden state."""
+        """Number of dimensions of a hidden state."""
         return len(self.outer)
 
     def widened(self, hidden: int, embedding: int) -> Weights:
-        """Return the weights, padded with zeros to fit an enlarged model.
+        """Pad the weights with zeros to the size of an enlarged model.
 
         `paceline.bench.cost_scale` enlarges a model by adding dimensions that stay zero.
 
         Args:
-            hidden: Size of a state in the enlarged model.
-            embedding: Size of the enlarged model's embeddings.
+            hidden: Number of dimensions of a hidden state in the enlarged model.
+            embedding: Number of dimensions of a token embedding in the enlarged model.
         """
         old = self.hidden
         more_hidden = hidden - old
@@ -86,21 +87,21 @@ class Weights:
         )
 
     def limited_to(self, num_token_ids: int) -> Weights:
-        """Return the weights without token ids that are `num_token_ids` or higher.
+        """Remove token ids from the draft vocabulary that are `num_token_ids` or higher.
 
-        A model whose vocabulary has less padding does not have these ids.
+        A model whose LM head has fewer padding rows does not have these ids.
         """
         return replace(self, token_ids=self.token_ids[self.token_ids < num_token_ids])
 
     def to_bytes(self, metadata: dict[str, str]) -> bytes:
-        """Return the content of a safetensors file, with the weights in bfloat16."""
+        """Encode the weights in bfloat16 as a safetensors file, with the given metadata."""
         content: bytes = safetensors.torch.save(
             self._tensors(), metadata | {"levels": str(self.levels)}
         )
         return content
 
     def checksum(self, text: str) -> str:
-        """Return a SHA-256 hash of `text`, the levels and the tensors."""
+        """Return a SHA-256 hash of `text`, `levels` and the tensors, in hexadecimal."""
         digest = hashlib.sha256(f"{text} {self.levels}".encode())
         for name, tensor in self._tensors().items():
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
@@ -117,10 +118,10 @@ class Weights:
 
     @staticmethod
     def from_bytes(content: bytes) -> Weights:
-        """Read the weights from the content of a file.
+        """Decode weights from the content of a safetensors file.
 
         Raises:
-            ValueError: The content is damaged.
+            ValueError: The content is damaged, or a tensor has the wrong shape or is not finite.
         """
         try:
             tensors = safetensors.torch.load(content)
@@ -143,7 +144,7 @@ class Weights:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # `isfinite` on all numbers would take 40 times as long.
+    # Testing all numbers with `isfinite` would take 40 times as long.
     return not tensor.numel() or all(bool(limit.isfinite()) for limit in tensor.aminmax())
 
 
@@ -151,9 +152,9 @@ def metadata_of(content: bytes) -> dict[str, str]:
     """Return the metadata from the header of a safetensors file.
 
     Args:
-        content: The whole file, or its header.
+        content: The whole file, or only its header.
     Raises:
-        ValueError: The content has no such header.
+        ValueError: The content does not begin with a header that contains metadata.
     """
     size = int.from_bytes(content[:8], "little")
     header = parse_json(content[8 : 8 + size])
@@ -164,12 +165,15 @@ def metadata_of(content: bytes) -> dict[str, str]:
 
 
 def embedding_and_head(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
-    """Return a model's embedding and LM head; see `has_plain_embeddings`."""
+    """Return a model's embedding and LM head, if `has_plain_embeddings` is True."""
     return embedding_and_lm_head(model.model)
 
 
 def has_plain_embeddings(model: CachedLM) -> bool:
-    """Return whether a model's embedding and LM head are readable and on its device."""
+    """Return whether a model's embedding and LM head have weights on its device.
+
+    A draft head needs these weights.
+    """
     try:
         return all(
             module.weight.device == model.device for module in embedding_and_lm_head(model.model)
@@ -179,6 +183,9 @@ def has_plain_embeddings(model: CachedLM) -> bool:
 
 
 def shape_of(model: CachedLM) -> tuple[int, int]:
-    """Return two sizes: of an input (a state plus an embedding), and of a state."""
+    """Return the numbers of dimensions of a draft head's input and output.
+
+    An input consists of a hidden state and a token embedding. The output is a hidden state.
+    """
     embedding, head = embedding_and_head(model)
     return head.in_features + embedding.embedding_dim, head.in_features

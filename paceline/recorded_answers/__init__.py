@@ -1,8 +1,8 @@
-"""Write and read files of recorded answers, with the target's top-k tokens.
+"""Write and read files of recorded answers, and of the target's top-k tokens.
 
 `writing.py` starts or continues a file of recorded answers, and `reading.py` reads such a file.
-`lines.py` computes and verifies the checksums of the lines. A second file can hold the target's
-top-k tokens at each position of the answers; `top_tokens.py` writes and reads this file.
+`lines.py` computes and verifies the checksums of the lines. An optional second file contains the
+target's top-k tokens at each position of the answers; `top_tokens.py` writes and reads this file.
 """
 
 from paceline.recorded_answers.lines import RecordedAnswer

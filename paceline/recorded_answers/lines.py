@@ -1,9 +1,9 @@
 """Add checksums to the lines of a file of recorded answers, and verify them.
 
 A file consists of JSON Lines: the settings, followed by one answer per line. The checksum of a line
-covers the line and the previous line's checksum, so changed, lost, duplicated and moved lines are
-detected. The first line contains the total number of answers, so a reader recognises an unfinished
-file without an end mark.
+covers the line and the previous line's checksum, so a reader detects changed, lost, duplicated and
+moved lines. The first line contains the total number of answers, so a reader also recognises an
+unfinished file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RecordedAnswer:
         category: Category of the prompt.
         prompt_ids: Token ids of the prompt, including the chat template.
         output_ids: Token ids of the answer, including an end-of-sequence token.
-        finish_reason: "stop" or "length".
+        finish_reason: Why the answer ended: "stop" or "length".
     """
 
     id: str
@@ -56,10 +56,13 @@ def first_line(path: Path) -> bytes:
 
 
 def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Yield each complete line's record, checksum and end offset.
+    """Verify the lines of a file of recorded answers, and yield each complete line.
 
+    Yields:
+        JSON values of the line, its checksum, and the offset of its end in the file, in bytes.
     Raises:
-        ConfigError: A line does not match its checksum, or there are too many lines.
+        ConfigError: A line does not match its checksum, or the file has more answers than its first
+            line states.
     """
     check, end, count = "", 0, 0
     try:
@@ -85,11 +88,11 @@ def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
 
 
 def seal_line(record: dict[str, Any], previous_check: str) -> tuple[bytes, str]:
-    """Return the line for a record, and the line's checksum.
+    """Encode a record as a line with a checksum; return the line and the checksum.
 
     Args:
         record: JSON values of the line.
-        previous_check: Checksum of the previous line; "" for the first line.
+        previous_check: Checksum of the previous line. Empty for the first line.
     """
     check = digest_of({"record": record, "before": previous_check})[:CHECK_DIGITS]
     return json.dumps({**record, _CHECK: check}, separators=(",", ":")).encode() + b"\n", check
@@ -98,8 +101,13 @@ def seal_line(record: dict[str, Any], previous_check: str) -> tuple[bytes, str]:
 def open_line(
     path: str | Path, number: int, line: bytes, previous_check: str
 ) -> tuple[dict[str, Any], str]:
-    """Return the record in a line, and the line's checksum.
+    """Decode a line, verify its checksum, and return the record and the checksum.
 
+    Args:
+        path: File that contains the line, for error messages.
+        number: Line number, starting from 1, for error messages.
+        line: Line to decode.
+        previous_check: Checksum of the previous line. Empty for the first line.
     Raises:
         ConfigError: The line does not match its checksum.
     """
@@ -116,7 +124,7 @@ def open_line(
 
 
 def other_file(path: str | Path) -> ConfigError:
-    """Return the error for a path that is not a file of recorded answers."""
+    """Return the error to raise if `path` is not a file of recorded answers."""
     content = "something else" if Path(path).exists() else "no such file"
     return ConfigError(
         f"answers {str(path)!r}: got {content}; expected one of `paceline record`. Name another"
@@ -125,10 +133,10 @@ def other_file(path: str | Path) -> ConfigError:
 
 
 def write_error(content: str, path: Path, error: OSError) -> ConfigError:
-    """Return the error for a file that cannot be written.
+    """Return the error to raise if a file cannot be written.
 
     Args:
-        content: What could not be written, such as "answers".
+        content: Name of the content in the error message, such as "answers".
         path: Path of the file.
         error: Error from the operating system.
     """

@@ -1,4 +1,4 @@
-"""Read files of recorded answers, checking every line against its checksum."""
+"""Read files of recorded answers, and verify the checksum of every line."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from paceline.util.files import parse_json
 
 
 def read_settings(path: str | Path) -> dict[str, Any] | None:
-    """Return a file's settings; None if it is missing or holds no recorded answers.
+    """Read the settings in a file of recorded answers.
 
+    Returns:
+        The settings, or None if the file does not exist or contains something else.
     Raises:
-        ConfigError: The first line is damaged, or has a different version.
+        ConfigError: The first line is damaged, or a different version of the format.
     """
     try:
         line = first_line(Path(path))
@@ -47,11 +49,11 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
 
     Args:
         path: File to read.
-        limit: Maximum number of answers. An unfinished file is accepted if it has at least this
-            number of answers.
+        limit: Maximum number of answers to read. An unfinished file is valid if it contains at
+            least this number of answers.
     Raises:
-        ConfigError: The file holds no recorded answers, is unfinished, or has a damaged line. The
-            message names the damaged line.
+        ConfigError: The file does not contain recorded answers, is unfinished, or has a damaged
+            line. The error message contains the number of the damaged line.
     """
     settings = read_settings(path)
     if settings is None:
@@ -68,11 +70,16 @@ def read_answers(path: str | Path, limit: int | None = None) -> Iterator[Recorde
 
 
 def read_tops(path: str | Path, limit: int | None = None) -> Iterator[TopRows] | None:
-    """Return the top-k tokens of each answer; None if they were not recorded.
+    """Read the target's top-k tokens at every position of each recorded answer.
 
+    Args:
+        path: File of recorded answers.
+        limit: Maximum number of answers whose tokens to read.
+    Returns:
+        The top-k tokens of each answer, or None if they were not recorded.
     Raises:
-        ConfigError: As for `read_answers`, or the file with the top-k tokens is missing, damaged,
-            or belongs to other answers.
+        ConfigError: The file of recorded answers is damaged. Also raised if the file with the top-k
+            tokens is missing or damaged, or belongs to other answers.
     """
     settings = read_settings(path)
     if settings is None or not settings.get("top"):

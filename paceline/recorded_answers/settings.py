@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-CHECK_DIGITS = 16  # Hexadecimal digits of the checksum in a line of answers.
-DIGEST_BYTES = 8  # Bytes of a checksum in a file of top-k tokens.
-TWO_BYTE_IDS = 1 << 16  # Vocabularies up to this size have two-byte ids.
+CHECK_DIGITS = 16  # Number of hexadecimal digits in the checksum of a line.
+DIGEST_BYTES = 8  # Number of bytes in a checksum in the file of top-k tokens.
+TWO_BYTE_IDS = 1 << 16  # Token ids take two bytes for vocabularies up to this size, otherwise four.
 
-# Maximum number of bytes in a first line. A longer one belongs to another kind of file.
+# Maximum number of bytes in a first line. Files with a longer first line are of another type.
 MAX_FIRST_LINE = 1 << 20
 MAX_FIRST_TOP_LINE = 1 << 12

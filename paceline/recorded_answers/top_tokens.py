@@ -1,16 +1,17 @@
 """Store the target's top-k tokens at each position of recorded answers.
 
-The file is named after the answers file, for example `answers.jsonl.top`. The first line is JSON:
-kind, version, tokens per position, bytes per id, and the checksum of the first line of the answers
-file. One block per answer follows. A block for an answer of n tokens consists of:
+The name of the file is that of the answers file with the suffix ".top", such as
+`answers.jsonl.top`. The first line is JSON with the kind, the version, the tokens per position, the
+bytes per id, and the checksum of the first line of the answers file. One block per answer follows.
+The block for an answer of n tokens consists of:
 
 - Token ids, [n, k], little-endian.
 - Log-probabilities, float16 [n, k], little-endian.
 - The first 8 bytes of a SHA-256 digest. The digest covers the previous block's digest, the checksum
   of the answer's line in the answers file, and this block's ids and log-probabilities.
 
-Each block is written before its answer. If the recording was interrupted, blocks after the last
-complete answer are dropped.
+A recording writes each block before the block's answer. If a recording was interrupted, the next
+run removes the blocks that have no complete answer.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _BEGINNING = b'{"kind":"paceline top tokens"'
 class TopRows(NamedTuple):
     """The top-k tokens at each position of an answer, most likely first.
 
-    Row i holds the predictions for the i-th token of the answer.
+    Row i contains the target's predictions for the i-th token of the answer.
 
     Attributes:
         token_ids: Token ids, [n, k].
-        log_probs: Log-probabilities, float32 [n, k], at temperature 1 and without penalties.
-            Log-probabilities read from a file have a precision of three digits.
+        log_probs: Log-probabilities at temperature 1 and without penalties, float32 [n, k]. Files
+            store them with a precision of three digits.
     """
 
     token_ids: NDArray[np.int64]
@@ -51,22 +52,27 @@ class TopRows(NamedTuple):
 
 
 class AnswerKey(NamedTuple):
-    """The checksum of an answer's line in its file, and the answer's token count."""
+    """Identification of a recorded answer in the file of top-k tokens.
+
+    Attributes:
+        check: Checksum of the answer's line in the answers file.
+        length: Number of tokens in the answer.
+    """
 
     check: str
     length: int
 
 
 class TopFile:
-    """A file of top-k tokens that is being written.
+    """Writes the file of top-k tokens that belongs to a file of recorded answers.
 
     Args:
-        answers: Answers file, whose name determines the name of the top-k tokens file.
+        answers: Path of the answers file. The top-k tokens file has this path and a suffix.
         top: Number of top-k tokens per position.
-        vocab_size: Size of the vocabulary.
+        vocab_size: Size of the vocabulary, which determines the number of bytes per token id.
         owner: Checksum of the first line of the answers file.
-        keys: Answers whose top-k tokens the file must contain. Any blocks after these answers are
-            dropped.
+        keys: Complete answers in the answers file, whose blocks the existing file must contain. The
+            constructor removes any later blocks. If there are no answers, it creates the file.
     Raises:
         ConfigError: The file is damaged, belongs to other answers, or cannot be written.
     """
@@ -110,16 +116,16 @@ class TopFile:
 
 
 def top_path(answers: str | Path) -> Path:
-    """Return the path of the top-k tokens file for an answers file."""
+    """Return the path of the top-k tokens file that belongs to an answers file."""
     return Path(f"{answers}.top")
 
 
 def read_rows(answers: str | Path, keys: Iterable[AnswerKey], owner: str) -> Iterator[TopRows]:
-    """Yield the top-k tokens of every answer.
+    """Read and verify the file of top-k tokens, and yield the tokens of every answer.
 
     Args:
-        answers: Answers file.
-        keys: All answers, in the order of the answers file.
+        answers: Path of the answers file.
+        keys: Answers to read: the first answers of the answers file, in order.
         owner: Checksum of the first line of the answers file.
     Raises:
         ConfigError: The file of top-k tokens is missing, belongs to other answers, or has a damaged
@@ -130,7 +136,13 @@ def read_rows(answers: str | Path, keys: Iterable[AnswerKey], owner: str) -> Ite
 
 
 class _Layout(NamedTuple):
-    """The layout of a file of top-k tokens."""
+    """The layout of a file of top-k tokens, as described by its first line.
+
+    Attributes:
+        top: Number of top-k tokens per position.
+        id_bytes: Number of bytes per token id, 2 or 4.
+        owner: Checksum of the first line of the answers file.
+    """
 
     top: int
     id_bytes: int
@@ -148,14 +160,14 @@ class _Layout(NamedTuple):
         return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
     def payload(self, rows: TopRows) -> bytes:
-        """Return the bytes that store an answer's top-k tokens, without the digest."""
+        """Encode an answer's top-k tokens as a block without the digest."""
         return (
             rows.token_ids.astype(f"<u{self.id_bytes}").tobytes()
             + rows.log_probs.astype("<f2").tobytes()
         )
 
     def rows(self, payload: bytes, length: int) -> TopRows:
-        """Return an answer's top-k tokens, given the bytes from `payload`."""
+        """Decode the top-k tokens of an answer of `length` tokens from a block's bytes."""
         shape, ids = (length, self.top), length * self.top * self.id_bytes
         token_ids = (
             np.frombuffer(payload[:ids], f"<u{self.id_bytes}").reshape(shape).astype(np.int64)
@@ -168,10 +180,7 @@ class _Layout(NamedTuple):
 def _blocks(
     answers: Path, keys: Iterable[AnswerKey], owner: str
 ) -> Iterator[tuple[TopRows, bytes]]:
-    """Yield each answer's top-k tokens, and the checksum at the end of its block.
-
-    The file stores one block per answer.
-    """
+    """Read and verify all blocks, and yield each answer's top-k tokens and digest."""
     path, previous = top_path(answers), b""
     try:
         with path.open("rb") as file:
@@ -190,7 +199,8 @@ def _blocks(
 def _read_layout(path: Path, file: BufferedReader, owner: str) -> _Layout:
     """Read the first line of a file of top-k tokens, and return the file's layout.
 
-    The line must contain `owner`, the checksum of the first line of the answers file.
+    Raise `ConfigError` unless the line contains `owner`, the checksum of the first line of the
+    answers file.
     """
     line = file.readline(MAX_FIRST_TOP_LINE)
     try:

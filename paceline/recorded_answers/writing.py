@@ -1,7 +1,7 @@
-"""Write recorded answers to a file, so that an interrupted run can continue.
+"""Write recorded answers to a file so that an interrupted recording can continue.
 
-The first line contains the settings, the total number of answers, and a digest of the prompts.
-Answers are appended in batches. After an interruption, the next run drops the unfinished batch, and
+The first line contains the settings, the total number of answers, and a digest of the prompts. The
+answers follow in batches. After an interruption, the next run removes the unfinished batch, and
 continues with the same batches as an uninterrupted run. The finished file therefore has the same
 bytes as the file of an uninterrupted run.
 
@@ -36,9 +36,10 @@ from paceline.recorded_answers.reading import read_settings
 from paceline.recorded_answers.top_tokens import AnswerKey, TopFile, TopRows
 from paceline.util.files import write_atomically
 
-# Settings that may differ between runs of one file: the fingerprint identifies the model.
+# Settings that may differ when a run continues a file. The fingerprint, not the name, identifies
+# the model.
 _DESCRIPTIVE = ("model",)
-# What differs between two runs, for settings that no option names.
+# For settings that are not options: description of the difference in error messages.
 _OTHERS = {
     "count": "to other prompts",
     "prompts": "to other prompts",
@@ -47,7 +48,7 @@ _OTHERS = {
 
 
 class AnswerFile:
-    """A file of recorded answers that is open for writing; see `writing`.
+    """Appends answers to a file of recorded answers; use `writing` to open one.
 
     Attributes:
         done: Number of answers in the file.
@@ -59,7 +60,7 @@ class AnswerFile:
         first = {"kind": KIND, "version": VERSION, "count": count, "batch": batch, **settings}
         line, _ = seal_line(first, "")
         existing = first_line(path)
-        # There is no file, or one that was cut within its first line.
+        # The file does not exist, or an interruption cut it off within its first line.
         if not existing.endswith(b"\n") and line.startswith(existing):
             write_atomically(path, line)
         _require_same_settings(path, read_settings(path), first)
@@ -88,7 +89,7 @@ class AnswerFile:
 
         Args:
             answers: Answers of the batch.
-            tops: Top-k tokens of each answer; required if the settings contain "top".
+            tops: Top-k tokens of each answer. Required if the settings contain "top".
         Raises:
             ConfigError: The file cannot be written. The next run continues after the complete
                 batches in the file.
@@ -116,18 +117,19 @@ def writing(
 ) -> Iterator[AnswerFile]:
     """Start or continue a file of recorded answers, and lock it against other writers.
 
-    The lock file, PATH.lock, is not deleted afterwards.
+    The lock file, PATH.lock, remains after the `with` block.
 
     Args:
         path: File for the answers.
-        settings: JSON values that distinguish these answers from other answers. With the entries
-            "top" and "vocab_size", a second file stores the "top" most likely tokens at each
-            position.
+        settings: JSON values that an existing file must have in common with this run, such as the
+            model and the sampling parameters. With the entries "top" and "vocab_size", a second
+            file stores the "top" most likely tokens at each position.
         count: Number of answers in the finished file.
-        batch: Number of answers per batch; the answers of a batch are written together.
+        batch: Number of answers per batch. The answers of a batch are written together.
     Raises:
-        ConfigError: The file does not contain recorded answers, has other settings, is damaged, is
-            being written by another process, or cannot be written.
+        ConfigError: The existing file is damaged, has different settings, or does not contain
+            recorded answers. Also raised if the file cannot be written, or if another process is
+            writing to it.
     """
     path = Path(path)
     lock = FileLock(f"{path}.lock", mode=0o644, blocking=False, fallback_to_soft=False)
@@ -148,7 +150,7 @@ def writing(
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by name; groups such as "sampling" are flattened."""
+    """Flatten groups of settings, such as "sampling", into single settings."""
     values: dict[str, Any] = {}
     for name, value in settings.items():
         values |= value if isinstance(value, dict) else {name: value}

@@ -1,4 +1,4 @@
-"""Replay recorded answers through a drafter, without a model.
+"""Measure a drafter on recorded answers, without running a model.
 
 result = replay(drafter, traces, max_nodes)
 """

@@ -17,24 +17,24 @@ class KeepsTop(DelegatingDrafter):
     """Wraps a drafter, and records the target's top-k tokens at every position.
 
     Args:
-        inner: Drafter that proposes the trees.
-        top: Number of top-k tokens to record per position.
+        inner: Drafter that proposes the draft trees.
+        top: Number of tokens to record per position, at least 1.
     """
 
     def __init__(self, inner: Drafter, top: int) -> None:
         super().__init__(inner)
         self._top = top
         self.top_k = max(top, inner.top_k)
-        # Request id -> recorded rows of each step; the requests stay in the order of their start.
+        # Request id -> recorded rows of each step. The requests are in the order of their start.
         self._recorded: dict[int, list[TopRows]] = {}
 
     def start(self, request: Request) -> None:
-        """Prepare to record the request's top tokens, and start the inner drafter."""
+        """Prepare to record the request's top tokens, and pass the request to the drafter."""
         self._recorded[request.id] = []
         super().start(request)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the target's top tokens at the position of each new token."""
+        """Record the target's top tokens for each new token, and pass the outcomes on."""
         for outcome in outcomes:
             assert outcome.target_top is not None, "a drafter with top_k receives the top tokens"
             rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]
@@ -47,7 +47,7 @@ class KeepsTop(DelegatingDrafter):
         super().observe(outcomes)
 
     def taken(self) -> list[TopRows]:
-        """Return and forget the top tokens of all requests started since the last call."""
+        """Return the top tokens of each request since the last call, and discard them."""
         recorded, self._recorded = self._recorded, {}
         return [
             TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()

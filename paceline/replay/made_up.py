@@ -1,7 +1,7 @@
-"""Generate user prompts with a chat model (Magpie, Xu et al. 2024).
+"""Generate user prompts with a chat model, as in Magpie (Xu et al. 2024).
 
-The model is given its chat template up to the start of the user's turn, and then generates the
-user's message. Use such prompts to record answers if there are no prompts from real users.
+The model's input is its chat template up to the start of the user's turn. The model then generates
+the user's message. Record answers to such prompts if you have no prompts from real users.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MadeUp:
     """The prompts that `make_up` has collected so far.
 
     Attributes:
-        prompts: Prompts, without duplicates.
+        prompts: Accepted prompts, without duplicates.
         tries: Number of texts that the model has generated, including rejected ones.
     """
 
@@ -38,19 +38,20 @@ class MadeUp:
 def make_up(
     llm: LLM, count: int, params: SamplingParams, batch: int = 32, progress: bool = False
 ) -> Iterator[MadeUp]:
-    """Generate prompts with a model; yield all prompts so far after every batch.
+    """Generate prompts with a model, and yield all prompts so far after every batch.
 
-    The last result has `count` prompts, or fewer if `4 * count` generated texts did not yield
-    enough prompts. A text is rejected if it does not end within `params.max_new_tokens`, is empty,
-    or repeats an earlier one.
+    The function rejects a text if the text is empty, repeats an earlier text, or does not end
+    within `params.max_new_tokens`. It stops after `4 * count` texts, even with fewer prompts.
 
     Args:
-        count: Number of prompts.
-        params: Sampling parameters; text number n uses seed + n.
-        batch: Number of texts that are generated at the same time.
+        llm: Engine with a chat model.
+        count: Number of prompts to generate.
+        params: Sampling parameters. Text number n uses `params.seed` + n.
+        batch: Number of texts that the model generates at the same time.
+        progress: Whether to show a progress bar on standard error.
     Raises:
-        ConfigError: `params` are greedy, which would make all texts the same; the model has no chat
-            template; or every text was rejected.
+        ConfigError: `params` are greedy, so that all texts would be the same. Also raised if the
+            model has no chat template, or if every text was rejected.
     """
     require_range("prompts", "count", count, 1)
     require_range("prompts", "batch", batch, 1)
@@ -85,7 +86,7 @@ def make_up(
 
 
 def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-    """Return the tokens before a user message, and `params` that stop after it."""
+    """Return the tokens that begin a user's turn, and `params` that stop at its end."""
     if not getattr(llm.tokenizer, "chat_template", None):
         raise ConfigError("prompts: the model has no chat template. Use a chat model.")
     before, after = around_question(llm.tokenizer, "prompts")

@@ -1,8 +1,8 @@
-"""Record a model's answers to prompts in a file (`paceline.recorded_answers`).
+"""Answer prompts with a model, and record the answers in a file.
 
-An interrupted run can be continued. Any drafter may be used, because drafts do not change an
+You can continue an interrupted run. You can use any drafter, because drafts do not change an
 answer, with one exception: rounding in bfloat16 can swap two tokens with nearly equal logits. The
-file therefore names the drafter.
+file therefore contains the drafter's name. `paceline.recorded_answers` describes the file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class RecordingPrompt:
     """A prompt as token ids, with the id and category from its file.
 
     Attributes:
-        cut: Whether the prompt was truncated in the middle because it was too long.
+        id: Name of the prompt.
+        category: Category of the prompt.
+        prompt_ids: Token ids of the prompt, including the chat template.
+        cut: Whether tokens in the middle were removed because the prompt was too long.
     """
 
     id: str
@@ -58,10 +61,10 @@ class Recorded:
 
     Attributes:
         count: Number of answers in the file.
-        new: Number of answers from this run.
+        new: Number of answers that this run added.
         tokens: Number of tokens in the new answers.
-        seconds: Seconds that the new answers took.
-        cut: Number of prompts that were truncated because they were too long.
+        seconds: Time that the run took, in seconds.
+        cut: Number of prompts that were shortened because they were too long.
     """
 
     count: int
@@ -76,11 +79,11 @@ class RecordOptions:
     """Options for `record_answers`.
 
     Attributes:
-        batch: Number of prompts answered and written together; at least 1.
+        batch: Number of prompts that are answered and written together, at least 1.
         model: Model name to store in the file, together with the model's fingerprint.
         drafter: Drafter spec to store in the file. Default: the drafter's name.
-        top: Number of the target's top-k tokens to record per position, for replays of drafters
-            that learn from them; from 0 to 64. 0 records none.
+        top: Number of the target's top-k tokens to record per position, from 0 to 64. Replays of
+            drafters that learn from top-k tokens need them. 0 records none.
 
     Raises:
         ConfigError: A value is out of range.
@@ -104,21 +107,21 @@ def record_answers(
     options: RecordOptions | None = None,
     progress: bool = False,
 ) -> Recorded:
-    """Write the answers to all prompts to a file, or continue an unfinished file.
+    """Answer all prompts, and write the answers to a new or an unfinished file.
 
     Args:
-        path: File for the answers. Answers are written in batches, so an interruption loses at
-            most one batch.
+        path: File for the answers. The function writes the answers in batches, so an interruption
+            loses at most one batch.
         llm: Engine that answers the prompts.
         questions: Prompts to answer.
         params: Sampling parameters for all answers. The seed for prompt number n is
             `params.seed` + n.
-        options: Additional options.
+        options: Batch size, names to store, and number of top-k tokens. Default: `RecordOptions()`.
         progress: Whether to show a progress bar on standard error.
     Raises:
         ConfigError: `questions` is empty. Also raised if the existing file is damaged, was recorded
-            with different settings, is being written by another process, or contains something
-            other than recorded answers.
+            with different settings, or contains something other than recorded answers, or if
+            another process is writing to it.
     """
     options = options or RecordOptions()
     if not questions:
@@ -151,7 +154,7 @@ def _settings(
     params: SamplingParams,
     questions: Sequence[RecordingPrompt],
 ) -> dict[str, Any]:
-    """Return the settings that must match to continue an unfinished file."""
+    """Return the settings that two runs must share to write to the same file."""
     target = llm.model.model
     return {
         "model": options.model,
@@ -177,7 +180,7 @@ def _columns() -> tuple[ProgressColumn, ...]:
 
 @contextmanager
 def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
-    """Record the target's top tokens inside a `with` block; yield None if `top` is 0."""
+    """Wrap the engine's drafter in `KeepsTop` during a `with` block, if `top` > 0."""
     if not top:
         yield None
         return
@@ -193,7 +196,14 @@ def _keeping(llm: LLM, top: int) -> Iterator[KeepsTop | None]:
 def answer(
     llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, first: int
 ) -> list[Completion]:
-    """Answer prompts whose indices start at `first`; prompt number n uses seed + n."""
+    """Answer prompts with a different seed for each: prompt number n uses seed + n.
+
+    Args:
+        llm: Engine that answers the prompts.
+        prompts: Token ids of each prompt.
+        params: Sampling parameters, whose seed is that of prompt number 0.
+        first: Number of the first prompt in `prompts`.
+    """
     numbers = range(first, first + len(prompts))
     return llm.generate(prompts, [replace(params, seed=params.seed + number) for number in numbers])
 
@@ -201,14 +211,18 @@ def answer(
 def encode_prompts(
     prompts: Sequence[Prompt], llm: LLM, max_new_tokens: int, context: int | None = None
 ) -> list[RecordingPrompt]:
-    """Return prompts as token ids; remove the middle of prompts that are too long.
+    """Encode prompts as token ids, and shorten those that leave no room for an answer.
+
+    Shortened prompts lose tokens after the first 4.
 
     Args:
+        prompts: Prompts to encode.
+        llm: Engine whose tokenizer and context length apply.
         max_new_tokens: Number of tokens that must fit into the context after each prompt.
         context: Maximum number of tokens in the prompt and answer together. Default: the model's
             context length.
     Raises:
-        CapacityError: The context is so short that almost no room is left for prompts.
+        CapacityError: The context is so short that it leaves fewer than 8 tokens for a prompt.
         ConfigError: The model has no tokenizer, or a prompt has no tokens.
     """
     if llm.tokenizer is None:

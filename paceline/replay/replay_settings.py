@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-MAX_TRIES = 4  # Texts that the model may write per requested prompt.
-MIN_PROMPT_TOKENS = 8  # Context tokens that must be left for a prompt.
-MAX_TOP = 64  # Maximum top-k tokens recorded per position.
-TITLE_COLUMNS = 110  # Characters of a title line.
-PANEL_WIDTH, PANEL_HEIGHT = 5.0, 4.2  # Inches.
+MAX_TRIES = 4  # Maximum number of texts that the model generates per requested prompt.
+MIN_PROMPT_TOKENS = 8  # Minimum number of context tokens that must remain for a prompt.
+MAX_TOP = 64  # Maximum number of top-k tokens recorded per position.
+TITLE_COLUMNS = 110  # Maximum number of characters per line of a plot's title.
+PANEL_WIDTH, PANEL_HEIGHT = 5.0, 4.2  # Size of a panel in a plot, in inches.

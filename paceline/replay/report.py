@@ -1,4 +1,4 @@
-"""Show replays as a table, and write them as JSON and as a plot."""
+"""Print the results of replays as a table, write them as JSON, and plot them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _FIGURES = {  # column -> property of `ReplayResult`
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """The result of one replay, with the drafter and the replayed file."""
+    """The result of one replay.
+
+    Attributes:
+        drafter: Drafter spec.
+        traces: Name of the file with the replayed answers.
+        result: Counts from the replay.
+    """
 
     drafter: str
     traces: str
@@ -36,7 +42,12 @@ KIND = DocumentKind("paceline replay", 1, dict)
 
 
 def print_replays(rows: Sequence[ReplayRow], console: Console | None = None) -> None:
-    """Print the replays as a table, by default on standard output."""
+    """Print the results of replays as a table.
+
+    Args:
+        rows: Results to print, one row each.
+        console: Console to print to. Default: standard output.
+    """
     columns = [
         Column("traces"),
         Column("drafter", left=True),
@@ -58,8 +69,11 @@ def print_replays(rows: Sequence[ReplayRow], console: Console | None = None) -> 
 
 
 def write_replays(rows: Sequence[ReplayRow], path: Path) -> None:
-    """Write all counts and the figures computed from them as JSON.
+    """Write the counts of replays as JSON, with the figures computed from them.
 
+    Args:
+        rows: Results to write.
+        path: File to write.
     Raises:
         ConfigError: The file cannot be written.
     """
@@ -76,10 +90,14 @@ def write_replays(rows: Sequence[ReplayRow], path: Path) -> None:
 
 
 def draw_replays(rows: Sequence[ReplayRow], path: Path) -> None:
-    """Plot tokens per step against tree size.
+    """Plot tokens per step against the maximum number of draft-tree nodes.
 
-    The plot has a panel for each trace file, and each panel has a line for each drafter.
+    The plot has a panel for each file of answers, with a line for each drafter. It shows only the
+    replays with the smallest batch size.
 
+    Args:
+        rows: Results to plot.
+        path: PNG file to write.
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
@@ -112,7 +130,7 @@ def _figures(result: ReplayResult) -> dict[str, float]:
 
 
 def _short(spec: str) -> str:
-    """Return a drafter spec in which paths are shortened to file names."""
+    """Shorten the paths in a drafter spec to file names."""
     options = (
         part if "/" not in part else part[: part.find("=") + 1] + part.rsplit("/", 1)[-1]
         for part in spec.split(",")

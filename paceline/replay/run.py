@@ -1,6 +1,6 @@
-"""Run recorded answers through a drafter without a model.
+"""Run a drafter on recorded answers, without a model.
 
-A scripted target replays the recorded tokens. In each step, the drafter proposes a tree, and the
+A scripted target replaces the model. In each step, the drafter proposes a tree, and the scripted
 target accepts the longest path that matches the recorded answer. The next recorded token is the
 bonus token. The drafter then observes the outcome. There is no prefill step: in the first step, the
 drafter drafts from the prompt alone.
@@ -27,16 +27,18 @@ Trace = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Counts from one replay; a step is one target forward pass for one request.
+    """Counts from one replay.
+
+    A step stands for one forward pass of the target for one request.
 
     Attributes:
         max_nodes: Maximum number of nodes in a draft tree.
         batch_size: Number of answers replayed at the same time.
-        tokens: Number of recorded tokens, including bonus tokens.
-        steps: Number of steps for all requests.
-        drafted: Number of draft tokens.
+        tokens: Number of recorded tokens, which are accepted draft tokens and bonus tokens.
+        steps: Number of steps, summed over all requests.
+        drafted: Number of draft tokens that the drafter proposed.
         accepted: Number of draft tokens that the target accepted.
-        seconds: Seconds spent in the drafter.
+        seconds: Time spent in the drafter, in seconds.
     """
 
     max_nodes: int
@@ -49,7 +51,10 @@ class ReplayResult:
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the tokens per step, including the bonus token; 1 for plain decoding."""
+        """Return the number of tokens per step, including the bonus token.
+
+        Plain decoding produces 1 token per step.
+        """
         return self.tokens / max(1, self.steps)
 
     @property
@@ -64,7 +69,7 @@ class ReplayResult:
 
     @property
     def microseconds_per_step(self) -> float:
-        """Return the drafter's time per request and step, in microseconds."""
+        """Return the drafter's time per step of one request, in microseconds."""
         return 1e6 * self.seconds / max(1, self.steps)
 
 
@@ -76,16 +81,17 @@ def replay(
     batch_size: int = 1,
     top_tokens: Iterable[TopTokens] | None = None,
 ) -> ReplayResult:
-    """Run recorded answers through a drafter.
+    """Run a drafter on recorded answers, and count the accepted draft tokens.
 
     Args:
         drafter: Drafter that needs neither a model nor the target's predictions after rejected
             draft tokens.
-        traces: (prompt ids, output ids) of each answer; answers without output are skipped.
+        traces: Pair of prompt ids and output ids for each answer. The replay skips answers without
+            output.
         max_nodes: Maximum number of nodes in a draft tree.
         batch_size: Number of answers replayed at the same time. When one ends, the next one starts.
-        top_tokens: The target's top tokens at every position of each answer, [n, k], as written by
-            `paceline record --top`.
+        top_tokens: For each answer, the target's top tokens at every position, [n, k], which
+            `paceline record --top` records. Only drafters that learn from top tokens need them.
     Raises:
         ConfigError: `max_nodes` or `batch_size` is out of range, a trace is not a pair of token-id
             lists, or a prompt is empty. Also raised if the drafter learns from top tokens that
@@ -130,7 +136,7 @@ def _check_drafter(drafter: Drafter) -> None:
 
 
 def _checked(traces: Iterable[Trace]) -> list[Trace]:
-    """Return the traces as lists, checking that each is a pair of token-id lists."""
+    """Check that each trace is a pair of token-id sequences; return them as lists."""
     try:
         pairs = [(np.asarray(prompt), np.asarray(output)) for prompt, output in traces]
     except (TypeError, ValueError) as error:
@@ -149,7 +155,14 @@ def _checked(traces: Iterable[Trace]) -> list[Trace]:
 
 
 class _TargetAnswer(NamedTuple):
-    """A recorded answer, with the target's top tokens at each position."""
+    """A recorded answer for the scripted target to replay.
+
+    Attributes:
+        prompt: Token ids of the prompt.
+        output: Token ids of the answer.
+        top_tokens: The target's top tokens at each position of the answer. None if the drafter
+            does not need them.
+    """
 
     prompt: Sequence[int]
     output: Sequence[int]
@@ -173,7 +186,12 @@ def _with_top_tokens(
 
 
 class _ReplayRun:
-    """A running replay, with its counts so far."""
+    """Runs the steps of a replay, and counts tokens and seconds.
+
+    Args:
+        drafter: Drafter to measure.
+        max_nodes: Maximum number of nodes in a draft tree.
+    """
 
     def __init__(self, drafter: Drafter, max_nodes: int) -> None:
         self._drafter, self._max_nodes = drafter, max_nodes
@@ -181,7 +199,7 @@ class _ReplayRun:
         self.seconds = 0.0
 
     def start(self, answer: _TargetAnswer) -> Request:
-        """Start a request for a recorded answer."""
+        """Create a request for a recorded answer, and start the drafter on it."""
         if not len(answer.prompt):
             raise ConfigError(
                 "replay: got an empty prompt; expected at least one token. Put the first token of"
@@ -196,7 +214,7 @@ class _ReplayRun:
         return request
 
     def stop(self, request: Request) -> None:
-        """Stop a request whose answer has been replayed completely."""
+        """Tell the drafter that a request's answer has been replayed completely."""
         begin = time.perf_counter()
         self._drafter.stop(request)
         self.seconds += time.perf_counter() - begin
@@ -228,10 +246,15 @@ class _ReplayRun:
 
 
 def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -> Outcome:
-    """Return the scripted target's outcome for a tree.
+    """Verify a draft tree against a recorded answer.
 
     After a wrong draft token, the scripted target predicts the token that was recorded for the next
     position.
+
+    Args:
+        request: Request that replays the answer.
+        tree: Draft tree of the request.
+        output: Token ids of the recorded answer.
     """
     rest = output[len(request) - request.prompt_length :]
     edges, node = tree.edges(), -1
@@ -246,7 +269,10 @@ def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -
 
 
 def _with_top(outcome: Outcome, top_tokens: TopTokens | None) -> Outcome:
-    """Give the root and accepted nodes their recorded top tokens; others get zeros."""
+    """Add the recorded top tokens of the root and the accepted nodes to an outcome.
+
+    The top tokens of all other nodes are zeros.
+    """
     assert top_tokens is not None, "a drafter with top_k receives the top tokens"
     first = len(outcome.request) - outcome.request.prompt_length
     rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]

@@ -19,19 +19,19 @@ from paceline.util.text_files import read_text
 def read_traces(
     path: str | Path, tokenizer: Any = None, limit: int | None = None
 ) -> list[tuple[list[int], list[int]]]:
-    """Return (prompt ids, output ids) for each record in a file.
+    """Read pairs of prompt ids and output ids from a file of answers.
 
     Args:
-        path: File written by `paceline record`, or JSON Lines with `prompt` and `output`, each as
-            text or token ids.
-        tokenizer: transformers tokenizer, or a callable with the same interface. None is enough if
-            all records are token ids. For a file written by `paceline record`, the tokenizer's
-            fingerprint is enough.
-        limit: Maximum number of records. Default: no limit.
+        path: File written by `paceline record`, or JSON Lines with the fields `prompt` and
+            `output`. Each field is text or a list of token ids.
+        tokenizer: transformers tokenizer, or a callable with the same interface, to encode text.
+            None is sufficient for token ids. For a file written by `paceline record`, a tokenizer's
+            fingerprint is sufficient; it must match that of the file.
+        limit: Maximum number of answers to read. Default: no limit.
     Raises:
-        ConfigError: The file cannot be read, a line lacks these fields, or text requires a
-            tokenizer. Also raised if a recording is damaged, unfinished or made with a different
-            tokenizer.
+        ConfigError: The file cannot be read, a line does not have these fields, or a text needs a
+            tokenizer. Also raised if a file from `paceline record` is damaged or unfinished, or was
+            recorded with a different tokenizer.
     """
     if check_recorded(path, tokenizer):
         return [(answer.prompt_ids, answer.output_ids) for answer in read_answers(path, limit)]
@@ -58,10 +58,13 @@ def read_traces(
 
 
 def read_top_tokens(path: str | Path, limit: int | None = None) -> list[TopTokens] | None:
-    """Return the target's recorded top tokens at every position of each answer.
+    """Read the target's top tokens at every position of each recorded answer.
 
+    Args:
+        path: File written by `paceline record`.
+        limit: Maximum number of answers to read. Default: no limit.
     Returns:
-        The top tokens; None if none were recorded.
+        The top tokens of each answer, or None if `paceline record` did not record them.
     Raises:
         ConfigError: The file with the top tokens is missing, damaged, or belongs to other answers.
     """
@@ -72,10 +75,10 @@ def read_top_tokens(path: str | Path, limit: int | None = None) -> list[TopToken
 
 
 def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
-    """Return the tokenizer fingerprint in files written by `paceline record`.
+    """Read the tokenizer fingerprint from files written by `paceline record`.
 
     Returns:
-        The fingerprint; None if any of the files was not written by `paceline record`.
+        The fingerprint, or None if `paceline record` did not write all of the files.
     Raises:
         ConfigError: Two files have different tokenizers.
     """

@@ -1,1 +1,1 @@
-"""Provide the common parts of reports: documents, tables, plots and prompts."""
+"""Write reports as JSON documents, tables and plots, and read benchmark prompts."""

@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind(Generic[T]):
-    """A kind of document.
+    """A type of JSON document, such as the results of a benchmark.
 
     Attributes:
-        name: Name of the kind. Every document of this kind begins with it.
-        schema: Version of the fields.
+        name: Name of the type, which every document stores in its field `kind`.
+        schema: Version of the document's fields, which every document stores in its field `schema`.
         content: Dataclass whose fields the document contains.
     """
 
@@ -35,15 +35,13 @@ class DocumentKind(Generic[T]):
 
 
 def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derived: Any) -> None:
-    """Write a document: `derived` figures, followed by the fields of `content`.
-
-    The derived figures are for other programs; `read_document` ignores them.
+    """Write a result as a JSON document, together with figures computed from it.
 
     Args:
         path: File to write.
-        kind: Kind of the document.
+        kind: Type of the document.
         content: Result to write.
-        derived: Figures computed from the result.
+        derived: Figures computed from the result, for other programs. `read_document` ignores them.
     Raises:
         ConfigError: The file cannot be written.
     """
@@ -58,11 +56,11 @@ def write_document(path: str | Path, kind: DocumentKind[T], content: T, **derive
 
 
 def read_document(path: str | Path, *kinds: DocumentKind[T]) -> T:
-    """Read a document of one of the `kinds`, and return its content.
+    """Read a document of one of the given types, and return its content.
 
     Raises:
-        ConfigError: The file does not exist, has a different kind or schema, or a field is missing
-            or has the wrong type.
+        ConfigError: The file does not exist, or contains a document of a different type or schema.
+            Also raised if a field is missing or has the wrong type.
     """
     document = _load(path)
     header = document.get("kind"), document.get("schema")
@@ -83,7 +81,7 @@ def structured(values: Mapping[str, Any], kind: type[T]) -> T:
     """Build a dataclass from JSON values, checking the type of every field.
 
     Raises:
-        ValueError: Fields are missing or have the wrong type; the message names up to three.
+        ValueError: Fields are missing or have the wrong type. The message lists up to three.
     """
     try:
         return _CONVERTER.structure(values, kind)
@@ -94,7 +92,7 @@ def structured(values: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def kind_of(path: str | Path) -> str:
-    """Read a document, and return the name of its kind (see `DocumentKind`).
+    """Read a document, and return the name of its type, as in `DocumentKind.name`.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -113,11 +111,11 @@ def _load(path: str | Path) -> dict[str, Any]:
 
 
 class _WrongTypeError(TypeError):
-    """Raised if a value does not have the type of its field."""
+    """Raised if a JSON value does not have the type of its dataclass field."""
 
 
 def _exactly(value: Any, expected: type) -> Any:
-    """Return the value if it has the expected type; do not convert a string."""
+    """Return `value` unchanged, or raise `_WrongTypeError` if its type is wrong."""
     allowed = (int, float) if expected is float else expected
     if not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool):
         raise _WrongTypeError(f"got {value!r}; expected {expected.__name__}")
@@ -135,7 +133,7 @@ def _describe(error: BaseException, expected: type | None) -> str:
 
 
 def _overrides(kind: Any) -> dict[str, Any]:
-    """Return cattrs overrides that leave per-request options out of documents."""
+    """Return cattrs overrides that omit a dataclass's per-request options."""
     return {
         entry.name: override(omit=True)
         for entry in fields(kind)

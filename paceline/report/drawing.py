@@ -1,4 +1,4 @@
-"""Draw the common parts of plots: pages, titles, colours, bars and lines."""
+"""Draw plots in a common style: figures, titles, bars, lines and legends."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from paceline.report.report_settings import BAR_SHARE, LEGEND_DEPTH
 from paceline.report.tables import Table
 from paceline.util.files import write_atomically
 
-# The palette of Okabe and Ito is distinguishable with every common colour blindness.
+# Palette of Okabe and Ito, which people with any common colour blindness can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 OURS, THEIRS, INK = COLOURS[0], "#B0B0B0", "#222222"
 
 
 def page(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure; sizes are in inches.
+    """Create an empty matplotlib figure.
 
+    Args:
+        width: Width in inches.
+        height: Height in inches.
     Raises:
         ConfigError: matplotlib is not installed.
     """
@@ -40,14 +43,14 @@ def page(width: float, height: float) -> Any:
 def save(
     figure: Any, path: str | Path, setting: Sequence[str], columns: int, size: float = 9
 ) -> None:
-    """Write the setup above the plots, and save the figure as a PNG file.
+    """Write a measurement's setup above the plots, and save the figure as PNG.
 
     Args:
         figure: The matplotlib figure.
         path: File to write.
-        setting: Setup of the run, as a list of phrases. Line breaks occur only between phrases.
+        setting: Setup of the measurement, as a list of phrases. Lines break only between phrases.
         columns: Maximum number of characters per line of the setup.
-        size: Font size of the setup.
+        size: Font size of the setup in points.
     Raises:
         ConfigError: The file cannot be written.
     """
@@ -60,14 +63,15 @@ def save(
 
 
 def label(axes: Any, title: str, x_label: str, y_label: str, grid: str, legend: int = 0) -> None:
-    """Write the title and axis labels in the common style.
+    """Add a title, axis labels, grid lines and a legend to a plot.
 
     Args:
         axes: matplotlib axes.
-        title: Title.
-        x_label, y_label: Axis labels.
-        grid: "x", "y" or "both".
-        legend: Number of columns in a legend below the axes; 0 draws no legend.
+        title: Title above the plot.
+        x_label: Label of the horizontal axis.
+        y_label: Label of the vertical axis.
+        grid: Axis whose values have grid lines: "x", "y" or "both".
+        legend: Number of columns in the legend below the plot. 0 draws no legend.
     """
     axes.set_title(title, fontsize=10, color=INK, loc="left")
     axes.set_xlabel(x_label, fontsize=9, color=INK)
@@ -91,10 +95,10 @@ def bars(
 
     Args:
         axes: matplotlib axes.
-        names: Names of the groups.
-        series: For each series, its label, its colour, and one value per name. A value of None is
-            shown as "-".
-        reference: Value at which to draw a dotted line; None draws no line.
+        names: Name of each group.
+        series: For each series, its label, its colour, and one value per group. For a value of
+            None, the plot shows "-".
+        reference: Value at which to draw a dotted line. None draws no line.
     """
     height = BAR_SHARE / len(series)
     for number, (title, colour, values) in enumerate(series):
@@ -127,14 +131,14 @@ def bars(
 
 
 def compared(axes: Any, table: Table, measured: str, published: str, setting: str) -> None:
-    """Draw two columns of a table as bars: measured ratios and the paper's ratios.
+    """Draw measured speed-ups and those of a paper as bars.
 
     Args:
         axes: matplotlib axes.
-        table: Table with the ratios.
-        measured: Heading of the column with the measured ratios.
-        published: Heading of the column with the paper's ratios.
-        setting: Setup in which the paper measured its ratios.
+        table: Table with a row per configuration, whose name is in the first column.
+        measured: Heading of the column with the measured speed-ups.
+        published: Heading of the column with the paper's speed-ups.
+        setting: Setup in which the paper measured them, for the legend.
     """
     series = [
         ("here", OURS, table.column(measured)),
@@ -152,7 +156,17 @@ def line(
     marker: str = "",
     style: str = "-",
 ) -> None:
-    """Draw a line with markers through the known values; None means unknown."""
+    """Draw a line with markers through all values that are not None.
+
+    Args:
+        axes: matplotlib axes.
+        positions: Horizontal positions of the values.
+        values: Vertical positions. The line skips values of None.
+        name: Label in the legend.
+        color: Colour of the line and markers.
+        marker: matplotlib marker, such as "o". An empty string draws no markers.
+        style: matplotlib line style, such as "-" or "--".
+    """
     known = [
         (position, value)
         for position, value in zip(positions, values, strict=True)
@@ -172,12 +186,12 @@ def line(
 
 
 def reference_line(axes: Any) -> None:
-    """Draw a dotted line at 1, the ratio of plain decoding."""
+    """Draw a dotted horizontal line at 1, the value of plain decoding."""
     axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=":", zorder=0.5)
 
 
 def marked_line(axes: Any, position: float, text: str) -> None:
-    """Draw a vertical line with text at its top."""
+    """Draw a vertical line at `position`, with a text at the top of the line."""
     axes.axvline(position, color=THEIRS, linewidth=1)
     axes.annotate(
         text,

@@ -9,12 +9,12 @@ from rich.progress import Progress, ProgressColumn
 def progress_bar(
     *columns: str | ProgressColumn, shown: bool = True, auto_refresh: bool = True
 ) -> Progress:
-    """Return a progress bar that disappears at the end.
+    """Create a progress bar on standard error that disappears at the end.
 
     Args:
-        columns: Columns for rich. Default: rich's default columns.
-        shown: Whether to show the bar if standard error is a terminal.
-        auto_refresh: Whether to redraw the bar from a thread.
+        columns: Columns of the bar, as for `rich.progress.Progress`. Default: rich's columns.
+        shown: Whether to show the bar. The bar never appears if standard error is not a terminal.
+        auto_refresh: Whether a background thread redraws the bar.
     """
     console = Console(stderr=True)
     disable = not shown or not console.is_terminal  # otherwise rich writes an empty line

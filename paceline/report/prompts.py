@@ -1,6 +1,6 @@
-"""Read a benchmark's prompts from files.
+"""Read the prompts of a benchmark from files, and encode them.
 
-`read_prompt_file` describes the files.
+`read_prompt_file` describes the format of the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.text.prompt_records import PromptRecord, read_prompt_file
 from paceline.text.tokens import text_ids
 from paceline.util.config import require_range
 
-NO_CATEGORY = "other"  # of prompts without the field `category`
+NO_CATEGORY = "other"  # category of prompts without the field `category`
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class Prompt:
 
     Attributes:
         id: Unique name of the prompt.
-        category: Group of the prompt in reports.
-        text: User message; the last message of a conversation.
-        messages: The conversation, which requires a chat template. None (default) means that `text`
-            is the only message.
+        category: Category by which reports group the prompt.
+        text: The user's message. In a conversation, the text of the last message.
+        messages: Messages of a conversation, which requires a chat template. None (default) means
+            that `text` is the only message.
     """
 
     id: str
@@ -41,17 +41,19 @@ class Prompt:
 
 
 def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
-    """Read prompts from JSONL files.
+    """Read prompts from JSON Lines or plain text files.
 
-    If several prompts have the same id, each of them gets its file and line number as its id.
+    If several prompts have the same id, the function replaces it by the file and the line number.
 
     Args:
-        paths: Files to read, each only once. Default: the built-in prompts.
-        limit: Maximum number of prompts per file; 0 reads all.
-        every: Read only every n-th line. This selection is applied before `limit`.
+        paths: Files to read. A file that occurs twice is read only once. Default: the built-in
+            prompts.
+        limit: Maximum number of prompts per file. 0 reads all prompts.
+        every: Interval between the prompts to read: with n, only every n-th prompt of a file. The
+            function applies `limit` afterwards.
     Raises:
-        ConfigError: A file is missing, a line is not a prompt (the message names file and line),
-            or there are no prompts.
+        ConfigError: A file is missing, a line is not a prompt, or there are no prompts. If a line
+            is not a prompt, the error message contains the file and the line number.
     """
     require_range("bench", "limit", limit, 0)
     require_range("bench", "every", every, 1)
@@ -70,7 +72,7 @@ def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 
 
 
 def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
-    """Return the token ids of a prompt, using the chat template if there is one.
+    """Encode a prompt, with the chat template if the tokenizer has one.
 
     Raises:
         ConfigError: The prompt has no tokens, or the tokenizer or the chat template rejects it.
@@ -93,12 +95,12 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
 
 
 def shortened(ids: list[int], limit: int) -> list[int]:
-    """Return at most `limit` ids: the first 4 ids and the last `limit` - 4 ids."""
+    """Shorten a prompt to `limit` tokens: the first 4 and the last `limit` - 4."""
     return ids if len(ids) <= limit else ids[:HEAD_TOKENS] + ids[len(ids) - (limit - HEAD_TOKENS) :]
 
 
 def cut_note(count: int) -> str:
-    """Return a note that says how many prompts were shortened."""
+    """Return a note for the user that `count` prompts were shortened."""
     longer, keeps = (
         ("1 prompt was", "It keeps its")
         if count == 1
@@ -119,7 +121,7 @@ def _require_one_file(path: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Prompt]:
-    """Return the prompts of a file; the keys are "file:line number"."""
+    """Read the prompts in a file, with keys such as "prompts.jsonl:7" (line 7)."""
     return {
         f"{path}:{number}": _prompt_of(record, path, number)
         for number, record in read_prompt_file(path)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-LEGEND_DEPTH = -0.45  # Inches from the axes down to below the axis label.
-BAR_SHARE = 0.76  # Thickness of a group of bars over the distance to the next group.
-HEAD_TOKENS = 4  # First tokens kept of a prompt that is too long: the start of the chat template.
+LEGEND_DEPTH = -0.45  # Vertical offset of the legend from the axes in inches, below the axis label.
+BAR_SHARE = 0.76  # Thickness of a group of bars, as a fraction of the distance between groups.
+HEAD_TOKENS = 4  # Number of first tokens to keep in a shortened prompt: the chat template's start.

@@ -1,4 +1,4 @@
-"""Render tables for consoles, Markdown and JSON, with the same figures."""
+"""Render the same table for consoles, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ Cell = Value | tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table, with its format.
+    """The heading and the number format of one column in a table.
 
     Attributes:
-        heading: Text above the column. On consoles, the text may be broken after "/ " and "- ".
-        form: Format of numbers, as for the function `format`; for cells with several values, a
+        heading: Text above the column. A space after "/" or "-" marks where consoles may break the
+            line.
+        form: Number format, as for the built-in function `format`. For cells with several values, a
             template such as "{:.2f} ({:.1f})".
-        left: Whether to align text on the left.
-        code: Whether to show text as code in Markdown.
+        left: Whether to align the cells on the left.
+        code: Whether Markdown tables show the cells as code.
     """
 
     heading: str
@@ -33,7 +34,7 @@ class Column:
     code: bool = False
 
     def text(self, cell: Cell) -> str:
-        """Return a cell as text; "-" for None."""
+        """Format a cell of this column as text; None becomes "-"."""
         if isinstance(cell, tuple):
             return self.form.format(*cell)
         return "-" if cell is None else cell if isinstance(cell, str) else format(cell, self.form)
@@ -41,7 +42,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with one cell per column in each row, and notes below the rows."""
+    """A table with one cell per column in each row, and notes below the rows.
+
+    Attributes:
+        title: Title above the table. An empty string shows no title.
+        columns: Headings and number formats.
+        rows: Cells of each row, one per column.
+        notes: Sentences below the table.
+    """
 
     title: str
     columns: tuple[Column, ...]
@@ -59,12 +67,12 @@ class Table:
         """Build a table whose first column is aligned on the left.
 
         Args:
-            title: Title of the table.
-            columns: `Column` objects or headings. A heading stands for a column with the format
+            title: Title above the table. An empty string shows no title.
+            columns: `Column` objects or headings. The numbers below a heading have the format
                 `form`.
             rows: Cells of each row.
             notes: Sentences below the table.
-            form: Default format of numbers.
+            form: Number format for columns that are given as headings.
         """
         named = [
             column if isinstance(column, Column) else Column(str(column), form)
@@ -75,21 +83,21 @@ class Table:
 
     @property
     def texts(self) -> list[list[str]]:
-        """Return the cells of each row as text."""
+        """Return the formatted cells of each row."""
         return [
             [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
             for row in self.rows
         ]
 
     def column(self, key: str | int) -> list[Any]:
-        """Return the cells of a column, by its heading or its index."""
+        """Return the unformatted cells of the column with a given heading or index."""
         index = (
             key if isinstance(key, int) else [column.heading for column in self.columns].index(key)
         )
         return [row[index] for row in self.rows]
 
     def only(self, headings: Sequence[str]) -> Table:
-        """Return the table with only the given columns."""
+        """Return a table that contains only the columns with the given headings."""
         indices = [index for index, column in enumerate(self.columns) if column.heading in headings]
         rows = (tuple(row[index] for index in indices) for row in self.rows)
         return Table(
@@ -129,7 +137,7 @@ class Table:
         return [*above, _line(self._headings), rule, *map(_line, rows), "", *notes]
 
     def data(self) -> dict[str, Any]:
-        """Return the table's title, headings, unrounded rows and notes, for JSON."""
+        """Return the title, headings, unrounded cells and notes as JSON values."""
         return {
             "title": self.title,
             "columns": self._headings,
