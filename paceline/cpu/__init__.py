@@ -1,1 +1,1 @@
-"""Compute on CPUs with compiled kernels."""
+"""Run matrix products, attention and recurrences on CPUs with compiled kernels."""

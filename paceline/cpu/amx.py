@@ -6,12 +6,12 @@ multiplies two tiles and adds the product to a third tile:
     out[i][j] += sum over k of left[i][k] * right[k][j]
 
 `out` has 16 x 16 float32 values, `left` has 16 rows of 32 bfloat16 values, and `right` has 32 rows
-of 16 bfloat16 values. Each row of the right tile holds two rows of `right`: row r of the tile
-holds right[2 r][j] and right[2 r + 1][j] for j = 0, 1, ...
+of 16 bfloat16 values. Each row of the right tile contains two interleaved rows of `right`. Row r of
+the tile begins with right[2 r][0], right[2 r + 1][0], right[2 r][1] and right[2 r + 1][1].
 
-TDPBF16PS adds in a fixed order (Intel's manual). It sums the products at even k and at odd k
-separately, adds the two sums, and adds the total to `out`. In this module, addresses and strides
-are in bytes.
+According to Intel's manual, TDPBF16PS adds in a fixed order. It sums the products at even k and at
+odd k separately, adds the two sums, and adds the total to `out`. In this module, strides are in
+bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from paceline.cpu.emit import operation, pick, pointer
 from paceline.cpu.memory import FLOAT_BYTES
 from paceline.util.machine import instruction_flags
 
-SIDE = 16  # Rows of a tile, and words of a row.
-ROW = SIDE * FLOAT_BYTES  # Bytes of a row.
-TILE = SIDE * ROW  # Bytes of a tile.
-NUM_TILES = 8  # Tiles of the processor.
+SIDE = 16  # Rows in a tile, and 32-bit words in a row.
+ROW = SIDE * FLOAT_BYTES  # Bytes in a row.
+TILE = SIDE * ROW  # Bytes in a tile.
+NUM_TILES = 8  # Tiles in the processor.
 _NEEDED = {"amx_tile", "amx_bf16", "avx512f", "avx512_bf16"}
 # Linux: arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
 _SYSTEM_CALL, _REQUEST_PERMISSION, _TILE_DATA = (158, 0x1023, 18)
@@ -46,7 +46,7 @@ _NUMBERS, _ROUNDED, _HALVES = (
 
 @cache
 def available() -> bool:
-    """Return whether the processor has AMX and Linux lets this process use it."""
+    """Return whether the processor has AMX, and Linux permits this process to use AMX."""
     if (
         platform.system() != "Linux"
         or platform.machine() != "x86_64"
@@ -87,10 +87,10 @@ def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
 
 
 def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
-    """Emit instructions that transpose 16 x 16 words in four rounds.
+    """Emit instructions that transpose a matrix of 16 x 16 words in four rounds.
 
-    Each round has a distance d (8, 4, 2, 1). Rows r and r + d exchange words that are d columns
-    apart.
+    The rounds use the distances d = 8, 4, 2 and 1. In each round, rows r and r + d exchange words
+    that are d columns apart.
     """
 
     def row(base: Any, step: Any, number: int) -> Any:
@@ -125,45 +125,47 @@ def _round(builder: Any, source: Any, target: Any, added: Any = None) -> None:
     builder.store(rounded, pointer(builder, target, _HALVES), align=2)
 
 
-# Sets the shapes of all tiles: (address of a `configuration`).
+# Sets the shapes of all tiles. Argument: address of a `configuration`.
 configure = _instruction("ldtilecfg", operands=1)
-# Frees the tiles; otherwise the system saves them at each thread switch.
+# Frees the tiles. Otherwise, the operating system saves them at each thread switch.
 release = _instruction("tilerelease")
-# Transposes 16 x 16 words: (source, its stride, target, its stride).
+# Transposes 16 x 16 words. Arguments: source, stride of the source, target, stride of the target.
 transpose = operation(types.void, (types.int64,) * 4, _transpose)
-# Rounds 16 float32 numbers to bfloat16: (source, target).
+# Rounds 16 float32 numbers to bfloat16. Arguments: source, target.
 round_row = operation(types.void, (types.int64,) * 2, _round)
-# Rounds the sum of two rows of 16 float32 numbers to bfloat16: (source, target, other source).
+# Rounds the sum of two rows of 16 float32 numbers to bfloat16. Arguments: first source, target,
+# second source.
 round_sum = operation(types.void, (types.int64,) * 3, _round)
 
 
 def zero(tile: int) -> Any:
-    """Return the instruction that sets a tile to zero."""
+    """Return a function for compiled code that sets a tile to zero."""
     return _instruction("tilezero", tile)
 
 
 def load(tile: int) -> Any:
-    """Return the instruction that reads a tile, given its address and stride."""
+    """Return a function that loads a tile from memory, given an address and a stride."""
     return _instruction("tileloadd64", tile, operands=2)
 
 
 def store(tile: int) -> Any:
-    """Return the instruction that writes a tile, given its address and stride."""
+    """Return a function that stores a tile to memory, given an address and a stride."""
     return _instruction("tilestored64", tile, operands=2)
 
 
 def add_product(out: int, left: int, right: int) -> Any:
-    """Return the instruction that adds the product of two tiles to a third."""
+    """Return a function that multiplies two tiles, and adds the product to tile `out`."""
     return _instruction("tdpbf16ps", out, left, right)
 
 
 def configuration() -> bytes:
-    """Return the configuration that `configure` loads: eight tiles of full size."""
-    # Palette 1 and 15 reserved bytes; bytes per row as uint16, for 16 tiles; rows, for 16 tiles.
+    """Return the data that `configure` loads to set up eight tiles of full size."""
+    # The data consist of the palette number (1), 15 reserved bytes, the bytes per row of 16 tiles
+    # as uint16, and the number of rows of 16 tiles.
     unused = [0] * NUM_TILES
     widths, heights = [ROW, 0] * NUM_TILES, [SIDE] * NUM_TILES
     return bytes([1, *[0] * 15, *widths, *unused * 2, *heights, *unused])
 
 
-# Offset in a configuration of the byte that holds the number of rows of tile 0.
+# Offset of the byte in a configuration that contains the number of rows of tile 0.
 ROWS_OFFSET = 16 + 2 * 2 * NUM_TILES

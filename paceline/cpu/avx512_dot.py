@@ -5,11 +5,11 @@ sums:
 
     sum[lane] = (sum[lane] + left[2 lane + 1] * right[2 lane + 1]) + left[2 lane] * right[2 lane]
 
-Each addition rounds to nearest, and subnormal numbers count as zero (Intel's manual).
+According to Intel's manual, each addition rounds to nearest, and subnormal numbers count as zero.
 
-Rows are packed in blocks of four (`row_blocks`). The left operand of an instruction holds a chunk
-of 16 bytes from each of the four rows. The right operand holds the matching chunk of one output's
-weights, repeated four times.
+`row_blocks` packs the rows in blocks of four. The left operand of an instruction contains a chunk
+of 16 bytes from each of the four rows. The right operand contains the matching chunk of one
+output's weights, repeated four times.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
 from paceline.cpu.settings import SUMS_PER_ROW
 from paceline.util.machine import instruction_flags, on_x86
 
-CHUNK = 16  # Bytes of a row in one instruction.
-ROWS = 4  # Rows of a block: their chunks fill a vector.
-LINE = CHUNK * ROWS  # Bytes of a vector, and of a cache line.
-OUTPUTS = 8  # Outputs of a weight that are computed together.
-MAX_BLOCKS = 3  # Blocks that are multiplied together: with eight outputs they fill the registers.
-PARTS = 4  # Parts in which the weights ahead are prefetched.
-ALL_PARTS = (1 << PARTS) - 1  # Bits of all parts.
-STRIDE = SUMS_PER_ROW * FLOAT_BYTES  # Bytes from the sums of one row to the next.
+CHUNK = 16  # Bytes of a row that one instruction multiplies.
+ROWS = 4  # Rows in a block, whose chunks fill a vector.
+LINE = CHUNK * ROWS  # Bytes in a vector and in a cache line.
+OUTPUTS = 8  # Outputs that are computed together.
+MAX_BLOCKS = 3  # Blocks that are multiplied together; with eight outputs, they fill the registers.
+PARTS = 4  # Number of parts into which the weights to prefetch are divided.
+ALL_PARTS = (1 << PARTS) - 1  # Bit mask that selects all parts.
+STRIDE = SUMS_PER_ROW * FLOAT_BYTES  # Bytes between the sums of consecutive rows.
 _NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
 
 
@@ -54,19 +54,20 @@ SUMS = ir.VectorType(ir.FloatType(), _LANES)
 
 @cache
 def available() -> bool:
-    """Return whether this processor has the AVX512_BF16 instructions of this module."""
+    """Return whether this processor has the instructions that this module emits."""
     return on_x86() and set(instruction_flags()) >= _NEEDED
 
 
 def where_available(emit: Emit, otherwise: Any = None) -> Emit:
-    """Return a function that emits code, or a trap if AVX512_BF16 is missing.
+    """Wrap an emitter so that it emits a trap if the processor lacks AVX512_BF16.
 
-    A kernel that contains the code therefore compiles on any processor. Callers must check
-    `available()` before they run the kernel, because the trap ends the process.
+    Kernels that contain the wrapped code therefore compile on any processor. Callers must check
+    `available()` before they run such a kernel, because the trap ends the process.
 
     Args:
-        emit: Function that emits the code; receives an LLVM builder and the argument values.
-        otherwise: Constant that replaces the result of the code after a trap. Default: no result.
+        emit: Emitter of the code, whose arguments are an LLVM builder and the argument values.
+        otherwise: LLVM constant that replaces the result of the code after a trap. Default: no
+            result.
     """
 
     def guarded(builder: Any, *values: Any) -> Any:
@@ -87,19 +88,19 @@ def multiply_blocks(
     counts: tuple[int, ...] = tuple(range(1, MAX_BLOCKS + 1)),
     outputs: int = OUTPUTS,
 ) -> Any:
-    """Return an operation that computes a linear layer's outputs for blocks of rows.
+    """Return an operation that multiplies blocks of rows by the weights of outputs.
 
     An operation is a function that compiled code can call. This operation ends the process if the
     processor lacks AVX512_BF16.
 
-    Arguments of the operation (addresses, sizes and distances are in bytes):
+    Arguments of the operation (sizes and distances are in bytes):
         num_blocks: Number of blocks, one of `counts`.
         blocks: Address of the packed blocks.
         weight: Address of the outputs' weights, in contiguous rows.
-        row_bytes: Size of a row of the weight, a multiple of 64.
-        sums: Address of the float32 sums, with `STRIDE` bytes between rows.
+        row_bytes: Size of a weight row, a multiple of 64.
+        sums: Address at which to write the float32 results, with `STRIDE` bytes between rows.
         ahead: Distance from `weight` to the weights to prefetch.
-        parts: Bit mask of the parts to prefetch; the weights to prefetch have `PARTS` parts.
+        parts: Bit mask that selects which of the `PARTS` parts of these weights to prefetch.
 
     Args:
         counts: Numbers of blocks that the operation supports.
@@ -116,7 +117,7 @@ def multiply_blocks(
 
 
 class _DotOperands(NamedTuple):
-    """The arguments of `multiply_blocks` that follow the number of blocks."""
+    """The arguments of the operation from `multiply_blocks`, without `num_blocks`."""
 
     blocks: Any
     weight: Any
@@ -170,12 +171,12 @@ def _multiply(
 
 
 def constant(number: int) -> Any:
-    """Return a 64-bit integer constant."""
+    """Return an LLVM constant, a 64-bit integer."""
     return ir.Constant(INDEX, number)
 
 
 def plus(builder: Any, address: Any, distance: int) -> Any:
-    """Emit instructions that compute the address `distance` bytes after `address`."""
+    """Emit an instruction that adds a constant number of bytes to an address."""
     return builder.add(address, constant(distance))
 
 
@@ -185,7 +186,16 @@ def times(builder: Any, size: Any, number: int) -> Any:
 
 
 def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: int = 1) -> Any:
-    """Emit instructions that compute the address at `offset` in row or block `index`."""
+    """Emit instructions that compute an address within a row or a block of rows.
+
+    Args:
+        builder: LLVM builder.
+        base: Address of the first row or block.
+        row_bytes: Size of a row in bytes.
+        index: Index of the row or block.
+        offset: Offset within each row in bytes.
+        rows: Number of rows per block; 1 for a single row.
+    """
     return builder.add(
         base, times(builder, builder.add(times(builder, row_bytes, index), offset), rows)
     )
@@ -196,14 +206,14 @@ def _load(builder: Any, address: Any) -> Any:
 
 
 def repeat(builder: Any, address: Any) -> Any:
-    """Emit instructions that load 16 bytes, and repeat these bytes for four rows."""
+    """Emit instructions that load 16 bytes, and repeat them four times in a vector."""
     chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
     words = list(range(_CHUNK.count))
     return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), NUMBERS)
 
 
 def add_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
-    """Emit the instruction that multiplies two vectors and adds the products to sums."""
+    """Emit VDPBF16PS, which multiplies two vectors and adds the products to `sums`."""
     function = ir.FunctionType(SUMS, [SUMS, NUMBERS, NUMBERS])
     instruction = "llvm.x86.avx512bf16.dpbf16ps.512"
     return builder.call(
@@ -213,9 +223,14 @@ def add_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
 
 
 def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
-    """Emit instructions that store four totals for each of four rows.
+    """Emit instructions that store the totals of four outputs for each of four rows.
 
-    Each total is the sum of four lanes: first lanes l and l + 2 are added, then the two results.
+    Each total is the sum of four lanes: (lane 0 + lane 2) + (lane 1 + lane 3).
+
+    Args:
+        builder: LLVM builder.
+        address: Address of the first row's totals, with `STRIDE` bytes between rows.
+        outputs: Vector of sums for each of the four outputs.
     """
     first, second, third, fourth = outputs
     totals = fold_lanes(
@@ -228,7 +243,10 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
 
 
 def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
-    """Emit instructions that add the two halves of each group of `size` lanes."""
+    """Emit instructions that add the two halves of each group of `size` lanes.
+
+    The groups of `first` precede those of `second` in the result.
+    """
     low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (
         pick(builder, first, second, low),

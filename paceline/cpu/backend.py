@@ -1,4 +1,4 @@
-"""Compute on CPUs with compiled kernels, or with torch if no kernel applies."""
+"""Implement `Backend` on CPUs with compiled kernels, or with torch as a fallback."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from paceline.cpu.topk import argmax, entropies, topk
 
 
 class CpuBackend(TorchBackend):
-    """Computes `Backend` operations with paceline's compiled kernels.
+    """Computes the operations of `Backend` with paceline's compiled kernels.
 
-    In products, norms and attention, each row's result depends on that row only, bit for bit.
+    In matrix products, norms and attention, the other rows of a batch do not affect a row's result,
+    bit for bit.
     """
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -41,7 +42,10 @@ class CpuBackend(TorchBackend):
         return product(rows, weight, bias)
 
     def takes_weight(self, weight: Tensor) -> bool:
-        """Return whether `linear` supports a weight: packed, or dense with a valid size."""
+        """Return whether `linear` supports a weight.
+
+        The weight must be packed, or a dense tensor with a supported dtype and size.
+        """
         return isinstance(weight, PackedWeight) or (type(weight) in PLAIN and takes_weight(weight))
 
     expert_products = staticmethod(CpuExpertProducts.of)
@@ -51,7 +55,7 @@ class CpuBackend(TorchBackend):
     rms_norm = staticmethod(rms_norm)
 
     def rms_norms(self, model: PreTrainedModel) -> dict[nn.Module, float]:
-        """Return the epsilon of each norm module that `rms_norm` can replace."""
+        """Return the norm modules that `rms_norm` can replace, each with its epsilon."""
         if model.device.type != "cpu":
             return {}
         return find_rms_norms(model, rms_norm, takes_norm, NORM_TOLERANCES)
@@ -65,11 +69,14 @@ class CpuBackend(TorchBackend):
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Compute batch-invariant attention in text order."""
+        """Compute batch-invariant attention, with the keys of each row in text order."""
         return attention_by_position(query, key, value, mask, metadata, options)
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
-        """Return a runner for bfloat16 layers; None if the kernels do not support them."""
+        """Return a runner that computes each layer in one call, or None.
+
+        The result is None if the kernels do not support the layers. They require bfloat16.
+        """
         return CpuDecoderLayers.of(layers)
 
     argmax = staticmethod(argmax)
@@ -79,12 +86,12 @@ class CpuBackend(TorchBackend):
     entropies = staticmethod(entropies)
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache rows in all layers at once."""
+        """Return a function that moves KV-cache rows in all layers with one call."""
         described = CacheTensors.of([store for stores in blocks for store in stores])
         return super().row_mover(blocks) if described is None else partial(move_rows, described)
 
     def thread_team(self, num_helpers: int | None) -> AbstractContextManager[None]:
-        """Return a context in which helper threads actively wait for this thread's jobs."""
+        """Keep helper threads spinning for this thread's jobs during a `with` block."""
         return nullcontext() if num_helpers is None else TEAM.running(num_helpers)
 
 
@@ -92,5 +99,5 @@ CPU = CpuBackend()
 
 
 def has_bfloat16_kernels() -> bool:
-    """Return True if the processor has bfloat16 instructions (AMX or AVX512_BF16)."""
+    """Return whether the processor has instructions for bfloat16: AMX or AVX512_BF16."""
     return amx.available() or avx512_dot.available()

@@ -1,6 +1,6 @@
 """Emit instructions that convert numbers to bfloat16, for attention with AMX.
 
-The operations need AVX512_BF16 (`avx512_dot.available`). Addresses are in bytes.
+The operations require AVX512_BF16; see `avx512_dot.available`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from paceline.cpu.avx512_dot import BFloat16, where_available
 from paceline.cpu.emit import exponential, operation, pick, pointer, spread, total_of, widen
 from paceline.cpu.memory import FLOAT_BYTES
 
-COLUMNS = 16  # lanes of a vector
-STEP = 2 * COLUMNS * FLOAT_BYTES  # bytes of two float32 vectors
+COLUMNS = 16  # lanes in a vector
+STEP = 2 * COLUMNS * FLOAT_BYTES  # bytes in two float32 vectors
 _INDEX = ir.IntType(64)
 _NUMBERS = ir.VectorType(ir.FloatType(), COLUMNS)
 _HALVES, _PAIRS = ir.VectorType(ir.IntType(16), COLUMNS), ir.VectorType(BFloat16(), 2 * COLUMNS)
@@ -58,7 +58,7 @@ def _weigh(builder: Any, numbers: Any, steps: Any, largest: Any) -> Any:
 
 
 def round_pair(builder: Any, first: Any, second: Any) -> Any:
-    """Emit instructions that round 32 float32 numbers to bfloat16."""
+    """Emit an instruction that rounds two vectors of 16 float32 numbers to bfloat16."""
     kind = ir.FunctionType(_PAIRS, [_NUMBERS] * 2)
     called = cgutils.get_or_insert_function(
         builder.module, kind, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
@@ -83,15 +83,16 @@ def _pair_up(builder: Any, first: Any, second: Any, out: Any) -> None:
     )
 
 
-# Replaces numbers by exp(number - largest), 32 in a step, each as the sum of two bfloat16 numbers,
-# which have 16 exact bits. A step holds 32 rounded numbers, then 32 rounding errors. Returns the
-# sum of the exponentials. Lane l of sixteen sums those at l, l + 16, ... Then lanes l and l + 8 are
-# added, l and l + 4, l and l + 2, 0 and 1.
-# Arguments: address, number of steps, the largest number.
+# Replaces each number by exp(number - largest), and returns the sum of the exponentials. The result
+# is stored as the sum of two bfloat16 numbers, which together have 16 exact bits. A step processes
+# 32 numbers: it writes 32 rounded numbers, followed by their 32 rounding errors. Lane l of sixteen
+# sums the exponentials at l, l + 16, and so on. The lanes are then added in pairs: l and l + 8, l
+# and l + 4, l and l + 2, and finally 0 and 1.
+# Arguments: address, number of steps, largest number.
 weigh = operation(
     types.float32,
     (types.int64, types.int64, types.float32),
     where_available(_weigh, ir.Constant(ir.FloatType(), 0.0)),
 )
-# Interleaves two rows of sixteen 16-bit numbers to words: (first, second, target).
+# Interleaves two rows of sixteen 16-bit numbers. Arguments: first row, second row, target.
 pair_up = operation(types.void, (types.int64,) * 3, where_available(_pair_up))

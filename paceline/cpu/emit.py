@@ -1,7 +1,8 @@
 """Emit LLVM instructions, and wrap them as functions for compiled code.
 
-Functions with a `builder` argument emit instructions. Unless stated otherwise, vectors may have any
-number of lanes. `operation` makes a function for compiled code from such an emitter.
+Functions with a `builder` argument are emitters: they emit instructions and return the LLVM value
+of the result. Unless stated otherwise, vectors may have any number of lanes. `operation` turns an
+emitter into a function that compiled code can call.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ _FLOAT = ir.FloatType()
 
 
 def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
-    """Return a function for compiled code that runs the instructions of an emitter.
+    """Turn an emitter into an operation, a function that compiled code can call.
 
     Args:
         result: Numba type of the result.
-        arguments: Numba types of the arguments; at most nine.
-        emit: Emitter: a function that takes an LLVM builder and the argument values, emits
-            instructions, and returns the result value.
+        arguments: Numba types of the arguments, at most nine.
+        emit: Emitter, whose arguments are an LLVM builder and the LLVM values of the arguments.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -33,7 +33,8 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
         return context.get_dummy_value() if result == types.void else value
 
     def typed(*given: Any) -> Any:
-        # Numba would convert other types: a sum of signed and unsigned addresses is a float64.
+        # Reject arguments of other types. Numba would convert them, even to float64, which is the
+        # type of a sum of signed and unsigned addresses.
         return (result(*arguments), generate) if tuple(map(unliteral, given)) == arguments else None
 
     # Numba requires one named parameter per argument.
@@ -58,31 +59,31 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
 
 
 def spread(builder: Any, number: Any, count: int) -> Any:
-    """Emit instructions that copy a number to `count` lanes."""
+    """Emit instructions that copy a number to all `count` lanes of a vector."""
     undefined = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     single = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(single, undefined, words(0, count))
 
 
 def floats(number: float, count: int) -> Any:
-    """Return a constant vector of float32 numbers."""
+    """Return a constant vector that contains a float32 number `count` times."""
     return ir.Constant(ir.VectorType(_FLOAT, count), [ir.Constant(_FLOAT, number)] * count)
 
 
 def words(number: int, count: int) -> Any:
-    """Return a constant vector of 32-bit integers."""
+    """Return a constant vector that contains a 32-bit integer `count` times."""
     return ir.Constant(ir.VectorType(ir.IntType(32), count), [number] * count)
 
 
 def pick(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
-    """Emit an instruction that selects lanes from two concatenated vectors."""
+    """Emit an instruction that selects lanes from the concatenation of two vectors."""
     return builder.shuffle_vector(
         first, second, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
     )
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Emit instructions that compute a * b + c, rounded once."""
+    """Emit a fused multiply-add: a * b + c, rounded only once."""
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(
         cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32"),
@@ -91,15 +92,20 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def larger_of(builder: Any, first: Any, second: Any) -> Any:
-    """Emit instructions that compute the maximum of two vectors in each lane."""
+    """Emit instructions that compute the larger number of two vectors in each lane."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
 def fold(builder: Any, vector: Any, join: Emit) -> Any:
-    """Emit instructions that reduce a vector to one lane by joining its halves.
+    """Emit instructions that reduce a vector to one number by combining its halves.
 
     With eight lanes, `join` first combines lanes 0 to 3 with lanes 4 to 7. It then combines lanes 0
     and 1 with lanes 2 and 3, and finally lane 0 with lane 1.
+
+    Args:
+        builder: LLVM builder.
+        vector: Vector whose number of lanes is a power of two.
+        join: Emitter that combines two vectors of equal size.
     """
     half = vector.type.count // 2
     while half:
@@ -111,11 +117,12 @@ def fold(builder: Any, vector: Any, join: Emit) -> Any:
 
 
 def total_of(builder: Any, vector: Any) -> Any:
-    """Emit instructions that add all lanes, in the order of `fold`."""
+    """Emit instructions that add all lanes of a vector, in the order of `fold`."""
     return fold(builder, vector, lambda builder, low, high: builder.fadd(low, high))
 
 
-# Cephes expf: a polynomial for exp(r), |r| <= ln(2) / 2, and ln(2) as a sum of two numbers.
+# Constants of `expf` in the Cephes library: a polynomial for exp(r) with |r| <= ln(2) / 2, and
+# ln(2) as the sum of two numbers.
 _POWERS = (
     1.9875691500e-4,
     1.3981999507e-3,
@@ -125,15 +132,12 @@ _POWERS = (
     5.0000001201e-1,
 )
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
-_ROUNDER = 1.5 * 2**23  # adding it to a number leaves the nearest integer in the low bits
-_SMALLEST = -87.0  # the exponential of a smaller number is 0
+_ROUNDER = 1.5 * 2**23  # added to a number, leaves the nearest integer in the low bits
+_SMALLEST = -87.0  # the exponential of smaller numbers is set to 0
 
 
 def exponential(builder: Any, x: Any) -> Any:
-    """Emit instructions that compute the exponential of numbers <= 0.
-
-    The relative error is 1e-7.
-    """
+    """Emit instructions that compute exp(x) for x <= 0, with a relative error of 1e-7."""
     count = x.type.count
 
     def constant(number: float) -> Any:
@@ -158,16 +162,16 @@ def exponential(builder: Any, x: Any) -> Any:
 
 
 def widen(builder: Any, halves: Any) -> Any:
-    """Emit instructions that convert bfloat16 bits to float32."""
+    """Emit instructions that convert the bits of bfloat16 numbers to float32."""
     count = halves.type.count
     bits = builder.zext(halves, ir.VectorType(ir.IntType(32), count))
     return builder.bitcast(builder.shl(bits, words(16, count)), ir.VectorType(_FLOAT, count))
 
 
 def bfloat16_bits(builder: Any, numbers: Any) -> Any:
-    """Emit instructions that round float32 to bfloat16 bits, in 32-bit lanes.
+    """Emit instructions that round float32 to bfloat16, with the bits in 32-bit lanes.
 
-    Rounding is to nearest, ties to even. NaN stays NaN.
+    The instructions round to nearest, with ties to even, and preserve NaN.
     """
     count = numbers.type.count
     bits = builder.bitcast(numbers, ir.VectorType(ir.IntType(32), count))
@@ -178,7 +182,7 @@ def bfloat16_bits(builder: Any, numbers: Any) -> Any:
 
 
 def narrow(builder: Any, numbers: Any) -> Any:
-    """Emit instructions that round float32 to bfloat16 bits, in 16-bit lanes."""
+    """Emit instructions that round float32 to bfloat16, with the bits in 16-bit lanes."""
     kind = ir.VectorType(ir.IntType(16), numbers.type.count)
     return builder.trunc(bfloat16_bits(builder, numbers), kind)
 
@@ -186,7 +190,10 @@ def narrow(builder: Any, numbers: Any) -> Any:
 def fetch(builder: Any, address: Any, nearness: int = 3) -> None:
     """Emit an instruction that prefetches a cache line.
 
-    The target is the L1 cache if `nearness` is 3, or the L2 cache if it is 2.
+    Args:
+        builder: LLVM builder.
+        address: Address in the cache line.
+        nearness: Cache into which to prefetch: 3 is the L1 cache, 2 is the L2 cache.
     """
     kinds = [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3]
     called = cgutils.get_or_insert_function(

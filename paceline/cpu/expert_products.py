@@ -1,4 +1,4 @@
-"""Multiply rows by the weights of their experts, in one compiled call."""
+"""Multiply rows by the weights of their experts in one compiled call."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TAKEN = PRODUCT_CALL.fields["taken"][1]
 
 
 class CpuExpertProducts:
-    """Products with the weights of all experts; see `ExpertProducts`.
+    """Implements `ExpertProducts` with compiled kernels.
 
     Args:
-        weights: Weights, [experts, outputs, inner], packed or contiguous.
+        weights: Weights of all experts, [experts, outputs, inputs], packed or contiguous.
     """
 
     def __init__(self, weights: Tensor) -> None:
@@ -39,7 +39,10 @@ class CpuExpertProducts:
 
     @staticmethod
     def of(weights: Tensor) -> CpuExpertProducts | None:
-        """Return the products of a weight; None if the kernels do not support it."""
+        """Return an object that multiplies by the given weights, or None.
+
+        The result is None if the kernels do not support the weights' dtype, layout or size.
+        """
         packed = isinstance(weights, PackedExperts)
         suits = packed or (
             is_plain(weights)
@@ -52,24 +55,30 @@ class CpuExpertProducts:
         return CpuExpertProducts(weights) if suits else None
 
     def reads(self, weights: Tensor) -> bool:
-        """Return whether `multiply` still reads a weight, at its present address."""
+        """Return whether `multiply` uses these weights, and they have not been moved.
+
+        The compiled call reads the weights from an address that it stored earlier.
+        """
         is_in_place = not self._address or weights.data_ptr() == self._address
         return weights is self._weights and is_in_place
 
     def can_run(self) -> bool:
-        """Return whether this thread may call `multiply` now.
+        """Return whether `multiply` is efficient in this thread at the moment.
 
-        Without a thread team, the threads share each large product instead.
+        `multiply` needs a thread team to use several threads. Without a team, callers should
+        compute the experts one by one, because several threads can share each large product.
         """
         return torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
 
     def multiply(self, rows: Tensor, counts: Sequence[int], biases: Tensor | None) -> Tensor:
-        """Return the products of rows that are sorted by expert.
+        """Multiply each row by the weights of the row's expert.
 
         Args:
-            rows: Rows, [n, inner], in the dtype of the weights.
-            counts: Number of rows of each expert.
-            biases: Biases, [experts, outputs], or None; only for weights that are not packed.
+            rows: Input rows sorted by expert, [n, inputs], in the dtype of the weights.
+            counts: Number of rows for each expert.
+            biases: Biases, [experts, outputs], or None. Packed weights require None.
+        Returns:
+            Products, [n, outputs].
         """
         rows, every = rows.contiguous(), np.array(counts)
         active = np.flatnonzero(every)
@@ -90,14 +99,16 @@ class CpuExpertProducts:
 
 
 class _PartProducts:
-    """Descriptions of the products with one part of the weights, for each expert.
+    """Describes the products with one part of the experts' weights to a kernel.
+
+    Dense weights have one part. Packed weights have one part per packed tensor.
 
     Args:
-        part: Weights, [experts * outputs, inner].
+        part: Weights of all experts, [experts * outputs, inputs].
         num_experts: Number of experts.
     Attributes:
         outer: Number of outputs per expert.
-        function: Address of the kernel.
+        function: Address of the compiled kernel.
     """
 
     def __init__(self, part: Tensor, num_experts: int) -> None:
@@ -127,15 +138,15 @@ class _PartProducts:
         out: Tensor,
         biases: Tensor | None,
     ) -> Any:
-        """Return descriptions of the products of the active experts.
+        """Return the argument records for the products of all experts that have rows.
 
         Args:
             active: Indices of the experts that have rows, [m].
             counts: Number of rows of each active expert, [m].
-            starts: Index of the first row of each active expert, [m].
-            rows: Rows, [n, inner].
-            out: Memory for the products, [n, outer].
-            biases: Biases, float32 [experts, outer], or None.
+            starts: Index of each active expert's first row, [m].
+            rows: Input rows, [n, inputs].
+            out: Tensor for the products, [n, outputs].
+            biases: Biases, float32 [experts, outputs], or None.
         """
         calls = self._calls[active]
         calls["count"] = counts

@@ -1,4 +1,4 @@
-"""Time a model's experts with paceline's products and with transformers' code."""
+"""Time a model's experts with paceline's kernels and with transformers' own code."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _DEFAULT_CHOICES = 2
 
 @dataclass(frozen=True, slots=True)
 class ExpertsKind:
-    """All modules of experts that have the same shape in one model.
+    """Expert modules of a model that have the same type and the same shapes.
 
     Attributes:
-        module: First module of this shape, which represents the others.
-        times: Number of modules of this shape.
-        num_choices: Number of experts per row.
+        module: First of these modules, which is timed on behalf of the others.
+        times: Number of modules.
+        num_choices: Number of experts to which the router assigns each row.
     """
 
     module: nn.Module
@@ -36,7 +36,7 @@ class ExpertsKind:
 
     @property
     def num_weights(self) -> int:
-        """Total number of weights in all modules of this shape."""
+        """Total number of weights in all of these modules."""
         return self.times * sum(weight.numel() for weight in self.module.parameters(recurse=False))
 
 
@@ -45,9 +45,9 @@ class ExpertTimes:
     """Total time of a model's experts for each row count in `TIMED_ROWS`, in seconds.
 
     Attributes:
-        ours: Times with paceline's products; empty if there are no experts.
-        torchs: Times with transformers' own code.
-        spreads: For each timing, the spread of its repeats.
+        ours: Times with paceline's kernels. Empty if the model has no experts to time.
+        torchs: Times with transformers' own code. Empty if `ours` is empty.
+        spreads: Relative spread of the repeats of each timing.
     """
 
     ours: tuple[float, ...]
@@ -56,7 +56,7 @@ class ExpertTimes:
 
 
 def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
-    """Group a model's experts by shape, without those that paceline cannot compute."""
+    """Group the expert modules that paceline's kernels support by type and shape."""
     kinds: dict[tuple[Any, ...], list[nn.Module]] = {}
     for module, override in routing_overrides(model, CPU).items():
         if override is ExpertsOverride:
@@ -71,13 +71,13 @@ def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
 def time_experts(
     kinds: Sequence[ExpertsKind], products: Products, stopwatch: Stopwatch
 ) -> ExpertTimes:
-    """Time all experts of a model, with each row routed to random experts.
+    """Time all experts of a model on rows that are assigned to random experts.
 
-    Packed experts are not timed: transformers' code would unpack them in every call.
+    The function skips packed experts, because transformers' code would unpack them in every call.
 
     Args:
-        kinds: Experts of the model.
-        products: paceline's matrix products.
+        kinds: Groups of expert modules, from `experts_of`.
+        products: paceline's matrix products for the model.
         stopwatch: Stopwatch that times the calls.
     """
     kinds = [kind for kind in kinds if not has_packed_experts(kind.module)]
@@ -102,7 +102,7 @@ def time_experts(
 def _calls(
     kind: ExpertsKind, num_rows: int, products: Products, noise: torch.Generator
 ) -> list[Callable[[], Any]]:
-    """Return two functions that compute the experts, with paceline and with torch."""
+    """Return two functions that run an expert module: with paceline, and with torch."""
     module: Any = kind.module
     weight = module.down_proj
     scores = torch.rand(num_rows, module.num_experts, generator=noise)

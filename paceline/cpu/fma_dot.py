@@ -1,8 +1,8 @@
 """Emit code that multiplies float32 rows by the weights of four outputs.
 
-A dot product is summed in eight lanes. Lane l sums the products of the elements l, l + 8, ... of
-both operands, in order, with fused multiply-adds. Then the lanes are added in pairs: first l and
-l + 4, next l and l + 2, and finally 0 and 1. All variants in this module use this order, so the
+A vector of eight lanes accumulates each dot product with fused multiply-adds. Lane l adds the
+products of elements l, l + 8, and so on, in this order. The lanes are then added in pairs: first l
+and l + 4, next l and l + 2, and finally 0 and 1. All variants in this module use this order, so the
 number of rows does not change the result.
 """
 
@@ -17,8 +17,8 @@ from paceline.cpu.emit import fetch, floats, multiply_add, operation
 from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, HALF_BYTES, LINE_BYTES, VECTOR_BYTES
 from paceline.cpu.simd_f32x8 import WIDTH, emit_load, emit_load_bfloat16, emit_store_sums
 
-OUTPUTS = 4  # outputs per call: their sums fill one store
-MAX_ROWS = 3  # rows per call: with four outputs, their sums fill the registers of AVX2
+OUTPUTS = 4  # outputs per call, whose results one instruction stores
+MAX_ROWS = 3  # rows per call; with four outputs, their sums fill the registers of AVX2
 _INDEX = ir.IntType(64)
 _ZEROS = floats(0.0, WIDTH)
 
@@ -26,15 +26,15 @@ _ZEROS = floats(0.0, WIDTH)
 def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
     """Return an operation that multiplies rows by the weights of `OUTPUTS` outputs.
 
-    Arguments of the operation (addresses, sizes and distances are in bytes):
+    Arguments of the operation (sizes and distances are in bytes):
         num_rows: Number of rows, 1 to `max_rows`.
         rows: Address of the float32 rows.
         row_bytes: Size of a row, a multiple of 32.
         weight: Address of the outputs' weights.
         stride: Distance between the weights of consecutive outputs.
-        out: Address of the float32 results.
+        out: Address at which to write the float32 results.
         out_stride: Distance between the results of consecutive rows.
-        ahead: Distance to the weights to prefetch; 0 prefetches none.
+        ahead: Distance from `weight` to the weights to prefetch. 0 prefetches none.
 
     Args:
         kind: Number format of the weights, `FLOAT32` or `BFLOAT16`.
@@ -50,7 +50,7 @@ def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
 
 
 class _FmaOperands(NamedTuple):
-    """Arguments of the operation that `multiply_rows` returns, except the row count."""
+    """The arguments of the operation from `multiply_rows`, without `num_rows`."""
 
     rows: Any
     row_bytes: Any

@@ -1,8 +1,8 @@
 """Choose how many helper threads share the matrix products of a decoding step.
 
 More threads are not always faster. If two logical cores share a physical core, or if the machine
-has few memory channels, two threads may be slower than one. Therefore, this module times the
-model's own matrix products with different numbers of helper threads, once per machine.
+has few memory channels, two threads may be slower than one. This module therefore times the model's
+own matrix products with different numbers of helper threads, once per machine.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
 
-_KIND = "helper-threads-v1"  # increased when what is timed or written changes
+_KIND = "helper-threads-v1"  # increment when the timing or the cached data change
 
 
 @dataclass(frozen=True, slots=True)
 class HelperTimes:
-    """Times of a model's products with different numbers of helper threads.
+    """Times of a model's matrix products with different numbers of helper threads.
 
     Attributes:
         counts: Numbers of helper threads, in ascending order.
-        seconds: Total time of the products with each number of helpers.
-        conditions: Interference by other programs.
+        seconds: Total time of the products for each number of helper threads, in seconds.
+        conditions: How much other programs disturbed the timing.
     """
 
     counts: tuple[int, ...]
@@ -49,23 +49,23 @@ class HelperTimes:
 
     @property
     def doubtful(self) -> bool:
-        """Return True if the timing was disturbed, but the machine is quieter now."""
+        """Return whether the timing was disturbed, and the machine is less busy now."""
         return self.conditions.doubtful
 
     @property
     def best(self) -> int:
-        """Return the smallest number of helpers that is about as fast as the fastest one."""
+        """Smallest number of helper threads whose time is close to the best time."""
         limit = min(self.seconds) / (1 - MIN_HELPER_GAIN)
         each = zip(self.counts, self.seconds, strict=True)
         return next(count for count, seconds in each if seconds <= limit)
 
 
 def with_fastest_team(model: PreTrainedModel, products: Products) -> Products:
-    """Return matrix products that use the fastest number of helper threads.
+    """Limit a model's matrix products to the fastest number of helper threads.
 
     Args:
         model: Model on a CPU.
-        products: Products of the CPU backend for this model.
+        products: Matrix products of the CPU backend for this model.
     """
     threads = torch.get_num_threads()
     if threads == 1 or not products.modules:
@@ -102,7 +102,7 @@ def _time(products: Products, threads: int) -> HelperTimes:
             for rows, module in zip(inputs, modules, strict=True):
                 CPU.linear(rows, module.weight, module.bias)
 
-        # All counts in each round, so that other programs disturb them alike.
+        # Every round times all counts, so that other programs disturb them equally.
         rounds = []
         for _ in range(1 + NUM_HELPER_ROUNDS):
             taken = []
@@ -110,14 +110,14 @@ def _time(products: Products, threads: int) -> HelperTimes:
                 with CPU.thread_team(count):
                     taken.append(stopwatch.seconds(multiply_all))
             rounds.append(taken)
-        for index, repeats in enumerate(zip(*rounds[1:], strict=True)):  # the first one warms up
+        for index, repeats in enumerate(zip(*rounds[1:], strict=True)):  # the first round warms up
             totals[index] += median(repeats)
             spreads.append(spread_of(repeats))
     return HelperTimes(tuple(counts), tuple(totals), Conditions.of(spreads, stopwatch))
 
 
 def _first_modules(modules: Sequence[nn.Module]) -> list[nn.Linear]:
-    """Return the first modules, with about `MAX_HELPER_WEIGHTS` weights in total."""
+    """Return the first linear modules, up to about `MAX_HELPER_WEIGHTS` weights."""
     linear = [module for module in modules if isinstance(module, nn.Linear)]
     before = accumulate((module.weight.numel() for module in linear), initial=0)
     return [

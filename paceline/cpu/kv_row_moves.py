@@ -1,6 +1,6 @@
 """Move accepted rows of the KV cache in all layers with one compiled call.
 
-torch needs a call per layer and tensor, which takes longer than the copies themselves.
+torch would need a call per layer and tensor, which takes longer than the copies themselves.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from paceline.util.compiled import compiled
 
 
 class CacheTensors(NamedTuple):
-    """The cache tensors [slots, heads, capacity, dim], as compiled code reads them.
+    """Describes KV-cache tensors, [slots, heads, capacity, dim], to compiled code.
 
     Attributes:
         addresses: Address of each tensor.
-        heads: Number of heads of each tensor.
-        sizes: Number of bytes that one head takes per cache position, for each tensor.
-        capacity: Number of cache positions per slot, the same in all tensors.
+        heads: Number of heads in each tensor.
+        sizes: Size of one head at one cache position in each tensor, in bytes.
+        capacity: Number of cache positions per slot, which is the same in all tensors.
     """
 
     addresses: IntArray
@@ -34,10 +34,10 @@ class CacheTensors(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> CacheTensors | None:
-        """Describe tensors for compiled code; return None if it cannot read them.
+        """Describe cache tensors, or return None if compiled code cannot read them.
 
-        The size of one head's cache position must be a multiple of 32 bytes. The result is valid
-        only while the tensors exist.
+        The tensors must be contiguous and on a CPU, and the size of one head at one cache position
+        must be a multiple of 32 bytes. The result is valid only while the tensors exist.
         """
         sizes = [tensor.shape[3] * tensor.element_size() for tensor in tensors]
         readable = all(
@@ -53,13 +53,14 @@ class CacheTensors(NamedTuple):
 
 @compiled
 def move_rows(stores: CacheTensors, slots: IntArray, source: IntArray, target: IntArray) -> None:
-    """Copy cache rows to lower cache positions of the same slots.
+    """Copy KV-cache rows to lower cache positions in the same slots.
 
     Args:
         stores: Cache tensors.
         slots: Slot of each request, [requests].
-        source: Cache positions to copy, ascending, [requests, moves].
-        target: New cache positions, ascending, none greater than its source.
+        source: Cache positions to copy from, in ascending order, [requests, moves].
+        target: Cache positions to copy to, in ascending order and in the shape of `source`. None is
+            greater than its source.
     """
     addresses, heads, sizes, capacity = stores
     for store in range(len(addresses)):

@@ -1,8 +1,8 @@
-"""Time paceline's matrix products against torch's, and choose one per row count.
+"""Choose between paceline's matrix products and torch's for each row count.
 
-Each product of the model is timed on its own weights, once per machine; the result is cached. If
-other programs disturbed a timing, the timing is used for now. The timing is repeated when a model
-is loaded while the machine is less busy.
+The module times the products of a model on the model's own weights, once per machine, and caches
+the times. If other programs disturbed a timing, the times still apply until a model is loaded while
+the machine is less busy; the timing is then repeated.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ from paceline.util import result_cache
 from paceline.util.environment_key import environment_key
 from paceline.util.stopwatch import Conditions, Stopwatch, spread_of
 
-_KIND = "products-v11"  # increased when what is timed or written changes
+_KIND = "products-v11"  # increment when the timing or the cached data change
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Total seconds of a model's matrix products for each row count in `TIMED_ROWS`.
+    """Seconds for a model's matrix products, for each row count in `TIMED_ROWS`.
 
     Attributes:
-        ours: Times with paceline's kernels; empty if the kernels support no product of the model.
-        torchs: Times with torch's products; empty if `ours` is empty.
-        conditions: Interference by other programs; None if nothing was timed.
-        our_experts: Times of all experts with paceline's kernels, one expert at a time; empty if
-            the model has no experts.
-        torch_experts: Times of all experts with transformers' own code.
+        ours: Total times with paceline's kernels. Empty if the kernels do not support any product
+            of the model.
+        torchs: Total times with torch's products. Empty if `ours` is empty.
+        conditions: How much other programs disturbed the timing. None if nothing was timed.
+        our_experts: Total times of the experts with paceline's kernels. Empty if the model has no
+            experts to time.
+        torch_experts: Total times of the experts with transformers' own code.
     """
 
     ours: tuple[float, ...] = ()
@@ -69,16 +70,16 @@ class Trial:
 
     @property
     def doubtful(self) -> bool:
-        """Return True if the timing was disturbed, but the machine is quieter now."""
+        """Return whether the timing was disturbed, and the machine is less busy now."""
         return self.conditions is not None and self.conditions.doubtful
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the lowest and highest row count for paceline's matrix products.
+        """Lowest and highest row count at which to use paceline's matrix products.
 
-        At every row count from the lowest to the highest, paceline's products are at least as fast
-        as torch's. If there are several such ranges, the first is returned; if there is none,
-        (0, 0) is returned.
+        At every timed row count in this range, paceline's products are about as fast as torch's, or
+        faster. If there are several such ranges, this is the first one. If there is none, the value
+        is (0, 0).
         """
         wins = [
             own_seconds < TIE_RATIO * torch_seconds
@@ -92,7 +93,10 @@ class Trial:
 
     @property
     def experts_are_faster(self) -> bool:
-        """Return True if paceline's expert kernels are not slower at any row count."""
+        """Return whether paceline's expert kernels are at least about as fast as torch.
+
+        This must be the case at every timed row count.
+        """
         return all(
             own_seconds < TIE_RATIO * torch_seconds
             for own_seconds, torch_seconds in zip(self.our_experts, self.torch_experts, strict=True)
@@ -101,14 +105,14 @@ class Trial:
     def answer_cost(self, usual_seconds: float, forward_cost: float) -> float:
         """Return the relative cost of an answer if paceline computes every matrix product.
 
-        The cost is the time of this answer, divided by the time of an ordinary answer, which uses
-        the faster products at each row count. The answer takes `ANSWER_STEPS` steps after a prompt
-        of 256 tokens. The cost is computed for steps of 1, 4 and 16 rows, and the largest of the
-        three costs is returned.
+        The cost is a ratio of two times for the same answer: with paceline's products only, and
+        with the faster products at each row count. The answer takes `ANSWER_STEPS` steps after a
+        prompt of 256 tokens. The result is the largest of the costs for steps of 1, 4 and 16 rows.
 
         Args:
             usual_seconds: Time of an ordinary forward pass over one row.
-            forward_cost: Time of this pass with paceline's products, relative to `usual_seconds`.
+            forward_cost: Time of the same pass with paceline's products only, divided by
+                `usual_seconds`.
         """
         ours, best = list(self.ours), [*map(min, self.ours, self.torchs)]
         if self.our_experts:
@@ -123,10 +127,10 @@ class Trial:
 
 
 def fastest(model: PreTrainedModel) -> Products:
-    """Return the matrix products that make a model's forward passes fastest."""
+    """Return the combination of matrix products with the fastest forward passes."""
     routing = routing_overrides(model, CPU)
     experts = {module: kind for module, kind in routing.items() if kind is ExpertsOverride}
-    # transformers' code would unpack all experts in every call.
+    # Packed experts always use paceline, because transformers would unpack them in every call.
     packed = {module: kind for module, kind in experts.items() if has_packed_experts(module)}
     times = trial(model) if is_large(model) else Trial()
     min_rows, max_rows = times.range
@@ -139,9 +143,9 @@ def fastest(model: PreTrainedModel) -> Products:
 
 
 def everywhere(model: PreTrainedModel) -> Products | None:
-    """Return paceline's matrix products, for use at any row count.
+    """Return matrix products that use paceline's kernels at every row count.
 
-    The result is None if paceline's kernels do not support every weight.
+    The result is None if the kernels do not support all weights of the model.
     """
     routing = routing_overrides(model, CPU) | activation_overrides(model)
     products = Products.of_backend(model, CPU, routing=routing)
@@ -153,9 +157,9 @@ def everywhere(model: PreTrainedModel) -> Products | None:
     computed |= {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
-    # Recurrences compute the convolution of each channel; see `paceline.recurrence`.
+    # `paceline.recurrence` computes depthwise convolutions.
     computed |= {id(module.weight) for module in model.modules() if is_depthwise(module)}
-    # Text does not reach the encoders of images or audio.
+    # The encoders of images and audio do not process text.
     reached = model.get_decoder(), model.get_output_embeddings()
     complete = all(
         id(parameter) in computed
@@ -168,7 +172,7 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
 
 def trial(model: PreTrainedModel) -> Trial:
-    """Return the times of a model's matrix products, measured now if not cached."""
+    """Return the times of a model's matrix products, and measure them if not cached."""
     modules = replaceable(model, CPU)
     if not modules:
         return Trial()
@@ -189,13 +193,18 @@ def _read(values: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Return True if a model is large enough for timing to be worthwhile."""
+    """Return whether a model is large enough for the timing to save time overall."""
     size = sum(module.weight.numel() for module in replaceable(model, CPU))
     return size + sum(experts.num_weights for experts in experts_of(model)) >= MIN_TIMED_WEIGHTS
 
 
 class _Timed(NamedTuple):
-    """A matrix-product function, and the number of helper threads that it uses."""
+    """A function to time.
+
+    Attributes:
+        multiply: Function that multiplies rows by a weight and adds a bias.
+        num_helpers: Number of helper threads that the function uses; None starts no thread team.
+    """
 
     multiply: Callable[..., Tensor]
     num_helpers: int | None
@@ -221,7 +230,7 @@ def _try(modules: tuple[nn.Linear, ...], experts: Sequence[ExpertsKind]) -> Tria
             num_modules = -(-MIN_TIMED_NUMBERS // (inner * outer))
             in_turn = alike[: num_modules if num_rows < MIN_MANY_ROWS else 1]
             rounds = range(NUM_ROUNDS if num_rows < MIN_MANY_ROWS else NUM_MANY_ROUNDS)
-            # Both in each round, so that other programs disturb both alike.
+            # Every round times both functions, so that other programs disturb them equally.
             seconds = [[_seconds(stopwatch, each, rows, in_turn) for each in timed] for _ in rounds]
             for index, repeats in enumerate(zip(*seconds, strict=True)):
                 spreads.append(spread_of(repeats[1:]))  # the first repeat warms up

@@ -1,9 +1,9 @@
 """Provide `Float32x8`, a vector type with eight float32 lanes for compiled code.
 
 Each operation emits LLVM vector instructions, so kernels do not rely on auto-vectorisation. Each
-lane follows IEEE arithmetic, and the compiler may neither reorder nor contract operations. A
+lane follows IEEE arithmetic, and the compiler may neither reorder operations nor contract them. A
 result is therefore bit-identical on every processor, in every loop and in every lane. `fused(a, b,
-c)` rounds a * b + c once.
+c)` computes a * b + c with a single rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numba.core.datamodel import models
 from paceline.cpu import emit
 from paceline.cpu.emit import bfloat16_bits, narrow, operation, pick, pointer, widen
 
-WIDTH = 8  # lanes of a vector
+WIDTH = 8  # lanes in a vector
 
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, WIDTH)
@@ -45,7 +45,7 @@ def _words(number: int) -> Any:
 
 
 def _marked(builder: Any, values: Any, source: Any) -> Any:
-    """Emit instructions that set lanes of `values` to NaN where `source` is NaN."""
+    """Emit instructions that set the lanes of `values` to NaN where `source` is NaN."""
     return builder.select(builder.fcmp_unordered("uno", source, source), source, values)
 
 
@@ -57,9 +57,9 @@ def _with_sign(builder: Any, size: Any, signed: Any) -> Any:
 
 
 def emit_store_sums(builder: Any, address: Any, *vectors: Any) -> None:
-    """Emit instructions that store the sum of the lanes of each of four vectors.
+    """Emit instructions that sum the lanes of four vectors, and store the four sums.
 
-    The lanes of each vector are added in the order in which `fold` joins them.
+    The instructions add the lanes of each vector in the order of `emit.fold`.
     """
     halves = [
         builder.fadd(
@@ -95,8 +95,8 @@ def emit_load_bfloat16(builder: Any, address: Any) -> Any:
 
 
 def _load_float16(builder: Any, address: Any) -> Any:
-    # A multiplication shifts the exponent; it also turns subnormal numbers into normal ones. The
-    # conversion is exact for every number.
+    # The multiplication adjusts the exponent and normalises subnormal numbers. The conversion is
+    # exact for every number.
     words = builder.zext(builder.load(pointer(builder, address, _HALVES), align=2), _WORDS)
     size = builder.and_(words, _words(0x7FFF))
     small = builder.bitcast(builder.shl(size, _words(13)), _VECTOR)

@@ -1,8 +1,9 @@
 """Emit attention's inner loops: weighted sums of rows, and softmax weights.
 
 The loops use vectors of sixteen elements. On a processor whose vectors have only eight elements,
-each vector is split into two. Each element of a weighted sum takes one fused multiply-add per row,
-in the order of the rows. The result does not depend on how many sums are computed together.
+the compiler splits each vector in two. Each element of a weighted sum is the result of one fused
+multiply-add per row, in the order of the rows. The result therefore does not depend on how many
+sums are computed together.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from paceline.cpu.memory import FLOAT_BYTES
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.util.machine import instruction_flags, on_x86
 
-_COUNT = 16  # lanes of a vector
-STEP = _COUNT * FLOAT_BYTES  # bytes of a float32 vector
+_COUNT = 16  # lanes in a vector
+STEP = _COUNT * FLOAT_BYTES  # bytes in a float32 vector
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _NUMBERS, _EIGHT = ir.VectorType(_FLOAT, _COUNT), ir.VectorType(_FLOAT, WIDTH)
 _HALVES = ir.VectorType(ir.IntType(16), _COUNT)
 QUERIES = 4  # maximum number of queries whose sums are computed together
-# Vectors of a row whose sums stay in registers, for four queries. AVX-512 has 32 registers of this
-# size, AVX2 16 of half the size.
+# Number of vectors per row whose sums stay in registers, with four queries. AVX-512 has 32
+# registers of this size; AVX2 has 16 registers of half the size.
 VECTORS = 4 if on_x86() and "avx512f" in instruction_flags() else 1
 
 
@@ -67,11 +68,11 @@ def add_weighted(vectors: int) -> Any:
     Arguments of the operation (distances are in bytes):
         queries: Number of queries, 1 to `QUERIES`.
         halves: 1 if the rows are in bfloat16, 0 if they are in float32.
-        weights: Address of an array that holds the address of each query's float32 weights.
+        weights: Address of an array with the address of each query's float32 weights.
         rows: Address of the rows.
         stride: Distance between consecutive rows.
-        count: Number of rows, and number of weights per query.
-        sums: Address of the sums, float32.
+        count: Number of rows, which is also the number of weights per query.
+        sums: Address of the float32 sums, to which the weighted rows are added.
         size: Distance between the sums of consecutive queries.
 
     Args:
@@ -92,7 +93,7 @@ def add_weighted(vectors: int) -> Any:
 
 
 class _SumOperands(NamedTuple):
-    """Arguments of the operation that `add_weighted` returns, except the first two."""
+    """The arguments of the operation from `add_weighted`, without the first two."""
 
     weights: Any
     rows: Any
@@ -150,7 +151,7 @@ def _find_largest(builder: Any, numbers: Any, count: Any) -> Any:
 
 
 def _weigh(builder: Any, numbers: Any, count: Any, largest: Any) -> Any:
-    # Eight lanes of sums on every processor, so that their order does not depend on vector sizes.
+    # Sum in eight lanes on every processor, so that the order does not depend on the vector size.
     total = cgutils.alloca_once_value(builder, ir.Constant(_EIGHT, [0.0] * WIDTH))
     maximum = spread(builder, largest, _COUNT)
     with cgutils.for_range(builder, count, intp=_INDEX) as loop:
@@ -174,11 +175,12 @@ def _scale(builder: Any, source: Any, target: Any, count: Any, factor: Any) -> N
         )
 
 
-# Finds the largest number: (address, number of vectors).
+# Finds the largest number. Arguments: address, number of vectors.
 find_largest = operation(types.float32, (types.int64,) * 2, _find_largest)
-# Replaces numbers by exp(number - largest), and returns their sum. Lane l of eight sums those at l,
-# l + 8, ... Then lanes l and l + 4 are added, l and l + 2, 0 and 1.
-# Arguments: address, number of vectors, the largest number.
+# Replaces each number by exp(number - largest), and returns the sum of the exponentials. Lane l of
+# eight sums the exponentials at l, l + 8, and so on. The lanes are then added in pairs: l and
+# l + 4, l and l + 2, and finally 0 and 1.
+# Arguments: address, number of vectors, largest number.
 weigh = operation(types.float32, (types.int64, types.int64, types.float32), _weigh)
-# Multiplies numbers by a factor: (source, target, number of vectors, factor).
+# Multiplies numbers by a factor. Arguments: source, target, number of vectors, factor.
 scale = operation(types.void, (types.int64,) * 3 + (types.float32,), _scale)

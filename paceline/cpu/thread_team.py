@@ -1,9 +1,9 @@
 """Divide the tasks of compiled kernels among threads.
 
-Every thread that runs a `TeamJob` takes tasks from an atomic counter until no task is left, so any
-number of threads may run the job together. Waking a sleeping thread takes as long as multiplying a
-few rows by a weight matrix. During a forward pass, `TEAM` therefore keeps helper threads spinning.
-A spinning thread starts the next job within a microsecond.
+Every thread that runs a `TeamJob` claims tasks through an atomic counter until no task is left, so
+any number of threads may run the job together. Waking a sleeping thread takes as long as
+multiplying a few rows by a weight matrix. During a forward pass, `TEAM` therefore keeps helper
+threads spinning. A spinning thread starts the next job within a microsecond.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _add(builder: Any, address: Any, amount: Any) -> Any:
 
 
 def _pause(builder: Any) -> None:
-    """Emit x86's `pause` instruction, which lets the sibling hyper-thread run."""
+    """Emit x86's `pause` instruction, which frees the core for its other hyper-thread."""
     if on_x86():
         called = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
@@ -62,13 +62,13 @@ def _pause(builder: Any) -> None:
 
 
 def _yield_core(builder: Any) -> None:
-    """Emit a call that lets another runnable thread of this core run first."""
+    """Emit a system call that yields this core to another runnable thread."""
     name = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
     kind = ir.FunctionType(ir.IntType(32), [])
     builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
 
 
-call = operation(types.int64, (types.int64,) * 2, _call)  # (job address, argument address)
+call = operation(types.int64, (types.int64,) * 2, _call)  # arguments: job and record addresses
 load_shared = operation(types.int64, (types.int64,), _load)
 store_shared = operation(types.void, (types.int64,) * 2, _store)
 add_shared = operation(types.int64, (types.int64,) * 2, _add)
@@ -80,17 +80,17 @@ class TeamJob:
     """Runs a compiled function in several threads at once.
 
     Args:
-        work: Compiled function that receives the address of a record with the arguments. `work`
-            runs tasks until the record's counter shows that no task is left, and returns the number
-            of tasks that it ran. `work` must not use Python objects.
+        work: Compiled function whose argument is the address of a record with the job's arguments.
+            It runs tasks until the record's counter shows that no task is left, and returns the
+            number of tasks that it ran. It must not use Python objects.
         record: Dtype of the record that `run` fills, with int64 or float64 fields. If None
-            (default), only `share` can be used, with a record that the caller owns.
+            (default), callers must use `share` with a record of theirs.
     """
 
     def __init__(self, work: Callable[[int], int], record: np.dtype[np.void] | None = None) -> None:
         self._work = work
         self._layout = struct.Struct("" if record is None else _struct_format(record))
-        # A call takes a record and returns it afterwards, so threads never share one.
+        # A call removes a record and puts it back afterwards, so two calls never share a record.
         self._free_records: list[tuple[Any, int]] = []
 
     @cached_property
@@ -103,14 +103,14 @@ class TeamJob:
         return int(self._compiled.address)
 
     def prepare(self) -> None:
-        """Compile the job now, so that no request has to wait for it."""
+        """Compile the job in advance, so that no request has to wait for the compiler."""
         _ = self.address
 
     def run(self, values: tuple[float, ...], helpers: int, small: bool = False) -> None:
         """Run all tasks of the job in this thread and in helper threads.
 
         Args:
-            values: Fields of the argument record, in order.
+            values: Values for the fields of the argument record, in order.
             helpers: Number of sleeping threads to wake if no helpers are spinning for this thread.
             small: Whether the work is too short to share with spinning helpers. Default: False.
         """
@@ -124,7 +124,7 @@ class TeamJob:
         self._free_records.append(record)
 
     def share(self, arguments: int, helpers: int, small: bool = False) -> None:
-        """Run all tasks of the job, with arguments in a record that the caller owns.
+        """Run all tasks of the job, like `run`, with a record that the caller owns.
 
         Args:
             arguments: Address of the argument record.
@@ -171,7 +171,7 @@ class SpinningThreadTeam:
         lead(self.mailbox, self.take_numbers(1) + 1, job, arguments)
 
     def take_numbers(self, count: int) -> int:
-        """Reserve the next `count` job numbers; return the number before them."""
+        """Reserve `count` consecutive job numbers; return the number before the first."""
         self._num_jobs += count
         return self._num_jobs - count
 
@@ -184,7 +184,7 @@ class SpinningThreadTeam:
 
 
 class _Lease(NamedTuple):
-    """A running team and the thread that leads it."""
+    """A running team, and the identifier of the thread that leads the team."""
 
     thread: int
     team: SpinningThreadTeam
@@ -193,8 +193,8 @@ class _Lease(NamedTuple):
 class ThreadTeam:
     """Provides spinning helper threads to one forward pass at a time.
 
-    A second forward pass that starts in the meantime runs without helpers. The second pass never
-    waits for the first, so the two cannot deadlock. A forked child process starts without helpers.
+    A second forward pass that starts in the meantime runs without helpers. It never waits for the
+    first, so the two cannot deadlock. A forked child process starts without helpers.
     """
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class ThreadTeam:
         """Keep helpers spinning for this thread's jobs during the `with` block.
 
         Args:
-            helpers: Number of helper threads; with 0, the calling thread runs its jobs alone.
+            helpers: Number of helper threads. With 0, the calling thread runs its jobs alone.
         """
         lock = self._lock
         if not lock.acquire(blocking=False):
@@ -226,12 +226,12 @@ class ThreadTeam:
             lock.release()
 
     def of_this_thread(self) -> SpinningThreadTeam | None:
-        """Return the team that the calling thread leads, if any."""
+        """Return the team that the calling thread leads, or None."""
         lease = self._lease
         return lease.team if lease and lease.thread == threading.get_ident() else None
 
     def become_child(self) -> None:
-        """Discard the parent's team after a fork."""
+        """Discard the parent process's team after a fork."""
         self._lock = threading.Lock()
         self._lease = None
 
@@ -247,10 +247,10 @@ def _do(job: int, arguments: int) -> int:
 
 @inlined
 def _wait(num_spins: int) -> None:
-    """Wait a few nanoseconds before the next poll.
+    """Wait a few nanoseconds before the next poll, and yield the core now and then.
 
-    A waiting thread yields its core now and then, because the other thread may need the same core.
-    Otherwise, the other thread could continue only after the time slice, which lasts milliseconds.
+    The thread for which this one waits may need the same core. If the waiting thread never yielded
+    it, the other thread could continue only after the time slice, which lasts milliseconds.
     """
     if num_spins % SPINS_PER_YIELD:
         pause()
@@ -260,7 +260,7 @@ def _wait(num_spins: int) -> None:
 
 @compiled
 def lead(mailbox: int, number: int, job: int, arguments: int) -> int:
-    """Post a job, run its tasks, and wait until no helper is running it."""
+    """Post a job to the helpers, run its tasks, and wait until all helpers are done."""
     store_shared(mailbox + _JOB, job)
     store_shared(mailbox + _ARGUMENTS, arguments)
     store_shared(mailbox + _OPEN, number)
@@ -280,7 +280,7 @@ def _stop(mailbox: int) -> None:
 
 @compiled
 def _help(mailbox: int) -> int:
-    """Help with jobs until the team stops or `MAX_SPINS` polls in a row find no job."""
+    """Run tasks of posted jobs until the team stops, or `MAX_SPINS` polls find no job."""
     last_number, num_spins, num_done = 0, 0, 0
     while num_spins < MAX_SPINS:
         number = load_shared(mailbox + _OPEN)

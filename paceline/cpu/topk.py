@@ -1,4 +1,4 @@
-"""Find each row's top-k tokens, their probabilities, and the row's entropy.
+"""Find each row's top-k tokens and their probabilities, and compute entropies.
 
 On CPUs, torch's functions for these tasks take longer than all other work in a small step. Among
 equal logits, the lowest token id comes first, as in torch's `argmax`.
@@ -27,13 +27,14 @@ from paceline.cpu.memory import (
 from paceline.cpu.settings import TOP_K_BLOCK
 from paceline.util.compiled import compiled, inlined
 
-_MIN_DIFFERENCE = -100.0  # from the largest logit; the exponential of less is 0
+# Differences from the largest logit are clamped to this value, whose exponential is about 0.
+_MIN_DIFFERENCE = -100.0
 
 
 def argmax(logits: Tensor) -> Tensor:
     """Return the most likely token of each row, like `logits.argmax(-1)`.
 
-    A row that contains NaN, or whose largest logit is infinite, gets NO_TOKEN.
+    For a row that contains NaN, or whose largest logit is infinite, the result is NO_TOKEN.
 
     Args:
         logits: Any float tensor [..., vocab].
@@ -46,12 +47,12 @@ def argmax(logits: Tensor) -> Tensor:
 def topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the top-k tokens of each row and their probabilities, both [..., count].
 
-    The most likely token comes first. A row that contains NaN, or whose largest logit is infinite,
-    gets arbitrary tokens with probability 0.
+    The most likely token comes first. For a row that contains NaN, or whose largest logit is
+    infinite, the tokens are arbitrary, and their probabilities are 0.
 
     Args:
         logits: Any float tensor [..., vocab].
-        count: Number of tokens; at most the whole vocabulary is returned.
+        count: Number of tokens per row. If it exceeds the vocabulary, all tokens are returned.
     """
     count = min(count, logits.shape[-1])
     if _readable(logits):
@@ -62,7 +63,7 @@ def topk(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def entropies(logits: Tensor) -> Tensor:
-    """Return the entropy of each row's distribution, float32 [...], in nats.
+    """Return the entropy of each row's softmax distribution in nats, float32 [...].
 
     Args:
         logits: Any float tensor [..., vocab] without NaN.
@@ -82,7 +83,11 @@ def _readable(logits: Tensor) -> bool:
 
 
 def _search(logits: Tensor, count: int, with_probs: bool) -> tuple[IntArray, NDArray[np.float32]]:
-    """Return each row's top tokens and their probabilities or logits, [rows, count]."""
+    """Run `_find` on a tensor of logits.
+
+    Returns:
+        The top-k tokens of each row, and their probabilities or logits, both [rows, count].
+    """
     logits = logits.contiguous()
     rows, vocab = logits.numel() // logits.shape[-1], logits.shape[-1]
     token_ids, probs = (
@@ -104,16 +109,16 @@ def _find(
 ) -> None:
     """Write the top-k tokens of each row, and their probabilities or logits.
 
-    A row is invalid if it contains NaN or if its largest logit is infinite. With `with_probs`, an
-    invalid row gets the first tokens of the vocabulary, each with probability 0. Otherwise, all
-    tokens of an invalid row are NO_TOKEN.
+    A row is invalid if it contains NaN or if its largest logit is infinite. If `with_probs` is
+    True, the function writes the first tokens of the vocabulary for an invalid row, each with
+    probability 0. Otherwise, it writes NO_TOKEN.
 
     Args:
-        logits: Address of the logits, [len(token_ids), vocab].
-        kind: Number format of the logits; see `memory`.
-        vocab: Number of tokens, a multiple of 8.
-        token_ids: Output: tokens, [rows, count].
-        probs: Output: probabilities or logits, [rows, count].
+        logits: Address of the logits, [rows, vocab].
+        kind: Number format of the logits, such as BFLOAT16.
+        vocab: Number of tokens in the vocabulary, a multiple of 8.
+        token_ids: Output array for the tokens, [rows, count].
+        probs: Output array for the probabilities or logits, [rows, count].
         with_probs: Whether to write probabilities instead of logits.
     """
     count = token_ids.shape[1]
@@ -141,7 +146,15 @@ def _find(
 def _largest(
     kind: int, row: int, size: int, vocab: int, largest: NDArray[np.float32]
 ) -> np.float32:
-    """Write the largest value of each block; the result is NaN if any value is NaN."""
+    """Write the largest logit of each block in a row; return NaN if any logit is NaN.
+
+    Args:
+        kind: Number format of the logits.
+        row: Address of the row.
+        size: Size of a logit in bytes.
+        vocab: Number of logits in the row.
+        largest: Output array for the largest logit of each block of `TOP_K_BLOCK` logits.
+    """
     checked = simd_f32x8.splat(np.float32(-np.inf))
     for block in range(len(largest)):
         first = block * TOP_K_BLOCK
@@ -166,9 +179,19 @@ def _select(
     token_ids: IntArray,
     best: NDArray[np.float32],
 ) -> None:
-    """Write the indices and values of the largest elements in descending order.
+    """Write the tokens with the largest logits in a row, in descending order.
 
-    The function uses insertion sort, and skips blocks whose largest value is too small.
+    The function uses insertion sort, and skips blocks whose largest logit is too small.
+
+    Args:
+        kind: Number format of the logits.
+        row: Address of the row.
+        size: Size of a logit in bytes.
+        vocab: Number of logits in the row.
+        largest: Largest logit of each block, from `_largest`.
+        block: Memory for the logits of one block.
+        token_ids: Output array for the tokens, [count].
+        best: Output array for their logits, [count].
     """
     num_selected, count = 0, len(best)
     for number in range(len(largest)):
@@ -191,7 +214,7 @@ def _select(
 
 @inlined
 def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.float32:
-    """Return the sum of exp(value - best) over all values in a row."""
+    """Return the sum of exp(logit - best) over all logits in a row."""
     totals, shift = simd_f32x8.splat(np.float32(0.0)), simd_f32x8.splat(best)
     for i in range(0, vocab, simd_f32x8.WIDTH):
         difference = simd_f32x8.subtract(load_lanes(kind, row + i * size), shift)
@@ -202,10 +225,11 @@ def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.f
 
 @compiled
 def _measure(logits: int, kind: int, vocab: int, result: NDArray[np.float32]) -> None:
-    """Write the entropy of each row.
+    """Write the entropy of each row's softmax distribution to `result`.
 
     Let d be a logit's difference from the largest logit, and w = exp(d). The entropy is then
-    log(sum(w)) - sum(w * d) / sum(w). Differences below `_MIN_DIFFERENCE` have weight 0.
+    log(sum(w)) - sum(w * d) / sum(w). Logits with differences below `_MIN_DIFFERENCE` have almost
+    no weight.
     """
     size = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES
     zeros = simd_f32x8.splat(np.float32(0.0))
