@@ -1,1 +1,1 @@
-"""Compute batch-invariant attention on CPUs."""
+"""Compute batch-invariant attention on CPUs with compiled kernels."""

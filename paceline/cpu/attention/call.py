@@ -1,4 +1,4 @@
-"""Describe an attention call for compiled kernels, and split it into tiles."""
+"""Describe attention calls to compiled kernels, and split the work into tiles."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from paceline.util.compiled import (
 )
 
 FloatArray = NDArray[np.float32]
-BLOCK = SUMS_PER_ROW  # keys that are read together
+BLOCK = SUMS_PER_ROW  # maximum number of keys in a block, which a kernel processes together
 
 
 class AttentionCall:
-    """The tensors of one attention call: addresses, strides in bytes, and sizes.
+    """The arguments of one attention call: addresses, strides in bytes, and sizes.
 
     The last dimension of each tensor is contiguous. `VisibleRanges` and `AttentionMetadata`
     describe the arrays that determine which keys a query sees.
@@ -38,7 +38,7 @@ class AttentionCall:
     key: int  # Shape [rows, key heads, cache positions, dim].
     key_row: int
     key_head: int
-    key_stride: int  # From one cache position to the next.
+    key_stride: int  # Distance between consecutive cache positions.
     value: int  # Shape [rows, key heads, cache positions, value dim].
     value_row: int
     value_head: int
@@ -52,13 +52,13 @@ class AttentionCall:
     rows: int
     key_heads: int
     groups: int  # Query heads per key head.
-    columns: int  # Columns of the row with most.
-    packed: int  # Whether all columns lie in one row of query and out, see `VisibleRanges`.
+    columns: int  # Number of columns in the row with the most columns.
+    packed: int  # Whether one row of `query` and `out` contains all columns, see `VisibleRanges`.
     dim: int  # A multiple of 8, as is `value_dim`.
     value_dim: int
     kind: int  # Number format of query, key and value, see `memory`.
     tile: int  # Maximum number of queries in a tile; a query is one head of one column.
-    keys: int  # Keys of the longest row.
+    keys: int  # Number of keys in the row with the most keys.
     scaling: float
     softcap: float  # 0 without a soft cap.
     runs: int  # Address of the runs of all queries, see `VisibleRanges`.
@@ -69,7 +69,7 @@ class AttentionCall:
     key_rows: int  # Address of [rows] rows of keys and values, see `AttentionMetadata`.
     run_count: int
     tail_width: int
-    taken: int  # Number of tiles that threads have taken; initially 0.
+    taken: int  # Number of tiles that threads have claimed; initially 0.
 
 
 CALL = record_dtype(AttentionCall)
@@ -77,7 +77,10 @@ _TAKEN = CALL.fields["taken"][1]
 
 
 class VisibleKeys(NamedTuple):
-    """Arrays that list, in text order, the keys that each query of a call sees."""
+    """The arrays of `VisibleRanges` and `AttentionMetadata` for one attention call.
+
+    They list the keys that each query sees, in text order.
+    """
 
     runs: Records[KeyRun]
     begin: IntArray
@@ -88,35 +91,35 @@ class VisibleKeys(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Queries that one thread processes together, and the memory of this thread.
+    """Queries that one thread processes together, and the thread's working memory.
 
-    All queries of a tile share a row of the batch and a key head, which serves `groups` query
-    heads. Query i of the row belongs to column i // groups, and to number i % groups of these query
-    heads.
+    All queries in a tile belong to the same row of the batch and use the same key head, which
+    `groups` query heads share. Query i of the row belongs to column i // groups, and to query head
+    i % groups of these heads.
 
     Attributes:
-        row: Row that holds the keys and values of the queries.
-        head: Key head of the queries.
-        first: Index of the tile's first query.
-        length: Number of queries of the tile.
+        row: Row of the key and value tensors for these queries.
+        head: Index of the key head.
+        first: Index of the tile's first query in the row.
+        length: Number of queries in the tile.
         origin: Address of the row's first column in the query tensor.
-        biases: Address of the biases of the row's first column.
+        biases: Address of the biases for the row's first column.
         outputs: Index of the row's first column among the columns of all rows.
         runs: Runs of visible keys; see `VisibleRanges`.
-        begin: For each column of the row, index of its first run.
+        begin: Index of the first run for each column of the row.
         cached: Number of leading keys, in text order, for which key i has cache position i.
         tail: Cache positions of the other keys, in text order.
         queries: Scaled queries, [tile or more, dim]. The kernel in `dotted` instead stores the
-            unscaled queries here, packed in blocks of four.
-        scores: Scores, later replaced by softmax weights, [tile, keys or more].
+            unscaled queries, packed in blocks of four.
+        scores: Scores, [tile, keys or more]. The softmax weights later replace the scores.
         sums: Weighted sums of values, [tile, value dim].
         totals: Sum of each query's softmax weights, [tile].
-        cursors: For each query, index of its current run: the first run of visible keys that ends
-            within or after the current block of keys.
-        block: Copy of the current block's keys or values, if the kernel cannot read them in place.
-            A block has up to `BLOCK` keys.
-        products: Scores of a block, in the layout that the kernel in `dotted` uses.
-        weight_addresses: Addresses of the weights of up to four queries.
+        cursors: Index of each query's current run, [tile]. This is the first run of visible keys
+            that ends within or after the current block of keys.
+        block: Copy of the current block's keys or values, which the kernel uses if it cannot read
+            them in place. A block contains up to `BLOCK` keys.
+        products: Scores of a block, in the layout that the kernel in `dotted` writes.
+        weight_addresses: Addresses of the softmax weights of up to four queries.
     """
 
     row: int
@@ -148,7 +151,7 @@ def read_call(address: int) -> Any:
 
 @subroutine
 def visible_keys(call: AttentionCall) -> VisibleKeys:
-    """Return the arrays of a call's visible keys, without copying them."""
+    """Return the arrays to which the addresses in a call point, without copying them."""
     starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
     return VisibleKeys(
         numba.carray(as_pointer(call.runs), call.run_count, RUN),
@@ -162,15 +165,15 @@ def visible_keys(call: AttentionCall) -> VisibleKeys:
 
 @inlined
 def take_tile(address: int, call: AttentionCall, starts: IntArray) -> tuple[int, int, int, int]:
-    """Claim the next tile: a group of queries that one thread processes.
+    """Claim the next tile of queries for the calling thread.
 
     Args:
         address: Address of `call`.
         call: Arguments of the attention call.
-        starts: Index of the first query of each row, [rows + 1].
+        starts: Index of each row's first column among the columns of all rows, [rows + 1].
     Returns:
-        Row, key head, first query and number of queries of the tile. If no tile is left, the
-        number of queries is 0.
+        The tile's row, key head, index of the first query, and number of queries. If no tile is
+        left, the number of queries is 0.
     """
     tiles = (call.columns * call.groups + call.tile - 1) // call.tile
     while True:
@@ -180,7 +183,7 @@ def take_tile(address: int, call: AttentionCall, starts: IntArray) -> tuple[int,
             return 0, 0, 0, 0
         first = task % tiles * call.tile
         length = min(call.tile, (starts[row + 1] - starts[row]) * call.groups - first)
-        if length > 0:  # rows with fewer columns than the longest have fewer tiles
+        if length > 0:  # rows with fewer columns than the longest row have fewer tiles
             return row, task // tiles % call.key_heads, first, length
 
 
@@ -194,7 +197,7 @@ def row_queries(call: AttentionCall, starts: IntArray, row: int) -> int:
 
 @inlined
 def row_biases(call: AttentionCall, starts: IntArray, row: int) -> int:
-    """Return the address of the biases of a row's first column."""
+    """Return the address of the biases for a row's first column."""
     if call.packed:
         return int(call.bias + starts[row] * call.bias_column)
     return int(call.bias + row * call.bias_row)
@@ -202,16 +205,23 @@ def row_biases(call: AttentionCall, starts: IntArray, row: int) -> int:
 
 @inlined
 def output_index(call: AttentionCall, column: int, head: int, member: int) -> int:
-    """Return a query's index in the result [columns of all rows, heads]."""
+    """Return a query's index in the output [columns of all rows, heads].
+
+    Args:
+        call: Arguments of the attention call.
+        column: Index of the query's column among the columns of all rows.
+        head: Index of the key head.
+        member: Index of the query head among the heads that share the key head.
+    """
     return (column * call.key_heads + head) * call.groups + member
 
 
 @inlined
 def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> bool:
-    """Return whether the keys that a query sees overlap keys `start` to `stop` - 1.
+    """Return whether query i may see any of the keys `start` to `stop` - 1.
 
-    The keys of the query extend from the first visible one to the last. Hidden keys between them
-    count as well.
+    The result is True if these keys overlap the range from the query's first visible key to its
+    last one, even if all keys in the overlap are hidden.
     """
     column = (tile.first + i) // call.groups
     begin, end = tile.begin[column], tile.begin[column + 1]
@@ -220,5 +230,5 @@ def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> b
 
 @inlined
 def cache_position(tile: Tile, ordinal: int) -> int:
-    """Return the cache position of a key, given its ordinal in text order."""
+    """Return the cache position of the key with a given index in text order."""
     return ordinal if ordinal < tile.cached else tile.tail[ordinal - tile.cached]

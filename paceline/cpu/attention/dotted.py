@@ -1,11 +1,11 @@
 """Compute attention scores of bfloat16 states with AVX512_BF16 dot products.
 
-The dot products need only a quarter as many instructions as the general kernel. The products of a
-query and a key are added in four lanes (partial sums), see `avx512_dot`. Lane 0 adds the products
-of the dimensions 1, 0, 9, 8, 17, 16 and so on, in this order. Lane 1 starts with the dimensions 3,
-2, 11 and 10, lane 2 with 5, 4, 13 and 12, and lane 3 with 7, 6, 15 and 14. Next, lane 2 is added to
-lane 0, and lane 3 to lane 1. The sum of lanes 0 and 1 is multiplied by `scaling`. The order of
-these additions does not depend on how many queries and keys are computed together.
+The kernel needs only a quarter as many instructions as the general one. It accumulates the dot
+product of a query and a key in four lanes, as `avx512_dot` describes. Lane 0 adds the products of
+dimensions 1, 0, 9, 8, 17, 16 and so on, in this order. Lane 1 starts with dimensions 3, 2, 11 and
+10, lane 2 with 5, 4, 13 and 12, and lane 3 with 7, 6, 15 and 14. The kernel then adds lane 2 to
+lane 0, lane 3 to lane 1, and the two results. Finally, it multiplies the sum by `scaling`. The
+number of queries and keys that are processed together does not affect this order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.cpu.memory import BFLOAT16, FLOAT_BYTES, HALF_BYTES, address
 from paceline.cpu.row_blocks import count_blocks, pack_row, packed_row
 from paceline.util.compiled import inlined
 
-QUERIES = MAX_BLOCKS * ROWS  # maximum number of queries that are scored together
+QUERIES = MAX_BLOCKS * ROWS  # maximum number of queries whose scores are computed together
 _LANES = softmax_weighted_sum.STEP // FLOAT_BYTES
 _AVAILABLE = avx512_dot.available()
 _multiply = avx512_dot.multiply_blocks()
@@ -27,13 +27,13 @@ _multiply = avx512_dot.multiply_blocks()
 
 @inlined
 def is_dotted(call: AttentionCall) -> bool:
-    """Return whether this module computes the scores of an attention call."""
+    """Return whether to compute the scores of an attention call with this module."""
     return _AVAILABLE and call.kind == BFLOAT16 and call.dim * HALF_BYTES % LINE == 0
 
 
 @inlined
 def pack_queries(call: AttentionCall, tile: Tile) -> None:
-    """Pack the queries in blocks of four, padding the last block with the last query."""
+    """Pack a tile's queries in blocks of four, and fill the last block with copies."""
     size = call.dim * HALF_BYTES
     for i in range(count_blocks(tile.length) * ROWS):
         column, member = divmod(tile.first + min(i, tile.length - 1), call.groups)
@@ -44,9 +44,16 @@ def pack_queries(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Compute the scores of keys `start` to `stop` - 1 for a tile's queries.
+    """Compute the scores of a block of keys for a tile's queries.
 
-    Queries are processed in groups. A group is skipped if none of its queries reaches these keys.
+    The function processes the queries in groups, and skips groups in which no query sees the keys.
+
+    Args:
+        call: Arguments of the attention call.
+        tile: Tile of queries.
+        source: Address of the key head's keys.
+        start: Index of the block's first key, in text order.
+        stop: Index of the block's last key, plus one.
     """
     size = call.dim * HALF_BYTES
     is_ahead = stop + BLOCK <= tile.cached and call.key_stride == size
@@ -64,16 +71,16 @@ def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop:
             target = address(tile.products) + key * FLOAT_BYTES
             blocks = count_blocks(count)
             _multiply(blocks, queries, keys + key * size, size, target, ahead, parts)
-        parts = 0  # the first group prefetches for all
+        parts = 0  # the first group prefetches the next keys for all groups
         _write_scores(call, tile, first, count, start, stop)
 
 
 @inlined
 def _stage(call: AttentionCall, tile: Tile, source: int, size: int, start: int, stop: int) -> int:
-    """Return an address from which a block's keys can be read in groups of eight.
+    """Return an address with a block's keys, contiguous and in whole groups of eight.
 
-    If the keys are not contiguous or do not fill the last group, they are copied, and the copy is
-    padded with zeros.
+    If the keys are not contiguous, or do not fill the last group, the function copies them, and
+    pads the copy with zeros.
     """
     if call.key_stride == size and stop <= tile.cached and (stop - start) % OUTPUTS == 0:
         return source + start * size

@@ -1,4 +1,4 @@
-"""Run batch-invariant attention kernels on tensors, using torch's thread count."""
+"""Run the batch-invariant attention kernels on tensors, with torch's thread count."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ def attention_by_position(
     metadata: AttentionMetadata,
     options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
-    """Compute attention that depends only on the query and its visible keys.
+    """Compute attention so that only a query's visible keys affect its output.
 
-    Queries without visible keys get zeros.
+    The output of a query without visible keys is zero.
 
     Args:
-        query: Tensor [rows, heads, columns, dim] on the CPU; for a packed batch, [1, heads, columns
-            of all rows, dim]. The dtype is float32, bfloat16 or float16.
-        key: Tensor [rows, key heads, cache positions, dim].
-        value: Tensor [rows, key heads, cache positions, value dim].
-        mask: Bool tensor [rows or 1, 1, columns, cache positions]. With None, a single query per
-            row sees all keys of the row, and several queries per row see keys causally.
+        query: Queries, float32, bfloat16 or float16 [rows, heads, columns, dim], on the CPU. For a
+            packed batch, [1, heads, columns of all rows, dim].
+        key: Keys, [rows, key heads, cache positions, dim].
+        value: Values, [rows, key heads, cache positions, value dim].
+        mask: Bool tensor [rows or 1, 1, columns, cache positions]. None means that a single query
+            per row sees all keys of the row, and several queries per row see keys causally.
         metadata: Keys of each row, in the order of their text positions.
         options: Scaling, bias, soft cap and sinks. Default: scaling by 1 / sqrt(dim) only.
 
     Returns:
-        Tensor [rows, columns, heads, value dim], with the query's dtype, rows and columns.
+        Output, [rows, columns, heads, value dim], in the dtype of the query. Rows and columns are
+        the same as in `query`.
     """
     batch, heads, columns, dim = query.shape
     value_dim, keys = value.shape[3], metadata.keys
@@ -95,10 +96,14 @@ def attention_by_position(
 
 
 def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
-    """Return the maximum number of queries that a thread processes together (a tile).
+    """Return the maximum number of queries in a tile, which one thread processes.
 
-    With AMX (`tiled`), a tile contains only whole blocks of queries, and all `groups` query heads
-    of each of its tokens.
+    Args:
+        keys: Number of keys in the longest row.
+        groups: Number of query heads that share a key head.
+        columns: Maximum number of columns (query tokens) per row.
+        tiled: Whether the kernel uses AMX. If so, a tile contains whole blocks of queries, and all
+            `groups` query heads of its tokens.
     """
     in_cache = max(MIN_QUERIES_PER_TILE, min(MAX_QUERIES_PER_TILE, SCORES_PER_TILE // keys))
     queries = min(in_cache, columns * groups)
@@ -107,9 +112,9 @@ def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
 
 
 def _readable(states: Tensor, dim: int) -> Tensor:
-    """Return queries, keys or values, contiguous in their last dimension.
+    """Make the last dimension of queries, keys or values contiguous.
 
-    If that dimension is not a multiple of eight, it is padded with zeros.
+    If `dim`, its size, is not a multiple of eight, the function pads the dimension with zeros.
     """
     if dim % WIDTH:
         return pad(states, (0, -dim % WIDTH))
@@ -121,7 +126,7 @@ def _sinks(sinks: Tensor | None) -> Tensor | None:
 
 
 def _biases(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """Return biases in float32 for every row, contiguous in their last dimension."""
+    """Convert biases to float32 [rows, heads, columns, cache positions]."""
     if bias is None:
         return None
     shape = *query.shape[:3], key.shape[2]
@@ -129,7 +134,7 @@ def _biases(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _address_and_strides(states: Tensor | None) -> tuple[int, int, int, int]:
-    """Return a tensor's address and first three strides in bytes; zeros for None."""
+    """Return a tensor's address, and its first three strides in bytes; zeros for None."""
     if states is None:
         return 0, 0, 0, 0
     size = states.element_size()

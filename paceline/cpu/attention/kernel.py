@@ -1,6 +1,6 @@
-"""Compute batch-invariant attention.
+"""Compute batch-invariant attention with vector instructions.
 
-A query's output depends only on the query and on the keys that it sees, bit for bit. Other
+A query's output depends only on the query and on the keys that the query sees, bit for bit. Other
 queries, the cache positions of keys, the length of the cache and the number of threads have no
 effect. All sums are float32, and the kernel computes them in this order:
 
@@ -9,12 +9,13 @@ effect. All sums are float32, and the kernel computes them in this order:
   the module `attention.dotted` describes the order. A bias is added last.
 - Softmax: exp(score - largest score of all visible keys).
 - Total weight: eight lanes sum the weights of the visible keys. A key's rank is its index among
-  the visible keys in text order. Lane l sums the weights of the keys with rank l, l + 8, ... The
-  lanes are added as in `fma_dot`. The weight of an attention sink is added last.
+  the visible keys in text order. Lane l sums the weights of the keys with rank l, l + 8, and so on.
+  The kernel adds the lanes as in `fma_dot`, and adds the weight of an attention sink last.
 - Output in each dimension: fused multiply-adds of weight and value, key by key in text order,
   followed by the division by the total weight.
 
-How keys are split into blocks, and queries into tiles, does not affect the order of a sum.
+The kernel divides keys into blocks, and queries into tiles. This division does not affect the order
+of a sum.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ from paceline.util.compiled import inlined
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of a call until none is left; return how many this thread took."""
+    """Process tiles of queries until none is left; return the number of tiles.
+
+    Args:
+        call_address: Address of an `AttentionCall`.
+    """
     call = read_call(call_address)
     keys = visible_keys(call)
     queries = np.empty((call.tile + 1, call.dim), dtype=np.float32)
@@ -88,7 +93,7 @@ attend = TeamJob(_attend, CALL)
 
 @inlined
 def _attend_tile(call: AttentionCall, tile: Tile) -> None:
-    """Compute a tile's scores, weights and sums, in three passes over blocks of keys."""
+    """Compute a tile's scores, softmax weights and weighted sums, in three passes."""
     low, high = _span(call, tile)
     keys = call.key + tile.row * call.key_row + tile.head * call.key_head
     if is_dotted(call):
@@ -110,7 +115,10 @@ def _attend_tile(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
-    """Return the range of keys that the tile's queries see: first, last plus one."""
+    """Return the range of keys that a tile's queries see.
+
+    The result is the index of the first key, and the index of the last key plus one, in text order.
+    """
     low, high = call.keys, 0
     for column in range(
         tile.first // call.groups, (tile.first + tile.length - 1) // call.groups + 1
@@ -123,7 +131,7 @@ def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
 
 @inlined
 def _write_out(call: AttentionCall, tile: Tile) -> None:
-    """Divide the sums by the total weights, and write them in the result's format."""
+    """Divide a tile's weighted sums by the total weights, and write the output."""
     size = call.value_dim * FLOAT_BYTES
     for i in range(tile.length):
         column, member = divmod(tile.first + i, call.groups)

@@ -1,7 +1,7 @@
-"""Define inner loops that the attention kernels share.
+"""Define the inner loops that several attention kernels use.
 
-Rows of float32 values are stored at a fixed stride. Sizes and strides are in bytes and are
-multiples of 32. The order of summation does not depend on how many rows a loop processes at once.
+Rows of float32 values have a fixed stride. Sizes and strides are in bytes, and are multiples of 32.
+The number of rows that a loop processes at once does not affect the order of summation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cap(softcap: np.float32, first: int, last: int) -> None:
 
 @inlined
 def load_sink(call: AttentionCall, head: int) -> Any:
-    """Return the attention sink of a query head, or minus infinity if there is none."""
+    """Return the attention sink of a query head, or -inf if the call has no sinks."""
     if call.sinks:
         return simd_f32x8.load_float(call.sinks + head * FLOAT_BYTES)
     return np.float32(-np.inf)
@@ -47,7 +47,13 @@ def load_sink(call: AttentionCall, head: int) -> Any:
 
 @inlined
 def add_sink(total: np.float32, sink: np.float32, largest: np.float32) -> Any:
-    """Return the total of the softmax weights, including the weight of the sink."""
+    """Add the weight of an attention sink to a total of softmax weights.
+
+    Args:
+        total: Sum of the softmax weights.
+        sink: Score of the sink, or -inf.
+        largest: Largest score, which was subtracted from all scores.
+    """
     weight = simd_f32x8.exp(simd_f32x8.splat(np.float32(sink - largest)))
     return np.float32(total + simd_f32x8.largest(weight))
 
@@ -66,16 +72,15 @@ def add_values(
     """Add weighted value vectors to the sums of up to four queries.
 
     Args:
-        weights: Address of an array that holds one address per query: the address of the query's
-            weights.
+        weights: Address of an array with the address of each query's float32 weights.
         values: Address of the value vectors.
         stride: Distance between consecutive value vectors, in bytes.
         count: Number of value vectors.
         sums: Address of the float32 sums, which are stored query by query.
         size: Size of one query's sums, in bytes.
         queries: Number of queries.
-        is_half: Whether the value vectors are in bfloat16. In this case, `size` must be a multiple
-            of 64.
+        is_half: Whether the value vectors are bfloat16 rather than float32. If so, `size` must be a
+            multiple of 64.
     """
     in_groups = size // _GROUP_BYTES * _GROUP_BYTES
     in_vectors = size // softmax_weighted_sum.STEP * softmax_weighted_sum.STEP
@@ -95,7 +100,7 @@ def add_values(
 
 @inlined
 def _add_lanes(weights: int, value: int, stride: int, count: int, target: int) -> None:
-    """Add `count` weighted values to one query's sums of eight value dimensions."""
+    """Add `count` weighted values to one query's sums in eight value dimensions."""
     total = simd_f32x8.load(target)
     for offset in range(0, count * FLOAT_BYTES, FLOAT_BYTES):
         weight = simd_f32x8.splat(simd_f32x8.load_float(weights + offset))

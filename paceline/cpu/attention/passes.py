@@ -1,4 +1,4 @@
-"""Compute scores, softmax weights and weighted sums for a group (tile) of queries."""
+"""Compute scores, softmax weights and weighted sums for a tile of queries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.cpu.fma_dot import OUTPUTS, multiply_rows
 from paceline.cpu.memory import BFLOAT16, FLOAT32, FLOAT_BYTES, VECTOR_BYTES, address, load_row
 from paceline.util.compiled import inlined
 
-_PAIR = 2  # queries that are scored together
+_PAIR = 2  # number of queries whose scores are computed together
 _LANES = softmax_weighted_sum.STEP // FLOAT_BYTES
 _multiply = multiply_rows(FLOAT32, _PAIR)
 
 
 @inlined
 def load_queries(call: AttentionCall, tile: Tile) -> None:
-    """Convert the queries to float32, and multiply them by the scaling factor."""
+    """Convert a tile's queries to float32, and multiply them by the scaling factor."""
     scaling, row_bytes = simd_f32x8.splat(np.float32(call.scaling)), call.dim * FLOAT_BYTES
     for i in range(tile.length):
         column, member = divmod(tile.first + i, call.groups)
@@ -34,9 +34,16 @@ def load_queries(call: AttentionCall, tile: Tile) -> None:
 
 @inlined
 def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Compute the scores of a block of keys, for two queries at a time.
+    """Compute the scores of a block of keys for a tile's queries.
 
-    Pairs of queries that see no key of the block are skipped.
+    The function processes two queries at a time, and skips pairs that see no key of the block.
+
+    Args:
+        call: Arguments of the attention call.
+        tile: Tile of queries.
+        source: Address of the key head's keys.
+        start: Index of the block's first key, in text order.
+        stop: Index of the block's last key, plus one.
     """
     keys, stride = _stage(call, tile, source, call.key_stride, call.dim, start, stop, True)
     row_bytes, out_stride = call.dim * FLOAT_BYTES, tile.scores.shape[1] * FLOAT_BYTES
@@ -55,9 +62,9 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
     """Convert the scores of query i to softmax weights, and return their total.
 
-    The weights replace the scores in memory. The weights are contiguous, and the first weight
-    replaces the score of the first key that the query sees. The total is in float32, and includes
-    the attention sink, if any.
+    The weights replace the scores in memory. They are contiguous, and the first weight replaces the
+    score of the first key that the query sees. The total is float32, and includes the weight of an
+    attention sink.
     """
     column, member = divmod(tile.first + i, call.groups)
     begin, end = tile.begin[column], tile.begin[column + 1]
@@ -93,7 +100,15 @@ def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
 
 @inlined
 def add_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
-    """Add a block's weighted values to the sums of the queries that see them."""
+    """Add a block's weighted values to the sums of the queries that see the values.
+
+    Args:
+        call: Arguments of the attention call.
+        tile: Tile of queries.
+        source: Address of the key head's values.
+        start: Index of the block's first key, in text order.
+        stop: Index of the block's last key, plus one.
+    """
     lanes = call.value_dim % _LANES
     is_half = call.kind == BFLOAT16 and stop <= tile.cached and lanes == 0
     if is_half:
@@ -131,10 +146,18 @@ def add_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: in
 
 @inlined
 def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
-    """Return `count` if all `count` queries see the whole block, otherwise 0.
+    """Return `count` if all `count` queries see every key of a block, otherwise 0.
 
-    This also advances `tile.cursors`: for each query, to its first range of visible keys that ends
-    within or after the block.
+    The function also advances each query's entry in `tile.cursors` to the first run of visible keys
+    that ends within or after the block.
+
+    Args:
+        call: Arguments of the attention call.
+        tile: Tile of queries.
+        first: Index of the first query in the tile.
+        count: Number of queries.
+        start: Index of the block's first key, in text order.
+        stop: Index of the block's last key, plus one.
     """
     runs, cursors = tile.runs, tile.cursors
     all_see = True
@@ -153,9 +176,9 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 
 @inlined
 def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Return the address of the softmax weight of query i for a key.
+    """Return the address of query i's softmax weight for the key with index `ordinal`.
 
-    The key must lie in the range of keys to which `tile.cursors[i]` points.
+    The key must belong to the run of visible keys to which `tile.cursors[i]` points.
     """
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     index = first.start + run.rank + ordinal - run.start
@@ -175,16 +198,17 @@ def _stage(
 ) -> tuple[int, int]:
     """Return the address and stride of a block's keys or values in float32.
 
+    If the kernel cannot read them in place, the function copies them to `tile.block`.
+
     Args:
         call: Arguments of the attention call.
-        tile: Current tile. The keys or values are copied to `tile.block` if they cannot be used in
-            place.
+        tile: Tile of queries.
         source: Address of the key head's keys or values.
-        stride: Distance in bytes between consecutive cache positions.
+        stride: Distance between consecutive cache positions, in bytes.
         dim: Number of elements per key or value.
-        start: Index of the first key, in text order.
-        stop: Index of the last key, plus one.
-        fills_up: Whether to append keys of zeros up to a multiple of four.
+        start: Index of the block's first key, in text order.
+        stop: Index of the block's last key, plus one.
+        fills_up: Whether to append keys of zeros up to a multiple of four keys.
     """
     first = cache_position(tile, start)
     adjacent = call.kind == FLOAT32 and not (fills_up and (stop - start) % OUTPUTS)

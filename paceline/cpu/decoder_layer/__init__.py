@@ -1,1 +1,1 @@
-"""Compute a decoder layer in one compiled call."""
+"""Compute the decoder layers of a model in compiled calls."""

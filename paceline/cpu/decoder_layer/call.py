@@ -1,8 +1,8 @@
 """Run all steps of a decoder layer in one compiled function.
 
 The CPU packages `linear`, `packed` and `attention` provide the jobs that compute matrix products
-and attention. The other steps round to bfloat16 after each operation, as torch does. The result is
-bit-identical to the result of running the layer's modules one by one.
+and attention. The other steps round to bfloat16 after each operation, as torch does. The output is
+bit-identical to that of the layer's modules, run one by one.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from paceline.util.compiled import (
     subroutine,
 )
 
-_STEP = WIDTH * HALF_BYTES  # bytes of a vector of bfloat16 numbers
-_QUERY, _OUTPUT, _GATE, _DOWN, _ATTEND = 0, 3, 4, 6, 7  # jobs by number
+_STEP = WIDTH * HALF_BYTES  # bytes in a vector of bfloat16 numbers
+_QUERY, _OUTPUT, _GATE, _DOWN, _ATTEND = 0, 3, 4, 6, 7  # indices of the jobs in a layer
 NUM_PRODUCTS = _ATTEND
-NUM_JOBS = NUM_PRODUCTS + 1  # of a layer
+NUM_JOBS = NUM_PRODUCTS + 1  # jobs in a layer
 
 
 class LayerCall:
-    """Input of `run_layer`: addresses of contiguous bfloat16 tensors, and sizes."""
+    """Arguments of `run_layer`: sizes, and addresses of contiguous bfloat16 tensors."""
 
     count: int  # Number of columns.
     hidden: int
     heads: int
     key_heads: int
-    dim: int  # Numbers of a head, a multiple of 16.
-    inner: int  # Outputs of the gate; 0 if the caller computes the feed-forward network.
-    norm: int  # Weights before attention.
+    dim: int  # Size of a head, a multiple of 16.
+    inner: int  # Number of outputs of the gate; 0 if the caller computes the feed-forward network.
+    norm: int  # Weights of the norm before attention.
     epsilon: float
-    inner_norm: int  # Weights before the feed-forward network.
+    inner_norm: int  # Weights of the norm before the feed-forward network.
     inner_epsilon: float
-    query_norm: int  # Weights for each head of the queries, [dim], or 0.
+    query_norm: int  # Weights of the norm of each query head, [dim], or 0.
     query_epsilon: float
     key_norm: int
     key_epsilon: float
     cosines: int  # Shape [count, dim].
     sines: int
-    written: int  # Rows of the stores to write, int64 [key heads, count].
-    key_rows: int  # Store of the keys, [rows, dim].
+    written: int  # Rows of the KV cache to write, int64 [key heads, count].
+    key_rows: int  # Keys in the KV cache, [rows, dim].
     value_rows: int
-    activation: int  # Results for all bfloat16 numbers, in the order of their bits.
-    jobs: int  # The seven products, then attention: addresses of function and record.
-    # Memory for the results of the steps.
+    activation: int  # Results of the activation function for all 65,536 bfloat16 numbers.
+    jobs: int  # Addresses of function and record, for the seven products and then attention.
+    # Memory for the results of each step.
     normed: int  # Shape [count, hidden].
     queries: int  # Shape [count, heads, dim].
     keys: int  # Shape [count, key heads, dim].
@@ -82,10 +82,10 @@ def run_layer(address: int, states: int, out: int, mailbox: int, number: int) ->
     """Compute one decoder layer.
 
     Args:
-        address: Address of a `LayerCall`, which holds the addresses of weights and buffers.
-        states: Address of the hidden states of `count` tokens, bfloat16 [count, hidden].
-        out: Address of the result, bfloat16 [count, hidden].
-        mailbox: Address at which the thread team receives its jobs; 0 means no team.
+        address: Address of the layer's `LayerCall`.
+        states: Address of the layer's input, bfloat16 [count, hidden].
+        out: Address at which to write the layer's output, bfloat16 [count, hidden].
+        mailbox: Address at which the thread team receives its jobs. 0 means no team.
         number: Number of the last job that the team received before this call.
     """
     layer = numba.carray(as_pointer(address), 1, LAYER_CALL)[0]
@@ -122,12 +122,11 @@ def run_layers(
     """Compute consecutive decoder layers.
 
     Args:
-        address: Address of an array of `LayerCall` records, one per layer. A record holds the
-            addresses of weights and buffers.
+        address: Address of an array with a `LayerCall` for each layer.
         num_layers: Number of layers.
-        states: Address of the hidden states of `count` tokens, bfloat16 [count, hidden].
-        out: Address of the result, bfloat16 [count, hidden].
-        mailbox: Address at which the thread team receives its jobs; 0 means no team.
+        states: Address of the first layer's input, bfloat16 [count, hidden].
+        out: Address at which to write the last layer's output, bfloat16 [count, hidden].
+        mailbox: Address at which the thread team receives its jobs. 0 means no team.
         number: Number of the last job that the team received before this call.
     """
     for _ in range(num_layers):
@@ -139,13 +138,13 @@ def run_layers(
 
 @inlined
 def _normalise_heads(rows: int, weight: int, epsilon: float, layer: LayerCall, heads: int) -> None:
-    """Normalise each head of the queries or keys in place."""
+    """Apply an RMS norm to each head of the queries or keys, in place."""
     normalise(rows, weight, rows, BFLOAT16, layer.count * heads, layer.dim, epsilon)
 
 
 @inlined
 def _rotate(layer: LayerCall) -> None:
-    """Rotate queries and keys, and write keys and values to the cache."""
+    """Apply the rotary embedding, and write the keys and values to the KV cache."""
     row_bytes = layer.dim * HALF_BYTES
     for column in range(layer.count):
         cosines, sines = layer.cosines + column * row_bytes, layer.sines + column * row_bytes
@@ -164,9 +163,16 @@ def _rotate(layer: LayerCall) -> None:
 
 @inlined
 def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -> None:
-    """Apply the rotary embedding to each pair of elements i and i + dim / 2 of a row.
+    """Apply the rotary embedding to one head of one token.
 
-    `half` is half the size of the row in bytes.
+    The function rotates each pair of elements i and i + dim / 2.
+
+    Args:
+        source: Address of the head.
+        target: Address at which to write the rotated head; may equal `source`.
+        cosines: Address of the cosines for the token's position, [dim].
+        sines: Address of the sines for the token's position, [dim].
+        half: Half the size of the head in bytes.
     """
     for offset in range(0, half, _STEP):
         low = simd_f32x8.load_bfloat16(source + offset)
@@ -181,13 +187,13 @@ def _rotate_row(source: int, target: int, cosines: int, sines: int, half: int) -
 
 @inlined
 def _times(numbers: Any, factors: int) -> Any:
-    """Multiply eight numbers by the eight factors at an address; round to bfloat16."""
+    """Multiply eight numbers by the factors at an address, and round to bfloat16."""
     return simd_f32x8.to_bfloat16(simd_f32x8.multiply(numbers, simd_f32x8.load_bfloat16(factors)))
 
 
 @inlined
 def _activate(layer: LayerCall) -> None:
-    """Apply the activation function to `gate`, and multiply the result by `up`."""
+    """Replace `gate` by activation(gate) * up; the activation function is a table."""
     size = layer.count * layer.inner * HALF_BYTES
     for offset in range(0, size, HALF_BYTES):
         bits = load_uint16(layer.gate + offset)
@@ -199,7 +205,7 @@ def _activate(layer: LayerCall) -> None:
 
 @inlined
 def _add(first: int, second: int, out: int, count: int) -> None:
-    """Add two arrays of `count` numbers, and write the sums to `out`."""
+    """Add two arrays of `count` bfloat16 numbers, and write the sums to `out`."""
     for offset in range(0, count * HALF_BYTES, _STEP):
         left, right = (
             simd_f32x8.load_bfloat16(first + offset),

@@ -26,16 +26,25 @@ from paceline.cpu.settings import MAX_LAYER_ROWS
 from paceline.cpu.simd_f32x8 import WIDTH
 from paceline.cpu.thread_team import TEAM
 
-_ALL_BITS = 1 << 16  # bit patterns of bfloat16 numbers
-# Memory of each product's input and result, by their names in `LayerCall`.
+_ALL_BITS = 1 << 16  # number of bit patterns of bfloat16 numbers
+# Fields of `LayerCall` with the addresses of each product's input and output.
 _IN = ("normed", "normed", "normed", "attended", "normed", "normed", "gate")
 _OUT = ("queries", "keys", "values", "projected", "gate", "up", "projected")
-_ATTENTION_PRODUCTS = 4  # the first products
+_ATTENTION_PRODUCTS = 4  # the first four products belong to attention
 _NORMS = ("", "inner_", "query_", "key_")  # prefixes in `LayerCall`, as in `DecoderLayer.norms`
 
 
 class _Shape(NamedTuple):
-    """Sizes of a layer, in elements."""
+    """The sizes of a decoder layer.
+
+    Attributes:
+        hidden: Number of elements in a hidden state.
+        heads: Number of query heads.
+        key_heads: Number of key heads.
+        dim: Number of elements in a head.
+        inner: Number of outputs of the feed-forward network's gate. 0 if the layer's products do
+            not include the feed-forward network.
+    """
 
     hidden: int
     heads: int
@@ -45,7 +54,7 @@ class _Shape(NamedTuple):
 
     @staticmethod
     def of(layer: DecoderLayer) -> _Shape | None:
-        """Return the sizes of a layer; None if the kernels do not support its shapes."""
+        """Return the sizes of a layer, or None if the kernels do not support its shapes."""
         weights = [product.weight for product in layer.products]
         dim, hidden = layer.head_dim, len(layer.norms[0].weight)
         inner = len(weights[4]) if len(weights) > _ATTENTION_PRODUCTS else 0
@@ -58,7 +67,7 @@ class _Shape(NamedTuple):
         return _Shape(hidden, heads, key_heads, dim, inner) if fits and even else None
 
     def memory(self) -> dict[str, int]:
-        """Return the number of elements per row that each result in `LayerCall` needs."""
+        """Return the size of each result buffer in `LayerCall`, in elements per row."""
         queries, keys = self.heads * self.dim, self.key_heads * self.dim
         return {
             "normed": self.hidden,
@@ -74,7 +83,7 @@ class _Shape(NamedTuple):
 
 
 class CpuDecoderLayers:
-    """Runs the decoder layers of a model; see `DecoderLayers`.
+    """Implements `DecoderLayers` with compiled kernels.
 
     Args:
         layers: Layers of the same shape, in bfloat16.
@@ -87,9 +96,9 @@ class CpuDecoderLayers:
         self._products = np.zeros((count, NUM_PRODUCTS), dtype=PRODUCT_CALL)
         self._attention = np.zeros(count, dtype=CALL)
         self._jobs = np.zeros((count, NUM_JOBS, 2), dtype=np.int64)
-        self._activation: Tensor | None = None  # table of the previous layer
-        self._held: list[Any] = []  # tensors whose addresses are stored
-        self._biases: list[tuple[Tensor, Tensor]] = []  # with their copies in float32
+        self._activation: Tensor | None = None  # activation table of the previous layer
+        self._held: list[Any] = []  # tensors that must live as long as their stored addresses
+        self._biases: list[tuple[Tensor, Tensor]] = []  # biases and their float32 copies
         modules = [module for layer in layers for module in _modules(layer)]
         self._parameters = [module._parameters for module in modules]
         self._weights, self._bias_parameters = zip(*map(_parameters, modules), strict=True)
@@ -114,7 +123,7 @@ class CpuDecoderLayers:
 
     @staticmethod
     def of(layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
-        """Return a runner for the layers; None if the kernels do not support them."""
+        """Return a runner for the layers, or None if the kernels do not support them."""
         shapes = {_Shape.of(layer) for layer in layers}
         shape = shapes.pop() if len(shapes) == 1 else None
         is_half = all(
@@ -126,12 +135,16 @@ class CpuDecoderLayers:
         return CpuDecoderLayers(layers, shape) if shape is not None and is_half else None
 
     def takes_rows(self, count: int) -> bool:
-        """Return whether `count` rows fit in memory and all threads can share the work."""
+        """Return whether to run a forward pass over `count` rows with this object.
+
+        The rows must fit into the buffers, and this thread must lead a team if torch uses several
+        threads.
+        """
         is_shared = torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
         return count <= MAX_LAYER_ROWS and is_shared
 
     def has_same_weights(self) -> bool:
-        """Return whether the layers still have the weights that the runner reads."""
+        """Return whether the modules still have the weights to which the runner points."""
         weights = [held["weight"] for held in self._parameters]
         biases = [held.get("bias") for held in self._parameters]
         return (
@@ -141,7 +154,7 @@ class CpuDecoderLayers:
         )
 
     def _describe_shape(self, shape: _Shape) -> None:
-        """Set the fields of `LayerCall` that are the same in all layers."""
+        """Set the fields that are the same in all layers, and allocate the buffers."""
         calls, attention = self._calls, self._attention
         for name, size in shape._asdict().items():
             calls[name] = size
@@ -166,7 +179,7 @@ class CpuDecoderLayers:
 
     def _describe(self, index: int, layer: DecoderLayer) -> None:
         call = self._calls[index]
-        # Without norms of heads, `query_norm` and `key_norm` stay 0.
+        # If the layer does not normalise heads, `query_norm` and `key_norm` stay 0.
         for name, norm, epsilon in zip(_NORMS, layer.norms, layer.epsilons, strict=False):
             call[f"{name}norm"], call[f"{name}epsilon"] = norm.weight.data_ptr(), epsilon
         self._attention[index]["scaling"] = layer.scaling
@@ -197,7 +210,7 @@ class CpuDecoderLayers:
         self._jobs[index, number, 0] = job.address
 
     def begin(self, current: LayerPass) -> None:
-        """Set the inputs of the next forward pass."""
+        """Set the fields that depend on the batch, for the next forward pass."""
         self._pass = current
         for bias, numbers in self._biases:
             numbers.copy_(bias)
@@ -220,7 +233,7 @@ class CpuDecoderLayers:
             attention[name] = value
 
     def _set_stores(self, current: LayerPass) -> None:
-        """Set the addresses of the keys and values."""
+        """Set the addresses and strides of each layer's keys and values in the KV cache."""
         first, start = current.seen
         for number, name in enumerate(("key", "value")):
             row, head, step, _ = current.stores[0][number].stride()
@@ -233,11 +246,24 @@ class CpuDecoderLayers:
             attention[f"{name}_stride"] = step * HALF_BYTES
 
     def run(self, index: int, states: Tensor) -> Tensor:
-        """Return the output of a layer, after writing its keys and values to the cache."""
+        """Compute one layer, and write its keys and values to the KV cache.
+
+        Args:
+            index: Index of the layer.
+            states: Input of the layer, contiguous bfloat16 [1, columns, hidden].
+        Returns:
+            Output of the layer, in the shape of `states`.
+        """
         return self._run(index, 1, states)
 
     def run_all(self, states: Tensor) -> Tensor:
-        """Return the output of the last layer; see `DecoderLayers.run_all`."""
+        """Compute all layers in one call, and write their keys and values to the KV cache.
+
+        Args:
+            states: Input of the first layer, contiguous bfloat16 [1, columns, hidden].
+        Returns:
+            Output of the last layer, in the shape of `states`.
+        """
         return self._run(0, len(self._addresses), states)
 
     def _run(self, first: int, count: int, states: Tensor) -> Tensor:
@@ -258,7 +284,10 @@ def _parameters(module: Any) -> tuple[Any, Any]:
 
 
 def _activation_table(activation: Any) -> Tensor:
-    """Return the bits of an activation function's results for all bfloat16 numbers."""
+    """Tabulate an activation function for all bfloat16 numbers.
+
+    Entry i contains the bits of the result for the number with the bits i.
+    """
     numbers = torch.arange(_ALL_BITS, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     table: Tensor = activation(numbers).contiguous().view(torch.int16)
     return table

@@ -1,1 +1,1 @@
-"""Compute recurrences along draft trees with compiled code."""
+"""Run recurrent layers along draft trees on CPUs, with compiled code."""

@@ -1,4 +1,4 @@
-"""Run compiled recurrences on tensors, with as many threads as torch uses."""
+"""Run the compiled recurrences on tensors, with torch's thread count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.cpu.thread_team import TeamJob
 
 
 class CpuRecurrences:
-    """Computes `Recurrences` on a CPU, batch-invariantly, with compiled code."""
+    """Implements `Recurrences` on CPUs with batch-invariant compiled code."""
 
     def convolve(
         self, rows: Tensor, convolution: Convolution, tree: TokenTree, held: Tensor
@@ -65,7 +65,7 @@ class CpuRecurrences:
         return out[:, :channels].to(dtype)
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
-        """Append the inputs of a path's tokens to the stored inputs."""
+        """Append the inputs of each request's path tokens to the request's stored inputs."""
         held, slots, start = states
         if start is not None:
             held[slots] = start
@@ -77,7 +77,7 @@ class CpuRecurrences:
     def delta_tokens(
         self, states: QueryKeyValue, log_decay: Tensor, gain: Tensor, normalised: bool
     ) -> GatedTokens:
-        """Prepare the inputs of a gated delta rule for `walk`."""
+        """Prepare the inputs of a layer with the gated delta rule for `walk`."""
         query, key, value = states
         decays_rows, size = log_decay.dim() == 3, key.shape[2]
         if decays_rows and key.shape[1] != value.shape[1]:
@@ -114,7 +114,7 @@ class CpuRecurrences:
         )
 
     def walk(self, tokens: GatedTokens, tree: TokenTree, held: Tensor, wants_after: bool) -> Steps:
-        """Compute a gated recurrence over a tree's tokens, starting from stored states."""
+        """Run a gated recurrence along the tree, starting from the stored states."""
         value, lanes = tokens.value, held.shape[3]
         size = value.shape[2]
         if size % LANES:
@@ -156,7 +156,7 @@ class CpuRecurrences:
         return Steps(output[..., :size].to(tokens.value.dtype), updates, after)
 
     def fold(self, tokens: GatedTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states by the tokens of a path."""
+        """Advance each request's stored states over the tokens of its path."""
         values = (
             *_path_fields(path, states),
             tokens.key.data_ptr(),
@@ -198,7 +198,7 @@ class CpuRecurrences:
         return Steps(output[:, :channels], updates, after)
 
     def fold_scan(self, tokens: ScanTokens, path: FoldPath, states: FoldedStates) -> None:
-        """Advance the stored states of a scan by the tokens of a path."""
+        """Advance each request's stored scan states over the tokens of its path."""
         _, rows, width = states.held.shape
         step, rate = _padded(tokens.step, width), _padded(tokens.rate, width)
         key = tokens.key.float().contiguous()
@@ -220,24 +220,24 @@ CPU_RECURRENCES = CpuRecurrences()
 
 
 def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
-    """Return the first four arguments of a kernel that advances stored states."""
+    """Return the fields of a `PathCall`, with which a kernel advances stored states."""
     return states.slots.data_ptr(), *path.addresses, len(states.slots)
 
 
 def _state_fields(states: FoldedStates) -> tuple[int, int]:
-    """Return the addresses of the stored states and of the states before a path.
+    """Return the addresses of the stored states, and of the states before the path.
 
-    The path consists of the tokens by which the stored states advance. The second address is 0 if
-    the path begins at the stored states.
+    The second address is 0 if the path begins at the stored states.
     """
     return states.held.data_ptr(), 0 if states.start is None else states.start.data_ptr()
 
 
 def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int, int]:
-    """Return the sizes of a gated recurrence.
+    """Return the sizes that the kernels for gated recurrences need.
 
-    These are the numbers of heads, groups of heads that share a key, rows and columns (lanes) of a
-    state, and SIMD vectors per block.
+    Returns:
+        Heads, groups of heads that share a key, rows and lanes (columns) of a state matrix, and
+        vectors per row of a block.
     """
     _, heads, rows, lanes = held.shape
     vectors = gated.MAX_VECTORS if lanes % (gated.MAX_VECTORS * LANES) == 0 else 1
@@ -245,12 +245,12 @@ def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int,
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:
-    """Return contiguous float32 rows, padded with zeros to `width`."""
+    """Convert rows to contiguous float32, padded with zeros to `width` elements."""
     return pad(rows.float(), (0, width - rows.shape[-1])).contiguous()
 
 
 def _bytes(rows: Tensor) -> np.ndarray:
-    """Return contiguous rows as bytes."""
+    """View a contiguous tensor as a numpy array of bytes, for any number format."""
     return rows.view(torch.uint8).numpy()
 
 

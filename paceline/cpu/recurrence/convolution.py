@@ -1,7 +1,8 @@
 """Compute causal convolutions over each token and its ancestors in a tree.
 
 Each sum starts with the bias. Fused multiply-adds in float32 then add the weighted inputs, from the
-oldest to the newest. SiLU, if any, is also computed in float32. The result is rounded once.
+oldest to the newest. If the convolution has an activation, SiLU is also computed in float32. The
+result is rounded only once, at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from paceline.util.compiled import compiled, inlined, record_dtype
 def _silu(builder: Any, x: Any) -> Any:
     """Emit instructions that compute x / (1 + exp(-x)).
 
-    Only exponentials of numbers <= 0 are computed.
+    The instructions compute exponentials only of -|x|, which cannot overflow.
     """
     integers = ir.VectorType(ir.IntType(32), WIDTH)
     bits = builder.or_(builder.bitcast(x, integers), words(0x80000000, WIDTH))
@@ -47,20 +48,20 @@ silu = operation(Float32x8, (Float32x8,), _silu)
 
 
 class ConvolutionCall(TreeCall):
-    """A convolution call; strides are in bytes, and sizes in elements."""
+    """The arguments of a convolution; strides are in bytes, and sizes in elements."""
 
-    rows: int  # Shape [tokens, channels]; neighbours in a row are adjacent.
-    row_bytes: int  # Distance from one row to the next.
+    rows: int  # Shape [tokens, channels]; the elements of a row are contiguous.
+    row_bytes: int  # Distance between consecutive rows.
     kind: int  # Number format of the rows and of `held`, see `memory`.
     held: int  # Contiguous [slots, size - 1, channels].
     weight: int  # Contiguous float32 [size, channels].
     bias: int  # Contiguous float32 [channels], or 0.
-    activates: int  # Whether SiLU follows.
+    activates: int  # Whether to apply SiLU to the sums.
     out: int  # Contiguous float32 or bfloat16 [tokens, channels].
     out_kind: int
     size: int
     channels: int  # A multiple of 8.
-    taken: int  # Number of tasks that threads have taken; initially 0.
+    taken: int  # Number of tasks that threads have claimed; initially 0.
 
 
 CONVOLUTION_CALL = record_dtype(ConvolutionCall)
@@ -68,7 +69,7 @@ _TAKEN = counter_of(CONVOLUTION_CALL)
 
 
 def _convolve(call_address: int) -> int:
-    """Run a convolution's tasks until none is left; return how many this thread ran."""
+    """Run tasks of a `ConvolutionCall` until none is left; return the number of tasks."""
     call = read_record(call_address, CONVOLUTION_CALL)
     count = (call.channels + CHANNELS_PER_TASK - 1) // CHANNELS_PER_TASK
     inputs = np.empty(call.size, dtype=np.int64)
@@ -83,7 +84,15 @@ convolve = TeamJob(_convolve, CONVOLUTION_CALL)
 def _convolve_channels(
     call: ConvolutionCall, tree: TreeArrays, task: int, inputs: IntArray, _: IntArray
 ) -> None:
-    """Compute the convolution of a task's channels for all tokens."""
+    """Compute the convolution for all tokens, in the channels of one task.
+
+    Args:
+        call: Arguments of the convolution.
+        tree: Tokens of the forward pass.
+        task: Index of the task, which covers `CHANNELS_PER_TASK` channels.
+        inputs: Memory for the addresses of one token's inputs, [size].
+        _: Unused, because `run_tasks` passes two buffers.
+    """
     for request in range(call.requests):
         for token in range(tree.pending[request] + tree.nodes[request]):
             _find_inputs(call, tree, request, token, inputs)
@@ -94,7 +103,15 @@ def _convolve_channels(
 def _find_inputs(
     call: ConvolutionCall, tree: TreeArrays, request: int, token: int, inputs: IntArray
 ) -> None:
-    """Write the addresses of a token's inputs to `inputs`, oldest first."""
+    """Write the addresses of the inputs that the convolution reads for a token.
+
+    Args:
+        call: Arguments of the convolution.
+        tree: Tokens of the forward pass.
+        request: Index of the request.
+        token: Index of the token in the request's row.
+        inputs: Output array for the addresses, oldest input first, [size].
+    """
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     row, index = token, call.size - 1
     while index >= 0 and row >= 0:
@@ -107,7 +124,14 @@ def _find_inputs(
 
 @inlined
 def _convolve_token(call: ConvolutionCall, inputs: IntArray, column: int, first: int) -> None:
-    """Compute the convolution of a task's channels for one token."""
+    """Compute the convolution for one token, in the channels of one task.
+
+    Args:
+        call: Arguments of the convolution.
+        inputs: Addresses of the token's inputs, oldest first, [size].
+        column: Index of the token in the forward pass.
+        first: First channel of the task.
+    """
     number_bytes = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES
     for channel in range(first, min(first + CHANNELS_PER_TASK, call.channels), WIDTH):
         total = simd_f32x8.splat(np.float32(0.0))
@@ -130,17 +154,17 @@ def _convolve_token(call: ConvolutionCall, inputs: IntArray, column: int, first:
 def append_inputs(
     rows: Any, columns: IntArray, starts: IntArray, slots: IntArray, held: Any
 ) -> None:
-    """Append the inputs of each request's path to the stored inputs.
+    """Append the inputs of each request's path to the request's stored inputs.
 
-    A path consists of the tokens that a commit adds to the request. Each slot keeps its newest
-    `size - 1` inputs, where `size` is that of the convolution. Inputs are copied as bytes.
+    A path consists of the tokens that a commit adds to the request. Each slot stores the last
+    `size` - 1 inputs, where `size` is the kernel size of the convolution.
 
     Args:
-        rows: Inputs, uint8 [tokens, bytes per row].
-        columns: For each token on a path, its index in `rows`; all requests in sequence, [n].
-        starts: Index of each request's first entry in `columns`, [requests + 1].
+        rows: Bytes of all inputs in the forward pass, uint8 [tokens, bytes per row].
+        columns: Index in `rows` of each token on a path, for all requests in sequence, [n].
+        starts: Index in `columns` of each request's first token, followed by n, [requests + 1].
         slots: Slot of each request, [requests].
-        held: Stored inputs, uint8 [slots, size - 1, bytes per row].
+        held: Bytes of the stored inputs, oldest first, uint8 [slots, size - 1, bytes per row].
     """
     size = held.shape[1]
     for request in range(len(slots)):

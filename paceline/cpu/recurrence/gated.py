@@ -1,10 +1,10 @@
 """Run recurrences with one state matrix per head along trees and accepted paths.
 
-The columns of a state matrix (lanes) are independent. A task therefore covers only a few lanes of
-one head and request, so that the task's states fit into the L1 cache. Each thread takes tasks until
-none is left. `state_rows` describes the order of all sums. A token's result depends, bit for bit,
-only on the token and the text before the token. Neither other tokens nor the split of the text into
-forward passes affect the result.
+The columns of a state matrix (lanes) are independent. A task therefore covers a block, which is a
+few lanes of one head and request, so that the block's states fit into the L1 cache. Each thread
+claims tasks until none is left. `state_rows` describes the order of all sums. A token's result
+depends, bit for bit, only on the token and the text before it. Neither other tokens nor the
+division of the text into forward passes affects the result.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from paceline.cpu.recurrence.tree_call import (
 from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import inlined, record_dtype
 
-MAX_VECTORS = 2  # vectors of a block: with four parts of sums, they hide the latency of additions
+MAX_VECTORS = 2  # vectors per block; with four partial sums, they hide the latency of additions
 _sum_one, _sum_two = sum_rows(1), sum_rows(2)
 _advance_one, _advance_two = advance_rows(1), advance_rows(2)
 
 
 class GatedCall(TreeCall):
-    """The arguments of a recurrence along a tree.
+    """The arguments of a gated recurrence along a tree.
 
     Tensors are contiguous. Strides are in bytes, and sizes in elements.
     """
 
     query: int  # Float32 [tokens, groups, rows].
-    key: int  # Like the query.
-    read_key: int  # Like the query: the key that reads the state before the token.
+    key: int  # In the shape of the query.
+    read_key: int  # In the shape of the query: the key with which to read the previous state.
     decay: int  # Float32 [tokens, heads, 1 or rows].
     gain: int  # Float32 [tokens, heads].
     skip: int  # Float32 [heads], or 0.
     value: int  # Shape [tokens, heads, lanes].
     value_token: int
     value_head: int
-    kind: int  # Number format of the value, see `memory`.
-    held: int  # Float32 [slots, heads, rows, lanes].
-    after: int  # Float32 [requests, heads, rows, lanes], or 0.
+    kind: int  # Number format of the values, see `memory`.
+    held: int  # Stored states, float32 [slots, heads, rows, lanes].
+    after: int  # States after the pending tokens, float32 [requests, heads, rows, lanes], or 0.
     out: int  # Float32 or bfloat16 [tokens, heads, lanes].
     out_kind: int
     updates: int  # Float32 [tokens, heads, lanes].
@@ -71,11 +71,11 @@ class GatedCall(TreeCall):
     groups: int
     rows: int  # A multiple of 8.
     lanes: int  # A multiple of 16.
-    vectors: int  # Vectors of a block.
-    is_delta: int
-    decays_rows: int  # Whether each row has a decay.
-    num_states: int  # States of a block that a thread needs at the same time.
-    taken: int  # Number of tasks that threads have taken; initially 0.
+    vectors: int  # Vectors per row of a block.
+    is_delta: int  # Whether the delta rule applies.
+    decays_rows: int  # Whether each row of a state has a different decay.
+    num_states: int  # Number of a block's states that a thread stores at the same time.
+    taken: int  # Number of tasks that threads have claimed; initially 0.
 
 
 GATED_CALL = record_dtype(GatedCall)
@@ -83,13 +83,16 @@ _TAKEN = counter_of(GATED_CALL)
 
 
 class FoldCall(PathCall):
-    """The arguments for advancing stored states along paths; see `GatedCall`."""
+    """The arguments for advancing stored states along paths.
+
+    Fields have the same meaning as in `GatedCall`.
+    """
 
     key: int
     decay: int
     updates: int
     held: int
-    start: int  # States before the path, [requests, ...]; 0 means the held ones.
+    start: int  # States before the path, [requests, ...]; 0 means the stored states.
     heads: int
     groups: int
     rows: int
@@ -104,7 +107,7 @@ _FOLD_TAKEN = counter_of(FOLD_CALL)
 
 
 def _walk(call_address: int) -> int:
-    """Run a `GatedCall`'s tasks until none is left; return how many this thread ran."""
+    """Run tasks of a `GatedCall` until none is left; return the number of tasks."""
     call = read_record(call_address, GATED_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -118,7 +121,15 @@ walk = TeamJob(_walk, GATED_CALL)
 
 @inlined
 def _walk_block(call: GatedCall, tree: TreeArrays, task: int, memory: Any, lanes: Any) -> None:
-    """Run the recurrence along a request's tree, for a few lanes of one head's state."""
+    """Run the recurrence along a request's tree for one block of a head's state.
+
+    Args:
+        call: Arguments of the recurrence.
+        tree: Tokens of the forward pass.
+        task: Index of the task, which determines the request, the head and the block.
+        memory: Memory for the block's states.
+        lanes: Memory for a token's update and output.
+    """
     blocks = call.lanes // (LANES * call.vectors)
     request, head, block = task // blocks // call.heads, task // blocks % call.heads, task % blocks
     states, block_bytes = aligned(memory), call.vectors * BLOCK_BYTES
@@ -149,17 +160,17 @@ def _take_step(
 ) -> None:
     """Compute a token's update, state and output for one block.
 
-    A block is a group of columns (lanes) in the state matrix of one head.
+    A block is a group of lanes (columns) in the state matrix of one head.
 
     Args:
-        call: Call that includes the token.
-        column: Index of the token in the tensors of the call.
+        call: Arguments of the recurrence.
+        column: Index of the token in the forward pass.
         head: Index of the block's head.
         offset: Distance from the head's first lane to the block's first lane, in bytes.
-        state: Three numbers: the address of the block's state before the token, the distance
-            between the rows of that state, and the address for the block's state after the token.
-            The rows of the state after the token are contiguous.
-        lanes: Address of scratch memory for the block's update, followed by the block's output.
+        state: Address of the block's state before the token, distance between its rows in bytes,
+            and address at which to write the state after the token. The rows of the state after the
+            token are contiguous.
+        lanes: Address of memory for the block's update, followed by the block's output.
     """
     before, stride, after = state
     group = head // (call.heads // call.groups)
@@ -202,9 +213,9 @@ def _take_step(
 
 @inlined
 def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
-    """Load eight lanes of a value.
+    """Load eight lanes of a token's value in one head, as float32.
 
-    `offset` counts four bytes per number, even if the dtype is smaller.
+    `offset` counts four bytes per lane, even if the dtype is smaller.
     """
     source = call.value + column * call.value_token + head * call.value_head
     if call.kind != FLOAT32:
@@ -214,9 +225,9 @@ def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
 
 @inlined
 def _store_output(call: GatedCall, offset: int, output: Any) -> None:
-    """Store eight lanes of the output.
+    """Store eight lanes of the output in its number format.
 
-    `offset` counts four bytes per number, even if the dtype is smaller.
+    `offset` counts four bytes per lane, even if the dtype is smaller.
     """
     if call.out_kind == BFLOAT16:
         simd_f32x8.store_bfloat16(call.out + offset // FLOAT_BYTES * HALF_BYTES, output)
@@ -225,7 +236,7 @@ def _store_output(call: GatedCall, offset: int, output: Any) -> None:
 
 
 def _fold(call_address: int) -> int:
-    """Run a `FoldCall`'s tasks until none is left; return how many this thread ran."""
+    """Run tasks of a `FoldCall` until none is left; return the number of tasks."""
     call = read_record(call_address, FOLD_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     state = np.empty(call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -239,7 +250,15 @@ fold = TeamJob(_fold, FOLD_CALL)
 
 @inlined
 def _fold_block(call: FoldCall, path: PathArrays, task: int, memory: Any, lanes: Any) -> None:
-    """Advance one block of a head's state by the tokens of a request's path."""
+    """Advance one block of a head's stored state over the tokens of a request's path.
+
+    Args:
+        call: Arguments of the call.
+        path: Tokens of all paths.
+        task: Index of the task, which determines the request, the head and the block.
+        memory: Memory for the block's state.
+        lanes: Memory for a token's update and output.
+    """
     blocks = call.lanes // (LANES * call.vectors)
     request, head, block = task // blocks // call.heads, task // blocks % call.heads, task % blocks
     state, update, block_bytes = aligned(memory), address(lanes), call.vectors * BLOCK_BYTES
@@ -257,7 +276,7 @@ def _fold_block(call: FoldCall, path: PathArrays, task: int, memory: Any, lanes:
         decay_stride = FLOAT_BYTES if call.decays_rows else 0
         decay = call.decay + item * FLOAT_BYTES * (call.rows if call.decays_rows else 1)
         copy(call.updates + item * call.lanes * FLOAT_BYTES + offset, update, block_bytes)
-        # the key replaces the query, because the output is not used
+        # Pass the key as the query, because the output is not used.
         if call.vectors == 1:
             _advance_one(before, stride, state, key, key, decay, decay_stride, call.rows, update)
         else:

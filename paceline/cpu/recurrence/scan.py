@@ -1,8 +1,8 @@
-"""Run selective scans along a tree, and advance the stored states along a path.
+"""Run selective scans along trees, and advance stored states along accepted paths.
 
-A thread takes one task at a time. The state of a single channel has only a few values, so a task
-covers sixteen channels of one request. `state_rows.scan_rows` adds up the rows of a state in order,
-with fused multiply-adds.
+The state of a single channel has only a few values, so a task covers sixteen channels of one
+request. Each thread claims tasks until none is left. `state_rows.scan_rows` adds the rows of a
+state in order, with fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class ScanCall(TreeCall):
     """The arguments of a selective scan; tensors are contiguous float32."""
 
     step: int  # Shape [tokens, channels].
-    value: int  # Like `step`.
+    value: int  # In the shape of `step`.
     rate: int  # Shape [rows, channels].
     key: int  # Shape [tokens, rows].
-    query: int  # Like `key`.
-    held: int  # Shape [slots, rows, channels].
-    after: int  # Shape [requests, rows, channels], or 0.
+    query: int  # In the shape of `key`.
+    held: int  # Stored states, [slots, rows, channels].
+    after: int  # States after the pending tokens, [requests, rows, channels], or 0.
     out: int  # Shape [tokens, channels].
-    updates: int  # Like `out`.
+    updates: int  # In the shape of `out`.
     rows: int
     channels: int  # A multiple of 16.
-    num_states: int  # States of a block that a thread needs at the same time.
-    taken: int  # Number of tasks that threads have taken; initially 0.
+    num_states: int  # Number of a block's states that a thread stores at the same time.
+    taken: int  # Number of tasks that threads have claimed; initially 0.
 
 
 SCAN_CALL = record_dtype(ScanCall)
@@ -53,14 +53,17 @@ _TAKEN = counter_of(SCAN_CALL)
 
 
 class ScanFold(PathCall):
-    """The arguments for advancing stored states along paths; see `ScanCall`."""
+    """The arguments for advancing stored states along paths.
+
+    Fields have the same meaning as in `ScanCall`.
+    """
 
     step: int
     rate: int
     key: int
     updates: int
     held: int
-    start: int  # States before the path, [requests, ...]; 0 means the held ones.
+    start: int  # States before the path, [requests, ...]; 0 means the stored states.
     rows: int
     channels: int
     taken: int
@@ -71,7 +74,7 @@ _FOLD_TAKEN = counter_of(SCAN_FOLD)
 
 
 def _scan(call_address: int) -> int:
-    """Run a `ScanCall`'s tasks until none is left; return how many this thread ran."""
+    """Run tasks of a `ScanCall` until none is left; return the number of tasks."""
     call = read_record(call_address, SCAN_CALL)
     count = call.requests * call.channels // LANES
     states = np.empty((call.num_states * call.rows + 1) * LANES, dtype=np.float32)
@@ -85,7 +88,15 @@ scan = TeamJob(_scan, SCAN_CALL)
 
 @inlined
 def _scan_block(call: ScanCall, tree: TreeArrays, task: int, memory: Any, vectors: Any) -> None:
-    """Run the scan over a request's tree for sixteen channels."""
+    """Run the scan along a request's tree for sixteen channels.
+
+    Args:
+        call: Arguments of the scan.
+        tree: Tokens of the forward pass.
+        task: Index of the task, which determines the request and the channels.
+        memory: Memory for the states of these channels.
+        vectors: Memory for a token's step sizes, inputs and output.
+    """
     blocks = call.channels // LANES
     request, offset = task // blocks, task % blocks * BLOCK_BYTES
     states, lanes = aligned(memory), address(vectors)
@@ -123,7 +134,7 @@ def _scan_block(call: ScanCall, tree: TreeArrays, task: int, memory: Any, vector
 
 
 def _fold(call_address: int) -> int:
-    """Run a `ScanFold`'s tasks until none is left; return how many this thread ran."""
+    """Run tasks of a `ScanFold` until none is left; return the number of tasks."""
     call = read_record(call_address, SCAN_FOLD)
     count = call.requests * call.channels // LANES
     state = np.empty((call.rows + 1) * LANES, dtype=np.float32)
@@ -137,7 +148,15 @@ fold_scan = TeamJob(_fold, SCAN_FOLD)
 
 @inlined
 def _fold_block(call: ScanFold, path: PathArrays, task: int, memory: Any, vectors: Any) -> None:
-    """Advance the states of sixteen channels of a request along its path."""
+    """Advance the stored states of sixteen channels over a request's path.
+
+    Args:
+        call: Arguments of the call.
+        path: Tokens of all paths.
+        task: Index of the task, which determines the request and the channels.
+        memory: Memory for the states of these channels.
+        vectors: Memory for a token's step sizes, inputs and output.
+    """
     blocks, row_bytes = call.channels // LANES, call.channels * FLOAT_BYTES
     request, offset = task // blocks, task % blocks * BLOCK_BYTES
     state, lanes = aligned(memory), address(vectors)
@@ -150,7 +169,7 @@ def _fold_block(call: ScanFold, path: PathArrays, task: int, memory: Any, vector
         shift_bytes = column * row_bytes + offset
         copy(call.step + shift_bytes, lanes, BLOCK_BYTES)
         copy(call.updates + shift_bytes, lanes + BLOCK_BYTES, BLOCK_BYTES)
-        # the key replaces the query, because the output is not used
+        # Pass the key as the query, because the output is not used.
         key, rates = call.key + column * call.rows * FLOAT_BYTES, call.rate + offset
         scan_rows(before, stride, state, rates, row_bytes, key, key, call.rows, lanes)
         before, stride = state, BLOCK_BYTES

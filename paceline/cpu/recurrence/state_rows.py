@@ -4,9 +4,9 @@ A state has one row per key dimension and one column per value dimension. A loop
 of columns, in which each row consists of `vectors` vectors of sixteen lanes. Each lane is one
 column, independent of the other lanes.
 
-A sum over the rows has four parts: part p sums the rows p, p + 4, ... in order, with fused
-multiply-adds. The total is (part 0 + part 2) + (part 1 + part 3). The number of vectors does not
-affect a lane's result.
+A sum over the rows consists of four partial sums. Partial sum p adds rows p, p + 4, and so on, in
+order and with fused multiply-adds. The total is (sum 0 + sum 2) + (sum 1 + sum 3). The number of
+vectors does not affect a lane's result.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numba.core import cgutils, types
 from paceline.cpu.emit import exponential, floats, multiply_add, operation, pointer, spread
 from paceline.cpu.memory import FLOAT_BYTES
 
-LANES = 16  # lanes of a vector; processors without such vectors take two of eight
+LANES = 16  # lanes in a vector; processors without such vectors use two vectors of eight lanes
 BLOCK_BYTES = LANES * FLOAT_BYTES
-PARTS = 4  # parts of a sum; the number of rows is a multiple
+PARTS = 4  # number of partial sums; the number of rows is a multiple of it
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _ZEROS = floats(0.0, LANES)
@@ -46,7 +46,7 @@ def _store(builder: Any, address: Any, value: Any, offset: int = 0) -> None:
 
 
 def _repeat(builder: Any, address: Any) -> Any:
-    """Emit instructions that load a number and copy it to all lanes."""
+    """Emit instructions that load a float32 number, and copy it to all lanes."""
     return spread(builder, builder.load(pointer(builder, address, _FLOAT)), LANES)
 
 
@@ -68,12 +68,12 @@ def sum_rows(vectors: int) -> Any:
 
     A block is a range of columns of the state matrix.
 
-    Arguments of the operation (addresses, sizes and distances are in bytes):
+    Arguments of the operation (distances are in bytes):
         state: Address of the block's first row.
         stride: Distance between consecutive rows.
-        weights: Address of the rows' weights, float32.
+        weights: Address of the rows' weights, float32 [count].
         count: Number of rows, a multiple of `PARTS`.
-        out: Address of the sums, float32.
+        out: Address at which to write the float32 sums, one per lane.
 
     Args:
         vectors: Number of vectors per row.
@@ -102,20 +102,21 @@ def advance_rows(vectors: int) -> Any:
 
     A block is a range of columns of the state matrix. Each row of the block becomes
     row * decay + key * update. The operation rounds after the multiplication by the decay, and
-    again after the fused multiply-add. The operation also computes the token's output: the sum of
-    the new rows, weighted by the query.
+    again after the fused multiply-add. The operation also computes the token's output, which is the
+    sum of the new rows weighted by the query.
 
-    Arguments of the operation (addresses, sizes and distances are in bytes):
+    Arguments of the operation (distances are in bytes):
         source: Address of the block's first row before the token.
         stride: Distance between consecutive rows at `source`.
-        target: Address of the block after the token; its rows are contiguous.
-        key: Address of the key, float32.
-        query: Address of the query, float32.
-        decay: Address of the decay, float32.
-        decay_stride: Distance between the decays of consecutive rows; 0 if all share one decay.
+        target: Address at which to write the block after the token, in contiguous rows.
+        key: Address of the key, float32 [count].
+        query: Address of the query, float32 [count].
+        decay: Address of the first row's decay, float32.
+        decay_stride: Distance between the decays of consecutive rows. 0 if all rows have the same
+            decay.
         count: Number of rows, a multiple of `PARTS`.
-        update: Address of the update's lanes. The operation writes the output's lanes directly
-            after these.
+        update: Address of the update, one float32 number per lane. The operation writes the output
+            directly after the update.
 
     Args:
         vectors: Number of vectors per row.
@@ -165,9 +166,10 @@ def _scan(builder: Any, *operands: Any) -> None:
     _store(builder, lanes, builder.load(total), 2 * BLOCK_BYTES)
 
 
-# Advances a block of sixteen channels by one token of a selective scan, and reads it. Each row
-# becomes row * exp(step * rate) + key * input, where step, rate and input differ per channel.
-# Arguments, in bytes: state before the token, distance between its rows, and state after the token,
-# whose rows are adjacent. Then rates (<= 0), distance between their rows, key, query and number of
-# rows. The last argument is the address of the step sizes (>= 0), the inputs and the result.
+# Advances the states of sixteen channels by one token of a selective scan, and computes the output.
+# Each row becomes row * exp(step * rate) + key * input, where step, rate and input depend on the
+# channel. The first arguments are the state before the token, the distance between its rows in
+# bytes, and the state after the token, whose rows are contiguous. Next come the rates (<= 0), the
+# distance between their rows in bytes, the key, the query and the number of rows. The last argument
+# is an address with the step sizes (>= 0) and the inputs. The output is written after the inputs.
 scan_rows = operation(types.void, (types.int64,) * 9, _scan)

@@ -1,7 +1,7 @@
 """Convert the queries, keys and gates of recurrences to float32.
 
-torch uses different instructions for the last elements of a tensor, so an element's rounding
-depends on its position. These functions compute each element or row independently.
+torch uses different instructions for the last elements of a tensor, so the rounding of an element
+depends on its position. In this module, the result for an element or a row does not.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def float_rows(rows: Tensor, scale: float = 1.0, normalised: bool = False) -> Te
     """Convert rows to float32, multiply them by a factor, and pad them with zeros.
 
     Args:
-        rows: Rows, [tokens, groups, size], in any number format in `KINDS`.
-        scale: Factor applied to the rows.
-        normalised: Whether to divide each row by its L2 norm.
+        rows: Queries or keys, [tokens, groups, size], in one of the dtypes in `KINDS`.
+        scale: Factor by which to multiply the rows.
+        normalised: Whether to divide each row by its L2 norm first.
     Returns:
         Float32 [tokens, groups, size rounded up to a multiple of 8].
     """
@@ -52,7 +52,7 @@ def float_rows(rows: Tensor, scale: float = 1.0, normalised: bool = False) -> Te
 
 
 def exponentials(numbers: Tensor) -> Tensor:
-    """Return the exponentials of float32 numbers <= 0."""
+    """Compute exp(x) for a float32 tensor of numbers <= 0."""
     numbers = numbers.contiguous()
     out = torch.empty_like(numbers)
     _exponentiate(numbers.data_ptr(), out.data_ptr(), numbers.numel())
@@ -62,13 +62,15 @@ def exponentials(numbers: Tensor) -> Tensor:
 def step_sizes(
     numbers: Tensor, bias: Tensor | None, limits: tuple[float, float], limited: Tensor
 ) -> Tensor:
-    """Return softplus(numbers + bias), clamped for the tokens that `limited` marks.
+    """Compute the step sizes of a state-space model: softplus(numbers + bias).
 
     Args:
-        numbers: Step sizes before bias and softplus, [tokens, heads].
+        numbers: Step sizes before the bias and softplus, [tokens, heads].
         bias: Bias, [heads], or None.
-        limits: Smallest and largest result.
-        limited: Tokens to which the limits apply, bool [tokens].
+        limits: Smallest and largest step size.
+        limited: Whether to clamp each token's step sizes to the limits, bool [tokens].
+    Returns:
+        Float32 [tokens, heads].
     """
     wide = numbers.float()
     if bias is not None:
@@ -88,9 +90,9 @@ def _convert(
     scale: float,
     normalised: bool,
 ) -> None:
-    """Convert and scale rows; see `float_rows`.
+    """Convert and scale rows, as described in `float_rows`.
 
-    Eight lanes compute the L2 norm: lane l sums the squares of the elements l, l + 8, ...
+    Eight lanes compute the L2 norm. Lane l sums the squares of elements l, l + 8, and so on.
     """
     tokens, groups, size = shape
     step = WIDTH * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)

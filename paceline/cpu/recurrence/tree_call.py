@@ -1,7 +1,7 @@
 """Pass the tokens of a tree or path to compiled recurrences, and run their tasks.
 
-All recurrences work in the same way. Each thread receives the address of the call, and claims tasks
-from the call's counter until none is left.
+All recurrences use the threads in the same way. Each thread receives the address of the call's
+arguments, and claims tasks through the counter in the arguments until none is left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
 
 class TreeCall:
-    """Fields that all calls for trees share: `TokenTree.addresses`, and sizes."""
+    """The first fields of all calls for trees: `TokenTree.addresses`, and two sizes."""
 
     slots: int
     pending: int
@@ -31,16 +31,16 @@ class TreeCall:
 
 
 class PathCall:
-    """Fields that all calls share if they advance stored states along paths."""
+    """The first fields of all calls that advance stored states along paths."""
 
     slots: int  # Int64 [requests].
-    columns: int  # Columns of the path, see `FoldPath`.
+    columns: int  # Columns of all paths, see `FoldPath`.
     starts: int
     requests: int
 
 
 class TreeArrays(NamedTuple):
-    """The arrays of a `TokenTree` and its `StateOrder`."""
+    """The arrays of a `TokenTree` and its `StateOrder`, for compiled code."""
 
     slots: IntArray
     pending: IntArray
@@ -52,7 +52,7 @@ class TreeArrays(NamedTuple):
 
 
 class PathArrays(NamedTuple):
-    """The arrays of a `FoldPath`, and the slot of each request."""
+    """The arrays of a `FoldPath` and the slot of each request, for compiled code."""
 
     slots: IntArray
     starts: IntArray
@@ -60,14 +60,14 @@ class PathArrays(NamedTuple):
 
 
 def counter_of(record: Any) -> int:
-    """Return the offset of the field `taken` in a call's record."""
+    """Return the offset of the task counter, the field `taken`, in a record dtype."""
     offset: int = record.fields["taken"][1]
     return offset
 
 
 @compiled
 def read_record(address: int, record: Any) -> Any:
-    """Return the call at an address, as a record of the dtype `record`."""
+    """Return the arguments at an address, as a record of the dtype `record`."""
     return numba.carray(as_pointer(address), 1, record)[0]
 
 
@@ -75,14 +75,15 @@ def read_record(address: int, record: Any) -> Any:
 def run_tasks(
     counter: int, count: int, work: Any, call: Any, tokens: Any, states: Any, lanes: Any
 ) -> int:
-    """Run tasks until all are taken; return the number that this thread ran.
+    """Claim and run tasks until none is left; return the number that this thread ran.
 
     Args:
-        counter: Address of the counter: the number of tasks that threads have taken.
+        counter: Address of the number of tasks that threads have claimed.
         count: Number of tasks.
-        work: Compiled function that receives `call`, `tokens`, a task, `states` and `lanes`.
-        call: Record of the call.
-        tokens: Tokens of the call, `TreeArrays` or `PathArrays`.
+        work: Compiled function that runs a task. Its arguments are `call`, `tokens`, the index of
+            the task, `states` and `lanes`.
+        call: Record with the arguments of the call.
+        tokens: Tokens of the call, as `TreeArrays` or `PathArrays`.
         states: Memory of this thread for the states of one task.
         lanes: Memory of this thread for a few vectors.
     """
@@ -97,19 +98,19 @@ def run_tasks(
 
 @compiled
 def array_at(address: int, rows: int, width: int) -> Any:
-    """Return the int64 array [rows, width] at an address."""
+    """Return the int64 array [rows, width] at an address, without copying it."""
     return numba.carray(as_pointer(address), (rows, width), np.int64)
 
 
 @compiled
 def list_at(address: int, count: int) -> Any:
-    """Return the int64 array [count] at an address."""
+    """Return the int64 array [count] at an address, without copying it."""
     return numba.carray(as_pointer(address), count, np.int64)
 
 
 @compiled
 def read_tree(call: Any) -> Any:
-    """Return the arrays of a tree, whose addresses are fields of the record `call`."""
+    """Return the arrays of a tree, whose addresses are fields of a `TreeCall`."""
     requests, width = call.requests, call.width
     return TreeArrays(
         list_at(call.slots, requests),
@@ -124,7 +125,7 @@ def read_tree(call: Any) -> Any:
 
 @compiled
 def read_path(call: Any) -> Any:
-    """Return the arrays of a path, whose addresses are fields of the record `call`."""
+    """Return the arrays of all paths, whose addresses are fields of a `PathCall`."""
     starts = list_at(call.starts, call.requests + 1)
     columns = list_at(call.columns, starts[call.requests])
     return PathArrays(list_at(call.slots, call.requests), starts, columns)

@@ -1,4 +1,4 @@
-"""Compute attention, one tile of queries at a time."""
+"""Compute attention with AMX, one tile of queries at a time."""
 
 from __future__ import annotations
 
@@ -46,12 +46,22 @@ _COLUMN_TILES = COLUMN_SUMS, COLUMN_WEIGHTS
 
 
 def suits(kind: int, dim: int, value_dim: int) -> bool:
-    """Return whether this kernel supports a number format and head sizes."""
+    """Return whether this kernel supports a number format and the sizes of a head.
+
+    Args:
+        kind: Number format of queries, keys and values.
+        dim: Number of elements in a query or key.
+        value_dim: Number of elements in a value.
+    """
     return kind == BFLOAT16 and dim % INNER == 0 and value_dim % SIDE == 0 and amx.available()
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of queries until none is left; return how many were processed."""
+    """Process tiles of queries until none is left; return the number of tiles.
+
+    Args:
+        call_address: Address of an `AttentionCall`.
+    """
     call = read_call(call_address)
     keys = visible_keys(call)
     blocks = blocks_per_tile(call)
@@ -100,15 +110,16 @@ def _attend_tile(
 ) -> None:
     """Compute attention for one tile, which is divided into blocks of queries.
 
-    The softmax weights of all blocks are computed first, and then the weighted sums of the values.
-    The weighted sums of a block begin with the steps that all queries of the block see. A step is
-    32 consecutive keys.
+    The function first computes the softmax weights of all blocks, and then the weighted sums of the
+    values. The weighted sums of a block begin with the steps (32 consecutive keys each) that all
+    queries of the block see.
 
     Args:
         call: Arguments of the attention call.
-        tile: Queries of the tile.
-        space: Memory of the thread.
-        common_steps: Output: for each block, the number of steps that all its queries see.
+        tile: Tile of queries.
+        space: Working memory of the thread.
+        common_steps: Output array for the number of steps that all queries of each block see,
+            [blocks].
     """
     clear(space.zeros, call.value_dim * HALF_BYTES)
     max_steps, block, i = 0, 0, 0

@@ -19,7 +19,7 @@ from paceline.cpu.attention.tiled.workspace import (
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, VECTOR_BYTES, clear, copy
 from paceline.util.compiled import inlined
 
-# These tiles have their full height; those of the sums of a column have not (`sums`).
+# These AMX tiles have all sixteen rows, unlike the tiles for the sums of a column in `sums`.
 _PRODUCT0, _PRODUCT1, _KEYS0, _KEYS1, _QUERIES = range(5)
 _clear0, _clear1 = amx.zero(_PRODUCT0), amx.zero(_PRODUCT1)
 _load_keys0, _load_keys1, _load_queries = map(amx.load, (_KEYS0, _KEYS1, _QUERIES))
@@ -32,14 +32,14 @@ _score1 = amx.add_product(_PRODUCT1, _KEYS1, _QUERIES)
 def weigh_block(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, block: int, i: int, count: int
 ) -> int:
-    """Compute the softmax weights of a block: up to sixteen queries of a tile.
+    """Compute the softmax weights of a block of up to sixteen queries.
 
     Args:
         call: Arguments of the attention call.
-        tile: Tile of queries that the thread processes.
-        space: Memory of the thread.
+        tile: Tile of queries.
+        space: Working memory of the thread.
         block: Index of the block in the tile.
-        i: Index in the tile of the block's first query.
+        i: Index of the block's first query in the tile.
         count: Number of queries in the block.
 
     Returns:
@@ -47,7 +47,7 @@ def weigh_block(
     """
     size, totals = SIDE * call.value_dim * FLOAT_BYTES, space.totals + block * amx.ROW
     clear(space.sums + block * size, size)
-    for lane in range(count):  # a query that sees no key keeps this total
+    for lane in range(count):  # the total of a query that sees no key remains 1
         simd_f32x8.store_float(totals + lane * FLOAT_BYTES, np.float32(1.0))
     low, high, shared = _seen(call, tile, i, count)
     if low >= high:
@@ -78,10 +78,15 @@ def weigh_block(
 def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int, int, int]:
     """Return the range of keys that the queries of a block see.
 
+    Args:
+        call: Arguments of the attention call.
+        tile: Tile of queries.
+        i: Index of the block's first query in the tile.
+        count: Number of queries in the block.
     Returns:
-        Indices of the first key that any query sees and of the key after the last one; then the
-        number of leading keys that all queries see. This number is 0 unless the leading keys are
-        also the first keys of the tile.
+        The index of the first key that any query sees, the index of the last such key plus one, and
+        the number of leading keys that all queries see. The last number is 0 unless these keys are
+        also the first visible keys of the tile.
     """
     low, high, shared = call.keys, 0, call.keys
     for column in range(
@@ -101,10 +106,10 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
 def _lay_queries(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, i: int, count: int
 ) -> None:
-    """Transpose a block's queries, so that each column holds one query.
+    """Transpose a block's queries so that each column of words contains one query.
 
-    A word holds two dimensions of a query. If there are fewer than sixteen queries, zeros fill the
-    other columns.
+    A 32-bit word contains two adjacent elements of a query. If the block has fewer than sixteen
+    queries, the other columns are zeros.
     """
     size = call.dim * HALF_BYTES
     for lane in range(count):
@@ -121,7 +126,17 @@ def _lay_queries(
 def _score(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, scores: int, start: int, stop: int
 ) -> None:
-    """Multiply all queries of a block by up to 32 keys; zeros replace missing keys."""
+    """Compute the unscaled scores of up to 32 keys for all queries of a block.
+
+    Args:
+        call: Arguments of the attention call.
+        tile: Tile of queries.
+        space: Working memory of the thread.
+        scores: Address at which to write the scores of the first query.
+        start: Index of the first key, in text order.
+        stop: Index of the last key, plus one. If there are fewer than 32 keys, zeros replace the
+            missing ones.
+    """
     size, source, stride = (
         call.dim * HALF_BYTES,
         tile.key + start * call.key_stride,
@@ -152,10 +167,10 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
 
     Args:
         call: Arguments of the attention call.
-        tile: Current tile of queries.
-        row: Base address of the query's scores. The score of key i in text order is the float32 at
-            `row` + 4 * i.
-        column: Column of the query.
+        tile: Tile of queries.
+        row: Base address of the query's float32 scores: key i in text order has the address `row` +
+            4 * i.
+        column: Index of the query's column in the row.
         member: Index of the query head among the heads that share a key head.
     """
     head = tile.head * call.groups + member
@@ -169,12 +184,18 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Close the gaps in a query's scores that are left by keys it cannot see.
+    """Remove the scores of keys that a query does not see from its row of scores.
 
-    Minus infinity fills up the last step of 32 scores.
+    The function pads the row with -inf to a multiple of 32 scores.
 
+    Args:
+        tile: Tile of queries.
+        row: Address of the query's scores.
+        column: Index of the query's column in the row.
+        low: Index of the key whose score is first in the row.
+        shared: Number of leading keys that all queries of the block see.
     Returns:
-        Number of steps of 32 keys.
+        Number of steps (32 scores each) in the row.
     """
     rank = 0
     for number in range(tile.begin[column], tile.begin[column + 1]):
@@ -192,7 +213,7 @@ def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> i
 
 @inlined
 def _weigh(call: AttentionCall, row: int, steps: int, head: int) -> Any:
-    """Convert a query's scores to softmax weights; return the float32 denominator."""
+    """Convert a query's scores to softmax weights, and return their float32 total."""
     largest = softmax_weighted_sum.find_largest(row, 2 * steps)
     sink = load_sink(call, head)
     if call.sinks:

@@ -1,8 +1,8 @@
-"""Compute the weighted sums of values that attention returns.
+"""Compute the weighted sums of values with AMX, and write the output of attention.
 
-Queries are processed in blocks of up to 16. The module first adds the weighted values of keys that
-all queries of a block see, for all queries of the block at once. The values of the other keys
-follow, for the queries of one token at a time.
+A block consists of up to 16 queries. `add_steps` adds the weighted values of the keys that all
+queries of a block see, for the whole block at once. `add_column_steps` then adds the values of the
+other keys, for the queries of one token at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.cpu.attention.tiled.workspace import (
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES, VECTOR_BYTES
 from paceline.util.compiled import inlined
 
-# Sums and weights of a column have a tile of their height: one row per query head of the key head.
+# The tiles for the sums and weights of a column have only one row per query head of the key head.
 (
     *_SUMS,
     _WEIGHTS,
@@ -41,10 +41,15 @@ _FOUR_ROWS = len(_SUMS) * amx.ROW
 
 @inlined
 def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int, last: int) -> None:
-    """Add the weighted values of steps `first` to `last` - 1 to a block's sums.
+    """Add the weighted values of steps that all queries of a block see.
 
-    A step is 32 consecutive keys, and a block is up to 16 queries. The buffer `space.values` must
-    begin with the values of step `first`.
+    Args:
+        call: Arguments of the attention call.
+        space: Working memory of the thread. Its buffer `values` must begin with the values of step
+            `first`.
+        block: Index of the block in the tile.
+        first: Index of the first step. A step is 32 consecutive keys.
+        last: Index of the last step, plus one.
     """
     size, count = call.value_dim * FLOAT_BYTES, last - first
     weights = space.scores + block * SIDE * space.width + first * STEP_BYTES
@@ -58,7 +63,16 @@ def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int,
 
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the weighted values of 32 * `count` keys to the sums of 64 value dimensions."""
+    """Add the weighted values of `count` steps to sums in 64 value dimensions.
+
+    Args:
+        weights: Address of the first query's softmax weights for the first step.
+        width: Distance between the weights of consecutive queries, in bytes.
+        values: Address of the first step's values in the first dimension.
+        size: Size of a row of values or sums, in bytes.
+        sums: Address of the first query's sum in the first dimension.
+        count: Number of steps.
+    """
     _load_sums0(sums, size)
     _load_sums1(sums + amx.ROW, size)
     _load_sums2(sums + 2 * amx.ROW, size)
@@ -83,7 +97,10 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the weighted values of 32 * `count` keys to the sums of 16 value dimensions."""
+    """Add the weighted values of `count` steps to sums in 16 value dimensions.
+
+    The arguments are the same as for `_add_four`.
+    """
     _load_sums0(sums, size)
     for step in range(count):
         _load_values(values + step * SIDE * size, size)
@@ -103,15 +120,15 @@ def add_column_steps(
     count: int,
     first: int,
 ) -> None:
-    """Add the weighted values that `add_steps` left out, for one token at a time.
+    """Add the weighted values of the remaining steps, for one token at a time.
 
-    A block is up to 16 queries, and a step is 32 consecutive keys. `add_steps` adds only the steps
-    that all queries of a block see.
+    These are the steps (32 consecutive keys each) that `add_steps` has not added, because not all
+    queries of the block see them.
 
     Args:
         call: Arguments of the attention call.
-        tile: Current tile of queries.
-        space: Memory of the thread.
+        tile: Tile of queries.
+        space: Working memory of the thread.
         block: Index of the block in the tile.
         i: Index of the block's first query in the tile.
         count: Number of queries in the block.
@@ -146,21 +163,20 @@ def _length(tile: QueryTile, run: int) -> int:
 def _gather(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, run: int, rank: int, stop: int
 ) -> int:
-    """Copy the values of keys `rank` to `stop` - 1, interleaving them in pairs.
+    """Copy the values of up to 32 visible keys to a buffer, interleaved in pairs.
 
     The rank of a key is the key's index among the keys that the query sees. A run is a range of
-    consecutive visible keys. In a pair, numbers of the first and the second key alternate.
+    consecutive visible keys. In a pair, the elements of the two values alternate.
 
     Args:
         call: Arguments of the attention call.
-        tile: Current tile of queries.
-        space: Memory of the thread.
-        run: Index of the run with the first key, or of an earlier run.
+        tile: Tile of queries.
+        space: Working memory of the thread, with the buffer `gathered`.
+        run: Index of the run that contains the first key, or of an earlier run.
         rank: Rank of the first key.
         stop: Rank of the last key, plus one.
-
     Returns:
-        Index of the run with the last key.
+        Index of the run that contains the last key.
     """
     for pair in range(SIDE):
         first, second = space.zeros, space.zeros
@@ -181,9 +197,15 @@ def _gather(
 def write_out(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, block: int, i: int, count: int
 ) -> None:
-    """Write the output of a block of queries as bfloat16.
+    """Divide a block's weighted sums by the total weights, and write the output.
 
-    The output is the weighted sum of each query, divided by its total weight.
+    Args:
+        call: Arguments of the attention call.
+        tile: Tile of queries.
+        space: Working memory of the thread.
+        block: Index of the block in the tile.
+        i: Index of the block's first query in the tile.
+        count: Number of queries in the block.
     """
     size = call.value_dim * FLOAT_BYTES
     for lane in range(count):

@@ -12,35 +12,36 @@ from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
 from paceline.cpu.settings import STEPS_PER_SECTION
 from paceline.util.compiled import Records, compiled, inlined
 
-SIDE = amx.SIDE  # A value has a multiple of this many dims.
-INNER = amx.ROW // HALF_BYTES  # A query has a multiple of this many dims.
-STEP = 2 * SIDE  # Keys of a product.
-# Bytes of a step in a row of scores, or of its weights: the rounded numbers, then their errors.
+SIDE = amx.SIDE  # The number of elements in a value is a multiple of this number.
+INNER = amx.ROW // HALF_BYTES  # The number of elements in a query is a multiple of this number.
+STEP = 2 * SIDE  # Number of keys that one AMX instruction multiplies by their weights.
+# Bytes of a step in a row of scores. The weights of a step take the same number of bytes: rounded
+# numbers, followed by their rounding errors.
 STEP_BYTES = bf16_pack.STEP
 
 
 class TileWorkspace(NamedTuple):
-    """Addresses of the buffers in a thread's memory.
+    """Addresses of the buffers in a thread's working memory.
 
     A thread processes a tile of queries in blocks. A block is up to 16 queries, a step is 32 keys,
-    and a section is up to STEPS_PER_SECTION steps. A word has 32 bits and holds two 16-bit
+    and a section is up to STEPS_PER_SECTION steps. A word has 32 bits and contains two 16-bit
     elements.
 
     Attributes:
         scores: Scores of each block, float32 [16 queries, keys]. The softmax weights later replace
             the scores.
-        sums: Sums of each block, float32 [16 queries, value dims].
-        totals: For each block, the sum of each query's softmax weights, float32 [16].
-        queries: Queries of a block, transposed: words [dims / 2, 16]. A word holds two elements of
-            one query.
-        copied: Queries of a block, not transposed, [16, dims].
-        keys: Copies of a step's keys, [32, dims], for a step whose keys cannot be read from the
-            cache directly.
+        sums: Weighted sums of each block, float32 [16 queries, value dim].
+        totals: Sums of the softmax weights of each block, float32 [16 queries].
+        queries: Transposed queries of one block, words [dim / 2, 16 queries]. A word contains two
+            elements of one query.
+        copied: Queries of one block before the transposition, [16 queries, dim].
+        keys: Copies of one step's keys, [32, dim]. They are used if the keys are not contiguous in
+            the cache.
         zeros: A value vector of zeros.
-        values: Values of a section: words [16 * steps, value dims]. A word holds one element of
+        values: Values of one section, words [16 * steps, value dim]. A word contains one element of
             each of two value vectors.
-        gathered: Values of a step, in the layout of `values`.
-        products: Scores of a step, float32 [32 keys, 16].
+        gathered: Values of one step, in the layout of `values`.
+        products: Scores of one step, float32 [32 keys, 16 queries].
         width: Size of a row of scores in bytes.
     """
 
@@ -58,23 +59,26 @@ class TileWorkspace(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """Queries from one row and key head that a thread processes together.
+    """Queries of one batch row and key head that a thread processes together.
 
     A column is a query token. The key head is shared by `groups` query heads, so every column has
-    `groups` queries. Query i of a row belongs to column i // groups, and to number i % groups of
-    these heads.
+    `groups` queries. Query i of a row belongs to column i // groups, and to query head i % groups
+    of these heads.
 
     Attributes:
         head: Index of the key head.
-        first, length: Index of the first query, and number of queries.
+        first: Index of the tile's first query in the row.
+        length: Number of queries in the tile.
         outputs: Index of the row's first column among the columns of all rows.
-        query: Address of the row's queries.
-        biases: Address of the biases of the row's first column.
-        key, value: Addresses of the key head's keys and values.
-        base: First key that the first column sees, as an index in text order.
-        runs, begin: Keys visible to the columns of the row; see `VisibleRanges`.
+        query: Address of the row's first column in the query tensor.
+        biases: Address of the biases for the row's first column.
+        key: Address of the key head's keys.
+        value: Address of the key head's values.
+        base: Index of the first key that the tile's first column sees, in text order.
+        runs: Runs of visible keys; see `VisibleRanges`.
+        begin: Index of the first run for each column of the row.
         straight: Number of leading keys, in text order, for which key i has cache position i.
-        tail: Cache positions of the other keys.
+        tail: Cache positions of the other keys, in text order.
     """
 
     head: int
@@ -94,17 +98,22 @@ class QueryTile(NamedTuple):
 
 @compiled
 def queries_per_block(groups: int) -> int:
-    """Return the maximum number of queries per block.
+    """Return the maximum number of queries in a block.
 
-    A block consists of whole columns, or of part of one column. A column contains the query heads
-    of one token that share a key head.
+    A block contains whole columns, or a part of one column. A column consists of the `groups` query
+    heads of one token that share a key head.
     """
     return SIDE // groups * groups if groups <= SIDE else SIDE
 
 
 @inlined
 def straight_keys(cached: int, tail: IntArray) -> int:
-    """Return how many leading keys, in text order, have cache positions 0, 1, 2, ..."""
+    """Return how many leading keys, in text order, have cache positions 0, 1, 2, ...
+
+    Args:
+        cached: Number of leading keys that are known to have these positions.
+        tail: Cache positions of the other keys, in text order.
+    """
     more = 0
     while more < len(tail) and tail[more] == cached + more:
         more += 1
@@ -121,7 +130,7 @@ def blocks_per_tile(call: AttentionCall) -> int:
 
 @inlined
 def count_queries(call: AttentionCall, tile: QueryTile, i: int) -> int:
-    """Return the number of queries in the block that begins with query i."""
+    """Return the number of queries in the block that begins with query i of a tile."""
     max_queries = queries_per_block(call.groups)
     if call.groups > SIDE:
         max_queries = min(max_queries, call.groups - (tile.first + i) % call.groups)
@@ -130,31 +139,36 @@ def count_queries(call: AttentionCall, tile: QueryTile, i: int) -> int:
 
 @inlined
 def cache_position(tile: QueryTile, ordinal: int) -> int:
-    """Return the cache position of a key, given its index in text order."""
+    """Return the cache position of the key with a given index in text order."""
     return ordinal if ordinal < tile.straight else tile.tail[ordinal - tile.straight]
 
 
 @inlined
 def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
-    """Return the address of the value vector that belongs to a key."""
+    """Return the address of the value of the key with a given index in text order."""
     return int(tile.value + cache_position(tile, ordinal) * call.value_stride)
 
 
 @inlined
 def row_width(call: AttentionCall) -> int:
-    """Return the size in bytes of a row of scores.
+    """Return the size of a row of scores in bytes.
 
-    A row is padded to whole steps of 32 keys, plus one cache line. Without that cache line, the
-    distance between rows could be a power of two, and rows would compete for the same cache lines.
+    A row contains whole steps of 32 scores, and one additional cache line. Without this line, the
+    distance between rows could be a power of two, and rows would compete for the same lines of the
+    cache.
     """
     return (call.keys + STEP - 1) // STEP * STEP_BYTES + amx.ROW
 
 
 @inlined
 def workspace_size(call: AttentionCall, blocks: int) -> int:
-    """Return the number of floats that `lay_out` needs.
+    """Return the size of a thread's working memory, in float32 numbers.
 
-    The number includes one cache line for alignment.
+    The size includes one cache line to align the address.
+
+    Args:
+        call: Arguments of the attention call.
+        blocks: Maximum number of blocks in a tile.
     """
     block_size = SIDE * (row_width(call) // FLOAT_BYTES + call.value_dim + 1)
     rows = SIDE * call.dim + STEP * call.dim // 2 + call.value_dim
@@ -168,7 +182,13 @@ def workspace_size(call: AttentionCall, blocks: int) -> int:
 
 @inlined
 def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
-    """Assign addresses, starting at `memory`, to the buffers of a workspace."""
+    """Divide a thread's working memory into buffers.
+
+    Args:
+        call: Arguments of the attention call.
+        blocks: Maximum number of blocks in a tile.
+        memory: Address of the memory, aligned to a cache line.
+    """
     width = row_width(call)
     value_bytes = call.value_dim * FLOAT_BYTES
     scores = memory
@@ -188,6 +208,6 @@ def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
 
 @inlined
 def pair_up(call: AttentionCall, sources: tuple[int, int], target: int) -> None:
-    """Interleave the values of two keys: each 32-bit word gets one number from each."""
+    """Interleave the values of two keys, so that their elements alternate at `target`."""
     for offset in range(0, call.value_dim * HALF_BYTES, SIDE * HALF_BYTES):
         bf16_pack.pair_up(sources[0] + offset, sources[1] + offset, target + 2 * offset)
