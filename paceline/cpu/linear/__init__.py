@@ -1,1 +1,1 @@
-"""Multiply a few rows by weights on CPUs with batch-invariant kernels."""
+"""Multiply a few rows by weight matrices on CPUs with batch-invariant kernels."""

@@ -1,6 +1,6 @@
-"""Describe a matrix product for compiled kernels, and split it into tasks.
+"""Describe matrix products to compiled kernels, and split them into tasks.
 
-Every product kernel first converts the rows. Then each thread takes tasks of `TASK` outputs from a
+Every kernel first converts the rows. Each thread then claims tasks of `TASK` outputs through a
 shared counter, until no task is left. A thread adds the bias when it writes a task's results.
 """
 
@@ -22,7 +22,10 @@ SUMS_STRIDE = TASK * FLOAT_BYTES  # bytes from the sums of one row of a task to 
 
 
 class ProductCall:
-    """A matrix product: addresses of contiguous tensors, and sizes in elements."""
+    """The arguments of a matrix product kernel.
+
+    Tensors are contiguous, and sizes are in elements.
+    """
 
     rows: int  # Shape [count, inner].
     weight: int  # Shape [outer, inner].
@@ -33,18 +36,18 @@ class ProductCall:
     count: int  # Number of rows.
     inner: int  # Number of inputs, a multiple of 8 or of the kernel's `INNER`.
     outer: int  # Number of outputs, a multiple of 8 or of the kernel's `OUTER`.
-    taken: int  # Number of tasks that threads have taken; initially 0.
-    # Of a packed weight, whose blocks are at `weight`; otherwise 0.
+    taken: int  # Number of tasks that threads have claimed; initially 0.
+    # For a packed weight, `weight` is the address of its blocks. Otherwise, these fields are 0.
     unpack: int  # Address of the function that unpacks blocks.
-    blocks_row_bytes: int  # Bytes of a row.
-    section_parts: int  # Number of parts of a section, which are unpacked together.
-    order: int  # Address of the row in the file of each output, int64; 0 if they are in order.
+    blocks_row_bytes: int  # Size of a packed row in bytes.
+    section_parts: int  # Number of parts in a section, which are unpacked together.
+    order: int  # Address of each output's row number in the file, int64; 0 if all are in order.
     multiply_few: int  # Address of the function that multiplies a few rows by a group of outputs.
     following: int  # Address of the blocks that the next product reads; 0 if unknown.
 
 
 PRODUCT_CALL = record_dtype(ProductCall)
-# Fields that describe the blocks of a packed weight.
+# Fields of `ProductCall` that describe the blocks of a packed weight.
 PACKING = ("unpack", "blocks_row_bytes", "section_parts", "order", "multiply_few", "following")
 _TAKEN = PRODUCT_CALL.fields["taken"][1]
 
@@ -56,13 +59,13 @@ def run_product(
     sizes: tuple[int, int, int],
     packing: tuple[int, ...] = (0,) * len(PACKING),
 ) -> None:
-    """Compute a matrix product, using helper threads for a large product.
+    """Compute a matrix product, with helper threads if the product is large.
 
     Args:
         job: Kernel to run.
-        addresses: Addresses of rows, weight, bias (or 0) and out.
-        kinds: Number formats of the operands and the result.
-        sizes: Number of rows, inputs and outputs.
+        addresses: Addresses of the rows, the weight, the bias (0 for none) and the output.
+        kinds: Number format of the rows and the weight, and number format of the output.
+        sizes: Numbers of rows, inputs and outputs.
         packing: Values of the fields in `PACKING`, which describe a packed weight. Default: the
             weight is not packed.
     """
@@ -94,12 +97,12 @@ def take_task(address: int) -> Any:
 
 @inlined
 def write_out(call: ProductCall, sums: int, row: int, count: int, first: int, width: int) -> None:
-    """Add the bias to a task's sums, and write the totals in the result's format.
+    """Add the bias to a task's sums, and write the totals to the output tensor.
 
     Args:
-        call: Product to compute.
+        call: Arguments of the matrix product.
         sums: Address of the sums, float32 [count, TASK].
-        row: First row of the result to write.
+        row: Index of the first row to write.
         count: Number of rows to write.
         first: Index of the task's first output.
         width: Number of outputs in the task.

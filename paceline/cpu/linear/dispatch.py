@@ -1,4 +1,4 @@
-"""Multiply rows by a weight, using the compiled kernel that fits its shape."""
+"""Multiply rows by a weight with the compiled kernel for its dtype and shape."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from paceline.cpu.thread_team import TeamJob
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias; each row's result depends on that row only.
+    """Return rows @ weight.T + bias, where other rows do not affect a row's result.
 
     Args:
-        rows: Tensor [..., inner] on the CPU.
-        weight: Tensor [outer, inner] on the CPU, with the dtype of `rows`; see `takes_weight`.
-        bias: Tensor [outer], or None.
+        rows: Input rows, [..., inputs], on the CPU.
+        weight: Weight [outputs, inputs] on the CPU, in the dtype of `rows`. `takes_weight` must
+            accept the weight.
+        bias: Bias [outputs], or None.
     """
     outer, inner = weight.shape
     rows, dtype = rows.contiguous(), rows.dtype
@@ -44,9 +45,10 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def takes_weight(weight: Tensor) -> bool:
-    """Return whether `product` supports a weight [outer, inner].
+    """Return whether `product` supports a weight [outputs, inputs].
 
-    The weight must be contiguous, or the transposed view of a contiguous tensor.
+    The weight must be contiguous, or the transposed view of a contiguous tensor. Its sizes must be
+    multiples of a vector.
     """
     if weight.device.type != "cpu" or weight.dtype not in KINDS:
         return False
@@ -58,9 +60,14 @@ def takes_weight(weight: Tensor) -> bool:
 
 
 def kernel_of(dtype: torch.dtype, inner: int, outer: int) -> TeamJob:
-    """Choose the kernel for a product's shape.
+    """Choose the kernel for a product with a contiguous weight.
 
-    The kernels sum in different orders, so the choice never depends on the number of rows.
+    The kernels add in different orders, so the choice must not depend on the number of rows.
+
+    Args:
+        dtype: Dtype of the rows and the weight.
+        inner: Number of inputs.
+        outer: Number of outputs.
     """
     if (
         dtype == torch.bfloat16

@@ -1,10 +1,10 @@
 """Multiply rows by a bfloat16 weight with AVX512_BF16 dot products.
 
-This kernel is for processors without matrix instructions (AMX). A dot product is computed in four
-float32 sums, called lanes 0 to 3. Lane l adds the products of the elements 2 l + 1 and 2 l, then
-2 l + 9 and 2 l + 8, ... (`avx512_dot`). For example, lane 0 adds the products of the elements 1, 0,
-9, 8, 17, 16, ... Then lanes l and l + 2 are added, and finally lanes 0 and 1. This order does not
-depend on how many rows and outputs are computed together.
+This kernel is for processors without matrix instructions (AMX). It accumulates a dot product in
+four float32 lanes, as `avx512_dot` describes. Lane 0 adds the products of elements 1, 0, 9, 8, 17,
+16 and so on, in this order. Lane l starts with elements 2 l + 1, 2 l, 2 l + 9 and 2 l + 8. The
+kernel then adds lane 2 to lane 0, lane 3 to lane 1, and the two results. The number of rows and
+outputs that are computed together does not affect this order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _multiply_four = multiply_blocks((MAX_BLOCKS + 1,), _HALF)
 
 
 def _multiply(call_address: int) -> int:
-    """Run a product's tasks until none is left; return how many this thread ran."""
+    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
     call = read_call(call_address)
     count, outer = call.count, call.outer
     first = take_task(call_address)
@@ -46,7 +46,7 @@ def _multiply(call_address: int) -> int:
     max_blocks = max(MAX_BLOCKS, L2_BYTES_OF_DOTTED_ROWS // (ROWS * row_bytes))
     packed = np.empty((blocks * ROWS * row_bytes + LINE) // FLOAT_BYTES, dtype=np.float32)
     sums = np.empty(min(blocks, max_blocks) * ROWS * TASK, dtype=np.float32)
-    for row in range(blocks * ROWS):  # the last row fills up the last block
+    for row in range(blocks * ROWS):  # copies of the last row fill the last block
         source = call.rows + min(row, count - 1) * row_bytes
         pack_row(source, packed_row(aligned(packed), row, row_bytes), row_bytes)
     num_done = 0
@@ -82,11 +82,19 @@ def _multiply_outputs(
 ) -> None:
     """Multiply all blocks of four rows by the weights of eight outputs.
 
-    The blocks are multiplied in groups of similar size. Each group prefetches a share of the next
-    weights. If one group prefetched all of these weights, this group would wait for memory, and the
-    memory would be idle during the other groups.
+    The function multiplies the blocks in groups of similar size. Each group prefetches a fraction
+    of the next weights. If one group prefetched all of them, this group would wait for memory, and
+    the memory would be idle during the other groups.
+
+    Args:
+        blocks: Address of the packed blocks.
+        weight: Address of the first output's weights.
+        row_bytes: Size of a row in bytes.
+        sums: Address at which to write the sums, with `STRIDE` bytes between rows.
+        count: Number of blocks.
+        ahead: Distance from `weight` to the weights to prefetch, in bytes. 0 prefetches none.
     """
-    if count == MAX_BLOCKS + 1:  # one group with half the outputs at a time needs no more registers
+    if count == MAX_BLOCKS + 1:  # a single group fits into the registers with half the outputs
         parts = ALL_PARTS if ahead else 0
         _multiply_four(count, blocks, weight, row_bytes, sums, ahead, parts)
         weight, sums = weight + _HALF * row_bytes, sums + _HALF * FLOAT_BYTES

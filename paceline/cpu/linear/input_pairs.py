@@ -1,8 +1,9 @@
-"""Emit products of bfloat16 rows and weights that are stored as [inner, outer].
+"""Emit products of bfloat16 rows and weights that are stored as [inputs, outputs].
 
-The instruction of `avx512_dot` multiplies pairs of adjacent numbers. The weights of two consecutive
-inputs are therefore interleaved, so that the two numbers of a pair belong to the same output. For
-each pair of inputs, the product of the second input is added before the product of the first.
+The instruction in `avx512_dot` multiplies pairs of adjacent numbers. The emitted code therefore
+interleaves the weights of two consecutive inputs, so that the two weights of a pair belong to the
+same output. For each pair of inputs, the instruction adds the product of the second input before
+the product of the first.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from paceline.cpu.emit import operation, pick, pointer, spread
 from paceline.cpu.memory import FLOAT_BYTES, HALF_BYTES
 from paceline.cpu.settings import ROWS_PER_PAIR
 
-OUTER = SUMS.count  # outputs of a vector of sums
+OUTER = SUMS.count  # number of outputs in a vector of sums
 _WORD = ir.IntType(32)
-_INPUT_BYTES = 2 * HALF_BYTES  # of a pair of inputs
+_INPUT_BYTES = 2 * HALF_BYTES  # bytes in a pair of inputs
 _ADDRESS_BYTES = 8
 
 
@@ -37,11 +38,11 @@ def interleave(vectors: int) -> Any:
     In the result, the weights of two consecutive inputs alternate, so that the two weights of each
     output are adjacent.
 
-    Arguments of the operation (addresses and distances are in bytes):
+    Arguments of the operation:
         weights: Address of the first input's weights.
-        stride: Distance between the weights of consecutive inputs.
+        stride: Distance between the weights of consecutive inputs, in bytes.
         count: Number of pairs of inputs.
-        target: Address of the result, in which the weights are contiguous.
+        target: Address at which to write the interleaved weights, without gaps.
 
     Args:
         vectors: Number of vectors of outputs: 1, or an even number.
@@ -58,23 +59,24 @@ def interleave(vectors: int) -> Any:
 
 
 def add_pairs(vectors: int, interleaved: bool) -> Any:
-    """Return an operation that adds products of inputs and weights to sums.
+    """Return an operation that multiplies inputs by weights, and adds to stored sums.
 
     The operation multiplies two consecutive inputs (a pair) at a time. It ends the process if the
-    processor lacks the instructions.
+    processor lacks AVX512_BF16.
 
-    Arguments of the operation (addresses, sizes and distances are in bytes):
+    Arguments of the operation (distances are in bytes):
         num_rows: Number of rows, 1 to `ROWS_PER_PAIR`.
-        rows: Address of an array of the addresses of each row's inputs.
+        rows: Address of an array with the address of each row's inputs.
         weights: Address of the first input's weights.
         stride: Distance between the weights of consecutive inputs.
         count: Number of pairs of inputs.
-        sums: Address of the float32 sums of the first row.
+        sums: Address of the first row's float32 sums.
         size: Distance between the sums of consecutive rows.
 
     Args:
         vectors: Number of vectors of sums per row: 1, or an even number.
-        interleaved: Whether the weights are the result of `interleave`; `stride` is then unused.
+        interleaved: Whether the weights are the result of `interleave`. If so, the operation
+            ignores `stride`.
     """
 
     def emit(builder: Any, num_rows: Any, *operands: Any) -> None:
@@ -86,7 +88,7 @@ def add_pairs(vectors: int, interleaved: bool) -> Any:
 
 
 class _PairOperands(NamedTuple):
-    """The arguments that `add_pairs` describes, except `num_rows`."""
+    """The arguments of the operation from `add_pairs`, without `num_rows`."""
 
     rows: Any
     weights: Any
@@ -143,17 +145,33 @@ def _add(
 
 
 def _vector_at(builder: Any, address: Any, pair: Any, vector: int, vectors: int) -> Any:
-    """Emit instructions that compute a pointer to one vector of interleaved weights."""
+    """Emit instructions that compute a pointer to a vector of interleaved weights.
+
+    Args:
+        builder: LLVM builder.
+        address: Address of the interleaved weights.
+        pair: Index of the pair of inputs.
+        vector: Index of the vector within the pair.
+        vectors: Number of vectors per pair.
+    """
     index = builder.add(builder.mul(pair, constant(vectors)), constant(vector))
     at = builder.add(address, builder.mul(index, constant(LINE)))
     return pointer(builder, at, NUMBERS)
 
 
 def _interleave(builder: Any, weights: Any, stride: Any, index: Any, vectors: int) -> list[Any]:
-    """Emit instructions that interleave the weights of one pair of inputs."""
+    """Emit instructions that load and interleave the weights of one pair of inputs.
+
+    Args:
+        builder: LLVM builder.
+        weights: Address of the first input's weights.
+        stride: Distance between the weights of consecutive inputs, in bytes.
+        index: Index of the pair.
+        vectors: Number of vectors of outputs: 1, or an even number.
+    """
     first = builder.add(weights, builder.mul(index, builder.add(stride, stride)))
     sources = first, builder.add(first, stride)
-    width = min(vectors, 2) * OUTER  # outputs that one load reads
+    width = min(vectors, 2) * OUTER  # number of outputs whose weights one load reads
     halves = ir.VectorType(ir.IntType(16), width)
     pairs = []
     for vector in range(0, vectors, width // OUTER):

@@ -1,11 +1,11 @@
-"""Multiply a few rows by a weight with fused multiply-adds of eight lanes.
+"""Multiply a few rows by a weight with fused multiply-adds in eight lanes.
 
 Verification multiplies a handful of rows by each weight matrix. Matrix libraries are tuned for one
-row or for hundreds of rows. For a handful of rows, libraries read the weight far below memory
-speed, or convert half-precision weights again for every row. This kernel reads a weight once. The
-kernel computes four outputs at a time, and prefetches the weights of the next four outputs.
+row or for hundreds of rows. For a handful of rows, libraries read the weight much more slowly than
+memory permits, or convert half-precision weights again for every row. This kernel reads a weight
+only once. It computes four outputs at a time, and prefetches the weights of the next four outputs.
 
-All sums are in float32, in the order documented in `fma_dot`. A row's result depends only on that
+All sums are in float32, in the order that `fma_dot` describes. A row's result depends only on this
 row and the weight, bit for bit.
 """
 
@@ -42,7 +42,7 @@ _multiply_float32, _multiply_bfloat16 = multiply_rows(FLOAT32), multiply_rows(BF
 
 
 def _multiply(call_address: int) -> int:
-    """Run a matrix product's remaining tasks; return how many this thread ran."""
+    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
     call = read_call(call_address)
     kind, count, inner, outer = call.kind, call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -87,9 +87,15 @@ def _multiply_few(
 ) -> None:
     """Multiply all rows by the weights of four outputs at a time, with prefetching.
 
-    A task computes the outputs `first` to `first` + `width` - 1. `base` is the address of the
-    weights of output 0. If only the task's weights are unpacked, `base` is the address at which the
-    weights of output 0 would start if they were unpacked as well.
+    Args:
+        call: Arguments of the matrix product.
+        base: Address of the weights of output 0. If only the task's weights are in memory, the
+            address at which the weights of output 0 would be.
+        rows: Address of the float32 rows.
+        sums: Address of the task's sums, float32 [count, TASK].
+        scratch: Address of memory for the converted weights of four outputs.
+        first: Index of the task's first output.
+        width: Number of outputs in the task.
     """
     kind, count, inner = call.kind, call.count, call.inner
     stride = inner * (FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES)
@@ -101,7 +107,7 @@ def _multiply_few(
         elif kind == BFLOAT16 and count <= MAX_ROWS:
             row_bytes = inner * FLOAT_BYTES
             _multiply_bfloat16(count, rows, row_bytes, weight, stride, target, SUMS_STRIDE, ahead)
-        else:  # convert the weights once, since several groups of rows read them
+        else:  # convert the weights only once, because several groups of rows use them
             load_row(kind, weight, scratch, OUTPUTS * inner)
             for line in range(weight + ahead, weight + 2 * ahead, LINE_BYTES):
                 simd_f32x8.prefetch(line)
@@ -119,7 +125,18 @@ def _multiply_many(
     width: int,
     block: int,
 ) -> None:
-    """Multiply rows by the weights of a task, in blocks of rows that fit into L1."""
+    """Multiply rows by the weights of a task, in blocks that fit into the L1 cache.
+
+    Args:
+        call: Arguments of the matrix product.
+        base: Address of the weights of output 0, as in `_multiply_few`.
+        rows: Address of the float32 rows.
+        sums: Address of the task's sums, float32 [count, TASK].
+        scratch: Address of memory for the converted weights of the task.
+        first: Index of the task's first output.
+        width: Number of outputs in the task.
+        block: Number of rows in a block.
+    """
     count, inner = call.count, call.inner
     row_bytes = inner * FLOAT_BYTES
     source = base + first * row_bytes
@@ -135,7 +152,16 @@ def _multiply_many(
 
 @inlined
 def _multiply_rows(rows: int, weight: int, sums: int, count: int, inner: int, ahead: int) -> None:
-    """Multiply float32 rows by the float32 weights of four outputs."""
+    """Multiply float32 rows by the float32 weights of four outputs.
+
+    Args:
+        rows: Address of the rows.
+        weight: Address of the first output's weights.
+        sums: Address of the first row's sums, with `SUMS_STRIDE` bytes between rows.
+        count: Number of rows.
+        inner: Number of inputs.
+        ahead: Distance from `weight` to the weights to prefetch, in bytes. 0 prefetches none.
+    """
     row_bytes = inner * FLOAT_BYTES
     for row in range(0, count, MAX_ROWS):
         _multiply_float32(
@@ -146,5 +172,5 @@ def _multiply_rows(rows: int, weight: int, sums: int, count: int, inner: int, ah
             row_bytes,
             sums + row * SUMS_STRIDE,
             SUMS_STRIDE,
-            ahead if row == 0 else 0,  # the first group prefetches for all
+            ahead if row == 0 else 0,  # the first group prefetches for all groups
         )

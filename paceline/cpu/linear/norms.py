@@ -1,10 +1,10 @@
-"""Compute an RMS norm in one compiled call; torch needs seven operations.
+"""Compute an RMS norm in one compiled call, where torch needs seven operations.
 
     weight * rounded(row / sqrt(mean(row ** 2) + eps))
 
-This is the formula of all norms of the Llama family in transformers. The mean is in float32, and
-the quotient is rounded to the rows' dtype before the multiplication. A row's result depends on that
-row only: lane l of eight sums the squares of the elements l, l + 8, ...
+All norms of the Llama family in transformers use this formula. The mean is float32, and the
+quotient is rounded to the rows' dtype before the multiplication. Other rows do not affect a row's
+result. Eight lanes compute the mean: lane l sums the squares of elements l, l + 8, and so on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return weight * rows / sqrt(mean(rows ** 2) + eps), over the last dimension.
 
     Args:
-        rows: Tensor [..., size] on the CPU, float32 or bfloat16; size is a multiple of 8.
-        weight: Contiguous tensor [size] of the same dtype.
-        eps: Number to add to the mean of the squares.
+        rows: Rows to normalise, float32 or bfloat16 [..., size], on the CPU. The size is a multiple
+            of 8.
+        weight: Weight of the norm, contiguous [size], in the dtype of `rows`.
+        eps: Epsilon of the norm, which is added to the mean of the squares.
     """
     rows = rows.contiguous()
     out, size = torch.empty_like(rows), len(weight)
@@ -45,7 +46,7 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def takes_norm(weight: Tensor) -> bool:
-    """Return whether `rms_norm` supports a weight [size]."""
+    """Return whether `rms_norm` supports a norm with the given weight, [size]."""
     return weight.device.type == "cpu" and weight.is_contiguous() and len(weight) % WIDTH == 0
 
 
@@ -57,12 +58,12 @@ def normalise(
 
     Args:
         rows: Address of the rows.
-        weight: Address of the weight.
-        out: Address of the result.
-        kind: Number format of rows, weight and result, FLOAT32 or BFLOAT16.
+        weight: Address of the norm's weight.
+        out: Address at which to write the normalised rows; may equal `rows`.
+        kind: Number format of the rows, the weight and the output: FLOAT32 or BFLOAT16.
         count: Number of rows.
         size: Number of elements per row, a multiple of 8.
-        eps: Number to add to the mean of the squares.
+        eps: Epsilon of the norm, which is added to the mean of the squares.
     """
     number_bytes = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES
     row_bytes, step = size * number_bytes, WIDTH * number_bytes

@@ -1,10 +1,10 @@
 """Multiply rows by a bfloat16 weight with AMX tiles.
 
 With AMX, sixteen rows take little more time than one. The kernel computes the transposed product,
-weight @ rows.T. It reads the weight in its original layout, 16 outputs by 32 elements at a time,
-and packs only the rows, of which there are few. Each sum uses the same instructions in the same
-order (`amx`), for 32 elements of the row and the weight at a time. This order does not depend on
-how many rows and outputs are computed together.
+weight @ rows.T. It reads the weight in its original layout, 16 outputs by 32 inputs at a time, and
+packs only the rows, of which there are few. AMX adds the products of 32 inputs at a time, in the
+order that `amx` describes. The number of rows and outputs that are computed together does not
+affect this order.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from paceline.cpu.settings import (
 from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import inlined
 
-INNER, OUTER = amx.ROW // HALF_BYTES, amx.SIDE  # the sizes of a weight are multiples of these
-_SQUARE = 2 * OUTER  # outputs, and rows, of four tiles of sums
-_MAX_TILES = amx.NUM_TILES // 2  # tiles of sums
-_STEP = INNER * HALF_BYTES  # bytes of a row or weight in one tile
+INNER, OUTER = amx.ROW // HALF_BYTES, amx.SIDE  # The sizes of a weight are multiples of these.
+_SQUARE = 2 * OUTER  # Outputs, and rows, in a square of four tiles of sums.
+_MAX_TILES = amx.NUM_TILES // 2  # Maximum number of tiles of sums.
+_STEP = INNER * HALF_BYTES  # Bytes of a row or of an output's weights in one tile.
 _CONFIGURATION = np.frombuffer(amx.configuration(), dtype=np.float32)
 
 _SUM0, _SUM1, _SUM2, _SUM3, _WEIGHT0, _WEIGHT1, _ROWS0, _ROWS1 = range(amx.NUM_TILES)
@@ -36,19 +36,19 @@ _clear0, _clear1, _clear2, _clear3 = map(amx.zero, _SUMS)
 _store0, _store1, _store2, _store3 = map(amx.store, _SUMS)
 _load_weight0, _load_weight1 = amx.load(_WEIGHT0), amx.load(_WEIGHT1)
 _load_rows0, _load_rows1 = amx.load(_ROWS0), amx.load(_ROWS1)
-# Squares: two tiles of weights with two tiles of rows.
+# For squares: products of two tiles of weights and two tiles of rows.
 _multiply00 = amx.add_product(_SUM0, _WEIGHT0, _ROWS0)
 _multiply10 = amx.add_product(_SUM1, _WEIGHT1, _ROWS0)
 _multiply01 = amx.add_product(_SUM2, _WEIGHT0, _ROWS1)
 _multiply11 = amx.add_product(_SUM3, _WEIGHT1, _ROWS1)
-# Columns: one tile of weights with the second, third and fourth tile of rows.
+# For columns: products of one tile of weights and the second, third and fourth tile of rows.
 _multiply_second = amx.add_product(_SUM1, _WEIGHT0, _ROWS1)
 _multiply_third = amx.add_product(_SUM2, _WEIGHT0, _ROWS0)
 _multiply_fourth = amx.add_product(_SUM3, _WEIGHT0, _ROWS1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run a product's tasks until none is left; return how many this thread ran."""
+    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -99,7 +99,8 @@ multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
     """Transpose blocks of 16 rows into tiles, in the order of multiplication.
 
-    The last block is first copied to the end of `packed` and padded with zeros.
+    The memory at `packed` has room for one additional block. There, the function pads the last
+    block with zeros before the transposition.
     """
     row_bytes = inner * HALF_BYTES
     block_bytes = amx.SIDE * row_bytes
@@ -121,11 +122,11 @@ def _multiply_tall(
 ) -> None:
     """Multiply all rows by the weights of 16 outputs, in groups of up to 64 rows.
 
-    `weight` is the address of the whole weight. If only some outputs are in memory, `weight` is the
-    address at which output 0 would be.
+    Each group prefetches a fraction of the next weights. If the first group prefetched all of them,
+    this group would wait for memory, and memory would be idle during the other groups.
 
-    Each group prefetches its share of the next weights. If the first group prefetched all of these
-    weights, this group would wait for memory, and memory would be idle while the other groups run.
+    `weight` is the address of the weights of output 0. If only the task's weights are in memory, it
+    is the address at which the weights of output 0 would be.
     """
     block_bytes = OUTER * call.inner * HALF_BYTES
     is_ahead = output + (TILE_ROWS_AHEAD + 1) * OUTER <= call.outer
@@ -165,13 +166,20 @@ def _multiply_wide(
 def _multiply_column(
     rows: int, weight: int, sums: int, inner: int, blocks: int, fetched: int, last: int
 ) -> None:
-    """Multiply two to four blocks of 16 rows by the weights of 16 outputs.
+    """Multiply two to four blocks of 16 rows by 16 outputs, and store tiles of sums.
 
-    The sums are stored as tiles.
+    Args:
+        rows: Address of the packed rows.
+        weight: Address of the first output's weights.
+        sums: Address at which to store the tiles.
+        inner: Number of inputs.
+        blocks: Number of blocks.
+        fetched: First region of the next weights to prefetch; see `_fetch`.
+        last: Last region of the next weights to prefetch, plus one.
     """
     row_bytes = inner * HALF_BYTES
     block_bytes = OUTER * row_bytes
-    # Without a third block, the first stands in; nobody reads its sums.
+    # If there is no third block, the first one replaces it, and the sums are ignored.
     third = rows + (2 * block_bytes if blocks > 2 else 0)
     _clear0(), _clear1(), _clear2(), _clear3()
     for step in range(inner // INNER):
@@ -202,9 +210,10 @@ def _multiply_square(
     last: int,
     has_second: bool,
 ) -> None:
-    """Multiply 16 rows by the weights of 32 outputs, and store the sums as tiles.
+    """Multiply 16 rows, or 32 if `has_second`, by 32 outputs; store the sums as tiles.
 
-    If `has_second` is True, multiply 32 rows.
+    The arguments are the same as for `_multiply_column`. `width` is the number of outputs, which is
+    16 at the end of a weight.
     """
     row_bytes = inner * HALF_BYTES
     second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)
@@ -228,7 +237,7 @@ def _multiply_square(
 
 @inlined
 def _store_sums(sums: int, has_second: bool) -> None:
-    """Store two tiles of sums, or four if `has_second` is True, consecutively."""
+    """Store two tiles of sums, or four if `has_second` is True, one after the other."""
     _store0(sums, amx.ROW)
     _store1(sums + amx.TILE, amx.ROW)
     if has_second:
@@ -238,10 +247,11 @@ def _store_sums(sums: int, has_second: bool) -> None:
 
 @inlined
 def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last: int) -> None:
-    """Prefetch one step's share of `size` bytes of weights.
+    """Prefetch a fraction of the next weights in one step of a product.
 
-    The weights are divided into `PREFETCH_STREAMS` equal streams. This call prefetches from the
-    streams `first` to `last` - 1.
+    The weights, of `size` bytes, are divided into `PREFETCH_STREAMS` regions of equal size. The
+    function prefetches from regions `first` to `last` - 1. If it prefetched from all regions, it
+    would read `step_bytes` bytes per step.
     """
     share = step_bytes // PREFETCH_STREAMS
     for stream in range(first, last):
@@ -254,9 +264,9 @@ def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last:
 def _write_square(
     call: ProductCall, sums: int, row: int, output: int, width: int, tiles: int
 ) -> None:
-    """Write two or four tiles to the result.
+    """Write two tiles of sums (16 rows) or four tiles (32 rows) to the output tensor.
 
-    Two tiles hold adjacent groups of 16 outputs for 16 rows; four hold them for 32 rows.
+    Tiles with even indices contain the first 16 outputs, and the others the next 16 outputs.
     """
     for tile in range(tiles):
         if tile % 2 * amx.SIDE < width:
@@ -266,7 +276,7 @@ def _write_square(
 
 @inlined
 def _write_tile(call: ProductCall, source: int, row: int, output: int) -> None:
-    """Add the bias to a tile [16 outputs, 16 rows], and write it to the result."""
+    """Add the bias to a tile [16 outputs, 16 rows], and write it to the output tensor."""
     amx.transpose(source, amx.ROW, source, amx.ROW)
     for i in range(min(call.count - row, amx.SIDE)):
         target = call.out + ((row + i) * call.outer + output) * HALF_BYTES

@@ -1,11 +1,11 @@
-"""Multiply rows by a weight stored as [inner, outer], as in some MoE experts.
+"""Multiply rows by a weight stored as [inputs, outputs], as in some MoE experts.
 
-The outputs are divided into tasks of a few hundred outputs. A task reads a block of the weight's
-rows at a time, so that consecutive reads stay within a few pages of memory.
+A task computes a few hundred outputs. It reads the weights of a block of inputs at a time, so that
+consecutive reads stay within a few pages of memory.
 
-In bfloat16 on processors with AVX512_BF16, the order of a sum is that of `input_pairs`. Otherwise,
-every sum takes one fused multiply-add per input, in the order of the inputs, in float32. The result
-does not depend on how many rows and outputs are computed together.
+In bfloat16 on processors with AVX512_BF16, `input_pairs` determines the order of a sum. Otherwise,
+the kernel adds the products with one float32 fused multiply-add per input, in the order of the
+inputs. The number of rows and outputs that are computed together does not affect the result.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from paceline.cpu.softmax_weighted_sum import QUERIES, STEP, VECTORS, add_weight
 from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import inlined
 
-OUTER = STEP // FLOAT_BYTES  # the number of outputs is a multiple of this
-_GROUP = VECTORS * OUTER  # outputs whose sums stay in registers
+OUTER = STEP // FLOAT_BYTES  # the number of outputs is a multiple of this number
+_GROUP = VECTORS * OUTER  # number of outputs whose sums stay in registers
 _AVAILABLE = avx512_dot.available()
 _add_group, _add_vector = add_weighted(VECTORS), add_weighted(1)
 _add_pair_group, _add_pair_vector = add_pairs(VECTORS, False), add_pairs(1, False)
@@ -42,14 +42,14 @@ _interleave, _add_interleaved = interleave(VECTORS), add_pairs(VECTORS, True)
 
 
 class _ProductRows(NamedTuple):
-    """The input rows of a matrix product, in the form that `_add` reads.
+    """The input rows of a matrix product, and the memory for processing them.
 
     Attributes:
         source: Address of the first row.
         number_bytes: Size of an input in bytes.
         most: Maximum number of rows per call of `_add`.
-        addresses: For each row in the current call of `_add`, the address of its inputs.
-        in_pairs: Whether the product takes two inputs of a row at a time.
+        addresses: Address of each row's inputs in the current call of `_add`.
+        in_pairs: Whether the kernel multiplies two inputs of a row at a time.
         weights: Memory for the interleaved weights of a block of inputs.
     """
 
@@ -62,7 +62,7 @@ class _ProductRows(NamedTuple):
 
 
 def _multiply(call_address: int) -> int:
-    """Run a product's tasks until none is left; return how many this thread ran."""
+    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address) * TASKS_PER_BLOCK
@@ -102,7 +102,7 @@ multiply_transposed = TeamJob(_multiply, PRODUCT_CALL)
 def _add_block(
     call: ProductCall, rows: _ProductRows, start: int, size: int, first: int, width: int, sums: int
 ) -> None:
-    """Add the products of a block of inputs and weights to the sums of all rows.
+    """Multiply a block of inputs by their weights, and add the products to the sums.
 
     Args:
         call: Arguments of the matrix product.
@@ -111,8 +111,7 @@ def _add_block(
         size: Number of inputs in the block.
         first: Index of the first output.
         width: Number of outputs.
-        sums: Address of the sums, float32 [tasks, rows, `TASK`]; `TASK` is the number of outputs
-            per task.
+        sums: Address of the sums, float32 [groups, rows, TASK]. A group is `TASK` outputs.
     """
     weight_bytes, output = FLOAT_BYTES if call.kind == FLOAT32 else HALF_BYTES, 0
     while output < width:
@@ -124,7 +123,7 @@ def _add_block(
         if interleaved:
             source, weight = weight, address(rows.weights)
             _interleave(source, call.outer * HALF_BYTES, size // 2, weight)
-        # All rows read the same few weights, which therefore stay in the L1 cache.
+        # All rows use the same few weights, which therefore stay in the L1 cache.
         for row in range(0, call.count, rows.most):
             num_rows = min(rows.most, call.count - row)
             for index in range(num_rows):
@@ -149,16 +148,16 @@ def _add(
     vectors: int,
     sums: int,
 ) -> None:
-    """Add the products of `size` inputs and weights to the sums of a few rows.
+    """Multiply inputs of a few rows by their weights, and add the products to sums.
 
     Args:
         call: Arguments of the matrix product.
-        rows: Rows of the product. `rows.addresses` has the addresses of the inputs.
+        rows: Rows of the product, with the addresses of the inputs in `addresses`.
         num_rows: Number of rows.
-        weight: Address of the first weight.
+        weight: Address of the first input's weights.
         size: Number of inputs per row.
-        vectors: Number of SIMD vectors of sums per row: 1 or `VECTORS`.
-        sums: Address of the first row's sums.
+        vectors: Number of vectors of sums per row: 1 or `VECTORS`.
+        sums: Address of the first row's sums, with `SUMS_STRIDE` bytes between rows.
     """
     inputs, stride = address(rows.addresses), call.outer * HALF_BYTES
     if rows.in_pairs:

@@ -1,4 +1,4 @@
-"""Describe blocks of a packed weight for the functions that unpack them."""
+"""Describe the blocks of a packed weight to the functions that unpack them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from paceline.cpu.memory import HALF_BYTES
 from paceline.cpu.thread_team import call as call_function
 from paceline.util.compiled import as_pointer, inlined, load_int64, record_dtype, subroutine
 
-PART = 32  # numbers of a part, the unit in which blocks are unpacked
+PART = 32  # numbers in a part, the unit in which blocks are unpacked
 PART_BYTES = PART * HALF_BYTES
-_NUMBER_BYTES = 8  # of a row's number in `order`
+_NUMBER_BYTES = 8  # bytes in a row number in `order`
 
 
 class UnpackCall:
-    """The blocks of a packed weight to unpack, and the address for the result."""
+    """The arguments of functions that unpack rows of a packed weight."""
 
     source: int  # Address of the first block to unpack in row 0 of the file.
-    row_bytes: int  # Bytes of a row in the file.
-    order: int  # Address of the row in the file of each row, int64; 0 if they are in order.
-    first: int  # First row.
-    count: int  # Number of rows; of quads, a multiple of four.
-    num_parts: int  # Parts of each row.
-    target: int  # Address of the numbers, without gaps.
-    # Of quads only.
-    line_step: int  # Bytes from one line of a quad to the next.
-    ahead: int  # Distance from the blocks to those to prefetch meanwhile; 0: no others.
+    row_bytes: int  # Size of a packed row in bytes.
+    order: int  # Address of each row's number in the file, int64; 0 if all are in order.
+    first: int  # Index of the first row to unpack.
+    count: int  # Number of rows to unpack; for quads, a multiple of four.
+    num_parts: int  # Number of parts to unpack per row.
+    target: int  # Address at which to write the bfloat16 numbers, without gaps.
+    # For quads only.
+    line_step: int  # Distance between consecutive lines of a quad, in bytes.
+    ahead: int  # Distance from the blocks to the blocks to prefetch, in bytes.
 
 
 UNPACK_CALL = record_dtype(UnpackCall)
@@ -42,9 +42,13 @@ def read_unpack_call(address: int) -> Any:
 
 @inlined
 def address_of_row(source: int, row_bytes: int, order: int, row: int) -> int:
-    """Return the address of the first packed block of a weight row.
+    """Return the address of a row's first block in a packed weight.
 
-    The arguments before `row` are fields of `UnpackCall`.
+    Args:
+        source: Address of the first block in row 0 of the file.
+        row_bytes: Size of a packed row in bytes.
+        order: Address of each row's number in the file, int64. 0 if all are in order.
+        row: Index of the row in the weight.
     """
     number = row if order == 0 else load_int64(order + _NUMBER_BYTES * row)
     return source + number * row_bytes
@@ -52,7 +56,7 @@ def address_of_row(source: int, row_bytes: int, order: int, row: int) -> int:
 
 @inlined
 def describe(call: ProductCall, unpacking: UnpackCall) -> None:
-    """Set the fields of `UnpackCall` that are the same for a whole weight."""
+    """Set the fields of `unpacking` that are the same for all tasks of a product."""
     unpacking.row_bytes, unpacking.order = call.blocks_row_bytes, call.order
     unpacking.source, unpacking.ahead = call.weight, 0
 
@@ -64,16 +68,15 @@ def unpack_task(
     """Unpack the weights that a task needs to compute its outputs.
 
     Args:
-        call: Product to compute.
-        unpacking: `UnpackCall` whose constant fields `describe` has set.
+        call: Arguments of the matrix product.
+        unpacking: Record that `describe` has initialised.
         address: Address of `unpacking`.
         first: Index of the first output.
         count: Number of outputs.
-        target: Address for the unpacked values, bfloat16 [count, inner].
-
+        target: Address at which to write the unpacked weights, bfloat16 [count, inner].
     Returns:
-        The address that the weights of output 0 would have, if the weights of all outputs before
-        `first` were unpacked in front of `target`.
+        Address at which the weights of output 0 would be, if the weights of all outputs before
+        `first` preceded those at `target`.
     """
     unpacking.first, unpacking.count = first, count
     unpacking.num_parts, unpacking.target = call.inner // PART, target

@@ -1,1 +1,1 @@
-"""Multiply by packed weights, and unpack their blocks."""
+"""Multiply rows by packed weights on CPUs, and unpack the blocks of weights."""

@@ -1,10 +1,10 @@
 """Multiply rows by a packed weight with AVX512_BF16 dot products.
 
 The sums are bit-identical to those of `linear.dotted` with the unpacked weight. With few rows, the
-kernel unpacks a 64-byte line of weights to a register, and multiplies all rows by the line while
-the line is in the register (`few_rows`). With more rows, the kernel unpacks a section of a few
-outputs' weights to the L1 cache, and multiplies all rows by the section. The kernel then unpacks
-the next section.
+kernel unpacks a line (64 bytes) of weights to a register, and multiplies all rows by the line while
+it is in the register (`few_rows`). With more rows, the kernel unpacks a section to the L1 cache,
+multiplies all rows by the section, and unpacks the next one. A section consists of some parts of a
+few outputs' weights.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from paceline.cpu.thread_team import TeamJob
 from paceline.cpu.thread_team import call as call_function
 from paceline.util.compiled import inlined, subroutine
 
-_MAX_ROWS = 6  # that are multiplied together
-_STRIDE = UNPACKED_GROUP * CHUNK  # bytes from the sums of one row to the next
+_MAX_ROWS = 6  # maximum number of rows that are multiplied together
+_STRIDE = UNPACKED_GROUP * CHUNK  # bytes between the sums of consecutive rows
 _multiply_quads = multiply_quads(tuple(range(1, _MAX_ROWS + 1)), UNPACKED_GROUP // QUAD)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a product until none is left; return how many this thread ran."""
+    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
     call = read_call(call_address)
     if call.count <= MAX_FEW_ROWS:
         return _multiply_few(call_address)
@@ -69,7 +69,7 @@ multiply_packed = TeamJob(_multiply, PRODUCT_CALL)
 
 @subroutine
 def _multiply_few(call_address: int) -> int:
-    """Run tasks of a product with a few rows; return how many this thread ran."""
+    """Run tasks of a product with few rows, as in `_multiply`."""
     call = read_call(call_address)
     outer, first = call.outer, take_task(call_address)
     if first >= outer:
@@ -96,7 +96,15 @@ def _multiply_few(call_address: int) -> int:
 
 @inlined
 def _write_group(call: ProductCall, sums: int, output: int, width: int, stride: int) -> None:
-    """Write the results of a group of outputs for all rows."""
+    """Add the partial sums of a group of outputs, and write the results for all rows.
+
+    Args:
+        call: Arguments of the matrix product.
+        sums: Address of the group's partial sums.
+        output: Index of the group's first output.
+        width: Number of outputs in the group.
+        stride: Distance between the partial sums of consecutive rows, in bytes.
+    """
     for row in range(call.count):
         for done in range(0, width, WRITTEN):
             column = output + done
@@ -112,7 +120,15 @@ def _write_group(call: ProductCall, sums: int, output: int, width: int, stride: 
 def _multiply_group(
     call: ProductCall, unpacking: Any, unpacking_address: int, sums: int, output: int
 ) -> None:
-    """Multiply all rows by the weights of one group of outputs, and store the sums."""
+    """Unpack the weights of a group of outputs, and multiply all rows by the weights.
+
+    Args:
+        call: Arguments of the matrix product.
+        unpacking: `UnpackCall` that `describe` has initialised.
+        unpacking_address: Address of `unpacking`.
+        sums: Address of memory for the partial sums, followed by a section of unpacked weights.
+        output: Index of the group's first output.
+    """
     count, row_bytes = call.count, call.inner * HALF_BYTES
     weight = sums + count * _STRIDE
     clear(sums, count * _STRIDE)
@@ -132,9 +148,15 @@ def _multiply_group(
 def _multiply_rows(
     rows: int, row_bytes: int, weight: int, chunks: int, sums: int, count: int
 ) -> None:
-    """Multiply all rows by the section of the weights that was unpacked last.
+    """Multiply all rows by an unpacked section, in groups of similar size.
 
-    The rows are multiplied in groups of similar size.
+    Args:
+        rows: Address of the rows, at the section's first input.
+        row_bytes: Distance between consecutive rows, in bytes.
+        weight: Address of the section.
+        chunks: Number of chunks per output in the section.
+        sums: Address of the partial sums, to which the products are added.
+        count: Number of rows.
     """
     groups, done = even_share(count, _MAX_ROWS), 0
     while groups:

@@ -1,4 +1,4 @@
-"""Apply the scales and minimums of quantised blocks to their integers."""
+"""Convert the integers of quantised blocks to numbers with scales and minimums."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from paceline.cpu.emit import floats, multiply_add, pick
 
 
 class Factor(NamedTuple):
-    """A factor (scale or minimum) of each of several blocks of weights.
+    """The scales, or the minimums, of several blocks of weights.
 
     Attributes:
-        vector: LLVM vector of float32 numbers that contains the factors.
-        lanes: For each block, the lane that holds its factor.
+        vector: LLVM vector of float32 numbers that contains the factor of each block.
+        lanes: Lane of `vector` that contains each block's factor.
     """
 
     vector: Any
     lanes: tuple[int, ...]
 
     def spread(self, builder: Any, blocks: Sequence[int]) -> Any:
-        """Emit instructions that fill 16 lanes, each with the factor of its block.
+        """Emit instructions that copy the factors of blocks to the lanes of a vector.
 
         Args:
             builder: LLVM builder.
-            blocks: For each lane, the index of its block.
+            blocks: Index of the block whose factor each lane receives, [16].
         """
         return pick(builder, self.vector, self.vector, [self.lanes[block] for block in blocks])
 
 
 class Factors(NamedTuple):
-    """The factors of several blocks of the same format.
+    """The scales and minimums of several blocks in the same format.
 
-    A half part is 16 numbers of a block.
+    A half part is 16 consecutive numbers of a block. Consecutive half parts with the same scale and
+    minimum form a group.
 
     Attributes:
-        scales: Scales, one for each group of half parts.
-        minimums: Minimums, one for each group; empty if the format has no minimums.
-        group: Number of consecutive half parts that share their factors.
+        scales: Scales of all blocks, for each group of half parts.
+        minimums: Minimums of all blocks, for each group. Empty if the format has no minimums.
+        group: Number of half parts in a group.
     """
 
     scales: Sequence[Factor]
@@ -45,7 +46,7 @@ class Factors(NamedTuple):
     group: int
 
     def scaled(self, builder: Any, power: float) -> Factors:
-        """Emit instructions that multiply the scales by a power of two, which is exact."""
+        """Emit instructions that multiply the scales by a power of two, without rounding."""
         scales = [
             Factor(builder.fmul(vector, floats(power, vector.type.count)), lanes)
             for vector, lanes in self.scales
@@ -53,13 +54,13 @@ class Factors(NamedTuple):
         return self._replace(scales=scales)
 
     def apply(self, builder: Any, integers: Any, half: int, blocks: Sequence[int]) -> Any:
-        """Emit instructions that convert 16 integers to float32 numbers.
+        """Emit instructions that compute scale * integer + minimum for 16 integers.
 
         Args:
             builder: LLVM builder.
-            integers: The integers, as 16 float32 lanes.
-            half: Index of the half part (16 numbers) in the blocks.
-            blocks: For each lane, the index of its block.
+            integers: Integers, as a vector of 16 float32 lanes.
+            half: Index of the half part to which the integers belong.
+            blocks: Index of the block to which each lane belongs, [16].
         """
         index = half // self.group
         scale = self.scales[index].spread(builder, blocks)

@@ -1,8 +1,8 @@
-"""Multiply a few rows by a packed weight without storing the unpacked numbers.
+"""Multiply a few rows by a packed weight without storing unpacked weights.
 
-A line holds eight numbers from each of four outputs (`quad_lines`). Each line is multiplied by all
-rows while the line is in a register. The sums are bit-identical to those of `quads`, which reads
-unpacked numbers from memory.
+A line contains eight weights from each of four outputs (`quad_lines`). The emitted code multiplies
+all rows by a line while the line is in a register. The sums are bit-identical to those of `quads`,
+which reads unpacked weights from memory.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from paceline.cpu.simd_f32x8 import prefetch
 from paceline.cpu.thread_team import TeamJob
 from paceline.util.compiled import as_pointer, inlined, record_dtype, subroutine
 
-QUADS = 2  # quads that are multiplied together
+QUADS = 2  # number of quads that are multiplied together
 OUTPUTS = QUADS * QUAD
 
 
 class FewRowsCall:
-    """A call that multiplies a few rows by the weights of some outputs."""
+    """The arguments for multiplying a few rows by the weights of some outputs."""
 
-    rows: int  # Address of the bfloat16 rows, without gaps.
-    row_bytes: int  # Bytes of a row.
+    rows: int  # Address of the contiguous bfloat16 rows.
+    row_bytes: int  # Size of a row in bytes.
     count: int  # Number of rows, 1 to `MAX_FEW_ROWS`.
-    first: int  # First output.
+    first: int  # Index of the first output.
     width: int  # Number of outputs, a multiple of `OUTPUTS`.
-    num_parts: int  # Parts of each output.
-    source: int  # Address of the blocks of row 0 of the file.
-    blocks_row_bytes: int  # Bytes of a row in the file.
-    order: int  # Address of the row in the file of each output, int64; 0 if they are in order.
-    outer: int  # Number of outputs of the weight.
-    following: int  # Address of the blocks to prefetch at the end of the weight; 0: none.
-    sums: int  # Address of the sums, with one cache line per quad.
-    sums_stride: int  # Bytes from the sums of one row to the next.
+    num_parts: int  # Number of parts per output.
+    source: int  # Address of the first block in row 0 of the file.
+    blocks_row_bytes: int  # Size of a packed row in bytes.
+    order: int  # Address of each output's row number in the file, int64; 0 if all are in order.
+    outer: int  # Number of outputs in the whole weight.
+    following: int  # Address of the blocks to prefetch at the end of the weight; 0 for none.
+    sums: int  # Address at which to write the partial sums, one cache line per quad.
+    sums_stride: int  # Distance between the partial sums of consecutive rows, in bytes.
 
 
 FEW_ROWS_CALL = record_dtype(FewRowsCall)
@@ -69,7 +69,10 @@ def read_few_rows_call(address: int) -> Any:
 
 
 class _Operands(NamedTuple):
-    """Operands of `_multiply_outputs` that are the same for all row counts."""
+    """Operands of `_multiply_outputs`; `FewRowsCall` describes most of them.
+
+    `ahead` is the address of the blocks to prefetch.
+    """
 
     rows: Any
     row_bytes: Any
@@ -83,8 +86,11 @@ class _Operands(NamedTuple):
 def _multiply_outputs(context: Any, type_id: Any, count: Any, sources: Any, operands: Any) -> Any:
     """Multiply rows by the weights of eight outputs.
 
-    The arguments are the id of the format, the number of rows, the address of each output's
-    blocks, and the fields of `_Operands`.
+    Arguments of compiled callers:
+        type_id: Id of the block format.
+        count: Number of rows.
+        sources: Address of each output's first block.
+        operands: Tuple with the fields of `_Operands`.
     """
     return of_format(where_available(_emit_outputs), type_id, count, sources, operands)
 
@@ -112,7 +118,7 @@ def _multiply(
         for row in range(num_rows)
     ]
     num_blocks = builder.udiv(operands.num_parts, constant(layout.parts))
-    size = OUTPUTS * layout.bytes  # of the blocks in one iteration
+    size = OUTPUTS * layout.bytes  # bytes of all blocks in one iteration
     with cgutils.for_range(builder, num_blocks, intp=INDEX) as loop:
         ahead = builder.add(operands.ahead, times(builder, loop.index, size))
         for distance in range(0, size, LINE):
@@ -126,7 +132,7 @@ def _multiply(
             for first in range(0, OUTPUTS, QUAD)
         ]
         products = [_LineProducts(builder, sources, own) for own in totals]
-        # Each product of a quad waits for its last one, so products of both quads alternate.
+        # Each dot product of a quad waits for the previous one, so the two quads alternate.
         for taken, both in enumerate(zip(*lines, strict=True), 1):
             for own_products, (number, line) in zip(products, both, strict=True):
                 own_products.add(number, line)
@@ -141,15 +147,15 @@ def _multiply(
 
 
 class _LineProducts:
-    """Emits instructions that multiply lines of weights by all rows.
+    """Emits instructions that multiply all rows by lines of weights.
 
-    A line holds eight weights from each of four outputs. The caller may add the lines of a block in
-    any order. The lines are multiplied in ascending order.
+    A line contains eight weights from each of four outputs. The caller may add the lines of a block
+    in any order; the emitted instructions multiply by the lines in ascending order.
 
     Args:
         builder: LLVM builder.
-        sources: Address of each row's numbers for the first line.
-        totals: Address of each row's sums.
+        sources: Address of each row's inputs for the first line.
+        totals: Address of each row's partial sums.
     """
 
     def __init__(self, builder: Any, sources: list[Any], totals: list[Any]) -> None:
@@ -158,7 +164,12 @@ class _LineProducts:
         self._next_number = 0
 
     def add(self, number: int, line: Any) -> None:
-        """Add the line with this number; multiply by it after all earlier lines."""
+        """Add a line, and emit the products with all lines whose predecessors are known.
+
+        Args:
+            number: Index of the line in the block.
+            line: LLVM vector with the line.
+        """
         self._waiting[number] = self._builder.bitcast(line, NUMBERS)
         while self._next_number in self._waiting:
             self._multiply(self._waiting.pop(self._next_number))
@@ -174,13 +185,13 @@ class _LineProducts:
 
 @inlined
 def _blocks_of(call: FewRowsCall, output: int) -> int:
-    """Return the address of the packed weights of an output."""
+    """Return the address of the first block of an output's weights."""
     return address_of_row(call.source, call.blocks_row_bytes, call.order, output)
 
 
 @inlined
 def _fetch_rows(call: FewRowsCall, first: int) -> None:
-    """Prefetch the blocks of eight outputs that need not be adjacent in the file."""
+    """Prefetch the blocks of eight outputs that may not be adjacent in the file."""
     for output in range(first, first + OUTPUTS):
         source = _blocks_of(call, output)
         for offset in range(0, call.blocks_row_bytes, LINE):
@@ -189,7 +200,7 @@ def _fetch_rows(call: FewRowsCall, first: int) -> None:
 
 @cache
 def few_rows_job(type_id: int) -> TeamJob:
-    """Return the job that runs a `FewRowsCall` with weights of the given format."""
+    """Return the job that runs a `FewRowsCall` for the block format with an id."""
 
     def work(address: int) -> int:
         call = read_few_rows_call(address)

@@ -1,4 +1,4 @@
-"""Look up the block size of a block format, and the code that decodes a block."""
+"""Look up the block size of each block format, and the reader that decodes blocks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _READERS: dict[str, Reader | PlainReader] = {
 
 
 class BlockLayout(NamedTuple):
-    """A block format, with the sizes that kernels need to iterate over blocks.
+    """The reader of a block format, and the sizes of a block.
 
     Attributes:
-        reader: Object that emits the code for decoding a block.
-        parts: Number of parts in a block; a part is 32 numbers.
+        reader: Reader, which emits the code that decodes a block.
+        parts: Number of parts in a block. A part is 32 numbers.
         bytes: Size of a block in bytes.
     """
 
@@ -43,7 +43,7 @@ class BlockLayout(NamedTuple):
 
     @staticmethod
     def of(block_format: BlockFormat) -> BlockLayout:
-        """Return a format's layout; in F16 and F32, 32 numbers count as one block."""
+        """Return the layout of a format; for F16 and F32, a block is 32 numbers."""
         numbers = max(block_format.numbers, PART)
         return BlockLayout(
             _READERS[block_format.name], numbers // PART, block_format.row_bytes(numbers)
@@ -51,9 +51,12 @@ class BlockLayout(NamedTuple):
 
 
 def of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
-    """Return the signature and the code generator of a numba intrinsic.
+    """Return the signature and the code generator of a numba intrinsic for a format.
 
-    The generator calls `emit` for one block format, whose id must be a compile-time constant.
+    Args:
+        emit: Emitter, whose arguments are an LLVM builder, the `BlockLayout` and the operands.
+        type_id: Numba type of the format's id, which must be a compile-time constant.
+        operands: Numba types of the operands.
     """
     blocks = BlockLayout.of(BLOCK_FORMATS[type_id.literal_value])
 

@@ -1,4 +1,4 @@
-"""Multiply rows by a packed weight, and unpack its rows."""
+"""Multiply rows by packed weights, and unpack rows of packed weights."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from paceline.cpu.thread_team import TeamJob
 
 
 def packed_product(rows: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias.
+    """Return rows @ weight.T + bias for a packed weight.
 
     The result is bit-identical to the product with the unpacked weight.
 
     Args:
-        rows: Rows, bfloat16 [..., inner], on the CPU.
-        weight: Packed weight [outer, inner]. Both sizes are multiples of 8.
-        bias: Tensor [outer], or None.
+        rows: Input rows, bfloat16 [..., inputs], on the CPU.
+        weight: Packed weight [outputs, inputs]. Both sizes are multiples of 8.
+        bias: Bias [outputs], or None.
     """
     outer, inner = weight.shape
     rows = rows.contiguous()
@@ -57,7 +57,7 @@ def product_job(weight: PackedWeight) -> TeamJob:
 
 
 def packing_of(weight: PackedWeight) -> tuple[int, ...]:
-    """Return the values of the `ProductCall` fields that describe a packed weight."""
+    """Return the values of the fields in `PACKING`, which describe a packed weight."""
     by_quads, order = product_job(weight) is multiply_packed, weight.order
     unpack = unpacking.quad_job if by_quads else unpacking.row_job
     type_id = weight.block_format.type_id
@@ -72,10 +72,14 @@ def packing_of(weight: PackedWeight) -> tuple[int, ...]:
 
 
 def _section_parts(block_format: BlockFormat, inner: int) -> int:
-    """Return the number of parts (32 numbers of a row) in a section of the weight.
+    """Return the number of parts (32 numbers each) per row in a section of the weight.
 
-    The kernel unpacks one section at a time. Sections are of similar size, and consist of whole
-    blocks.
+    The kernel unpacks one section at a time to the L1 cache. All sections have a similar size, and
+    consist of whole blocks.
+
+    Args:
+        block_format: Block format of the weight.
+        inner: Number of inputs, which is the number of weights in a row.
     """
     num_parts, largest = inner // PART, L1_BYTES_OF_SECTION // (UNPACKED_GROUP * PART_BYTES)
     parts = -(-num_parts // -(-num_parts // largest))
@@ -84,13 +88,13 @@ def _section_parts(block_format: BlockFormat, inner: int) -> int:
 
 
 def unpack_rows(weight: PackedWeight, row_ids: Tensor | None) -> Tensor:
-    """Return rows of a packed weight as bfloat16 [n, inner].
+    """Unpack rows of a packed weight to a bfloat16 tensor [n, inputs].
 
     Args:
-        weight: Packed weight [outer, inner]; inner is a multiple of 32.
-        row_ids: Rows to unpack, int64 [n]; None means all rows.
+        weight: Packed weight [outputs, inputs]. The number of inputs is a multiple of 32.
+        row_ids: Indices of the rows to unpack, int64 [n]. None unpacks all rows.
     Raises:
-        IndexError: A row id is out of range.
+        IndexError: A row index is out of range.
     """
     order, count = weight.order, len(weight) if row_ids is None else len(row_ids)
     if row_ids is not None and count:

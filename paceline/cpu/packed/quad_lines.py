@@ -1,12 +1,12 @@
 """Emit code that unpacks one block from each of four rows to interleaved chunks.
 
-The four rows form a quad. A line of 64 bytes holds one chunk (16 bytes, eight numbers) of each row.
-For example, the first line of the rows a, b, c and d is a0 ... a7, b0 ... b7, c0 ... c7, d0 ... d7.
+The four rows form a quad. A line (64 bytes) contains one chunk (eight numbers) of each row. For
+example, the first line of rows a, b, c and d is a0 ... a7, b0 ... b7, c0 ... c7, d0 ... d7.
 
-A part is 32 consecutive numbers of a row. In formats with four-bit integers, a part has only 16
-different numbers, and the code computes and rounds each of them once. Two registers hold these
-numbers for four rows, and one instruction looks up the 32 numbers of a line. In other formats, the
-code converts each integer separately.
+A part is 32 consecutive numbers of a row. In formats with four-bit integers, a part contains at
+most 16 different numbers, and the code computes and rounds each of them only once. Two registers
+contain these numbers for four rows, and one instruction looks up the 32 numbers of a line. In other
+formats, the code converts each integer separately.
 
 Rounding treats subnormal numbers as zeros, as the dot products do.
 """
@@ -39,14 +39,14 @@ from paceline.cpu.packed.reading import (
     load,
 )
 
-QUAD = 4  # rows
-HALF_LINES = 2  # lines of half a part
-_CHUNK = LANES // HALF_LINES  # numbers of a chunk
+QUAD = 4  # rows in a quad
+HALF_LINES = 2  # lines in half a part
+_CHUNK = LANES // HALF_LINES  # numbers in a chunk
 _ROWS = tuple(range(QUAD))
 _SHIFTED = 1 << 24  # factor by which a byte's value grows as the highest byte of a word
 _LINE_BYTES = ir.VectorType(BYTE, LINE)
 _LINE_WORDS = ir.VectorType(ir.IntType(32), LANES)
-Lines = Iterator[tuple[int, Any]]  # number of a line in the blocks, and its content
+Lines = Iterator[tuple[int, Any]]  # index of each line in the blocks, and its content
 
 
 def emit_lines(
@@ -54,14 +54,16 @@ def emit_lines(
 ) -> Lines:
     """Emit instructions that unpack four blocks, one per row, to lines of 64 bytes.
 
-    Each line holds eight numbers of each row. The instructions for a line are emitted when the
-    caller takes the line from the iterator.
+    Each line contains eight numbers of each row. The generator emits the instructions for a line
+    just before it yields the line.
 
     Args:
         builder: LLVM builder.
         reader: Reader of the block format.
         blocks: Addresses of the four blocks.
-        parts: Number of parts in a block; a part is 32 numbers.
+        parts: Number of parts in a block. A part is 32 numbers.
+    Yields:
+        Index of the line in the blocks, and LLVM vector with the line.
     """
     if isinstance(reader, PlainReader):
         rows = [round_pair(builder, *reader.numbers(builder, block)) for block in blocks]
@@ -92,7 +94,7 @@ def _look_up(builder: Any, reader: Reader, blocks: Sequence[Any], factors: Facto
                 lanes = [
                     LANES * row + _CHUNK * number + lane for row in _ROWS for lane in range(_CHUNK)
                 ]
-                # Only the low bits of an index count, so any byte may follow.
+                # The instruction uses only the low bits of an index, so any byte may follow.
                 doubled = pick(builder, entries, entries, [lane for lane in lanes for _ in (0, 1)])
                 first, second = tables[index]
                 line = builder.call(look_up, [first, builder.bitcast(doubled, HALVES), second])
@@ -102,9 +104,16 @@ def _look_up(builder: Any, reader: Reader, blocks: Sequence[Any], factors: Facto
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
     """Emit instructions that compute indices into `_table` for two half parts.
 
-    A half part is 16 consecutive numbers of a row, and each number gets one index. A packed number
-    is one of 16 codes. Index 4 c + r stands for the number with code c in row r of the four rows.
+    A half part is 16 consecutive numbers of a row, and each number has one index. A packed number
+    is one of 16 codes: index 4 c + r refers to the number with code c in row r of the four rows.
     Only the low six bits of an index are defined.
+
+    Args:
+        builder: LLVM builder.
+        blocks: Addresses of the four blocks.
+        group: Location of the two half parts in a block.
+    Returns:
+        For each half part, its index in the block, and a vector with the indices of four rows.
     """
     rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
     stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))
@@ -126,10 +135,18 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
 
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
-    """Emit instructions that compute the 16 different numbers of each of four rows.
+    """Emit instructions that compute the numbers of all 16 codes in each of four rows.
 
-    Each packed number is one of 16 codes, and a code stands for a different number in each row. The
-    instructions round the numbers to bfloat16, and order them by code, then by row.
+    Each packed number is one of 16 codes, which represents a different number in each row. The
+    instructions round the numbers to bfloat16, and order them by code and then by row.
+
+    Args:
+        builder: LLVM builder.
+        codes: Decoded value of each code.
+        factors: Scales and minimums of the four blocks.
+        half: Index of the half part to which the numbers belong.
+    Returns:
+        Two vectors of 32 numbers each.
     """
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)
@@ -144,10 +161,14 @@ def _floats(codes: tuple[int, ...]) -> Any:
 
 
 def _convert(builder: Any, pairs: Sequence[Any], factors: Factors, part: int) -> Lines:
-    """Emit code that converts one part (32 numbers) of each of four rows to lines.
+    """Emit instructions that convert one part (32 numbers) of four rows to lines.
 
-    `pairs` holds the part's integers as signed bytes: first for rows 0 and 1, then for rows 2
-    and 3.
+    Args:
+        builder: LLVM builder.
+        pairs: Integers of the part as signed bytes: one vector for rows 0 and 1, and one for rows
+            2 and 3.
+        factors: Scales and minimums of the four blocks.
+        part: Index of the part.
     """
     for number in range(2 * HALF_LINES):
         half = 2 * part + number // HALF_LINES
@@ -163,7 +184,7 @@ def _convert(builder: Any, pairs: Sequence[Any], factors: Factors, part: int) ->
 
 
 def _shifted(builder: Any, integers: Any, lanes: list[int]) -> Any:
-    """Emit instructions that select 16 signed bytes and multiply them by 2 ** 24."""
+    """Emit instructions that select 16 signed bytes, and multiply them by 2 ** 24."""
     zero = integers.type.count
     spread_lanes = [source for lane in lanes for source in (zero, zero, zero, lane)]
     zeros = ir.Constant(integers.type, [0] * zero)
@@ -171,7 +192,7 @@ def _shifted(builder: Any, integers: Any, lanes: list[int]) -> Any:
 
 
 def _interleaved(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Emit instructions that arrange four rows as lines with eight numbers per row."""
+    """Emit instructions that interleave 32 numbers of four rows to four lines."""
     rows = [builder.bitcast(row, _LINE_WORDS) for row in rows]
     halves = [
         [

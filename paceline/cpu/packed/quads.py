@@ -1,9 +1,9 @@
 """Emit code that multiplies rows by quads of outputs, in `avx512_dot`'s order.
 
-A quad is a group of four outputs. A vector holds one chunk (eight numbers) of each output's
-weights. The vector is multiplied by four copies of the same chunk of one row. `avx512_dot` instead
-multiplies four rows by one output, which wastes most of the vector if there is only one row. The
-sums are bit-identical, because the product of two numbers does not depend on their order.
+A quad is a group of four outputs. A vector contains one chunk (eight numbers) of each output's
+weights. The code multiplies this vector by four copies of the same chunk of one row. In contrast,
+`avx512_dot` multiplies four rows by one output, which wastes most of the vector if there is only
+one row. The sums are bit-identical, because multiplication is commutative.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from paceline.cpu.emit import floats, narrow, operation, pick, pointer
 from paceline.cpu.memory import FLOAT_BYTES
 from paceline.cpu.simd_f32x8 import WIDTH, emit_load
 
-_SIDE = 4  # quads whose totals are written together, outputs of a quad, lanes of an output
-WRITTEN = _SIDE * _SIDE  # outputs that `write_row` writes
+_SIDE = 4  # quads whose totals are written together; outputs per quad; lanes per output
+WRITTEN = _SIDE * _SIDE  # maximum number of outputs that `write_row` writes
 
 
 class _QuadOperands(NamedTuple):
-    """Arguments of the operation that `multiply_quads` returns, without `num_rows`."""
+    """The arguments of the operation from `multiply_quads`, without `num_rows`."""
 
     rows: Any
     row_bytes: Any
@@ -45,23 +45,24 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that multiplies rows by weights, and adds to stored sums.
+    """Return an operation that multiplies rows by quads, and adds to stored sums.
 
-    The weights and the sums belong to quads. A quad is a group of four outputs. The operation ends
-    the process if the processor lacks the instructions.
+    A quad is a group of four outputs. The operation ends the process if the processor lacks
+    AVX512_BF16.
 
-    Arguments of the operation (addresses, sizes and distances are in bytes):
+    Arguments of the operation (distances are in bytes):
         num_rows: Number of rows, one of `counts`.
-        rows: Address of the bfloat16 rows, at the first number to multiply.
-        row_bytes: Distance from one row to the next.
-        weight: Address of the weights. Each chunk of the inputs has one cache line per quad.
-        num_chunks: Number of chunks of 16 bytes to multiply.
-        sums: Address of the sums, with one cache line per quad.
-        sums_stride: Distance between the sums of consecutive rows.
+        rows: Address of the bfloat16 rows, at the first input to multiply.
+        row_bytes: Distance between consecutive rows.
+        weight: Address of the weights, with one cache line per quad for each chunk of inputs.
+        num_chunks: Number of chunks (16 bytes each) to multiply.
+        sums: Address of the partial sums, with one cache line per quad.
+        sums_stride: Distance between the partial sums of consecutive rows.
 
     Args:
-        counts: Row counts that the operation supports.
-        quads: Number of quads. The registers have room for 24 vectors of sums.
+        counts: Numbers of rows that the operation supports.
+        quads: Number of quads. The registers have room for 24 vectors of sums, one vector per quad
+            and row.
     """
 
     def emit(builder: Any, num_rows: Any, *operands: Any) -> None:
@@ -104,10 +105,16 @@ def _multiply(builder: Any, num_rows: int, quads: int, operands: _QuadOperands) 
 
 
 def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> None:
-    """Emit instructions that add up the sums of four quads, and write the totals.
+    """Emit instructions that add the partial sums of four quads, and write the totals.
 
-    A quad is a group of four outputs. The sums are added in the order of `avx512_dot`, and the
-    bias is added last.
+    The instructions add the partial sums in the order of `avx512_dot`, and the bias last.
+
+    Args:
+        builder: LLVM builder.
+        source: Address of the partial sums of one row, with one cache line per quad.
+        bias: Address of the bias, or 0.
+        out: Address at which to write the totals in bfloat16.
+        width: Number of outputs to write, 8 or 16.
     """
     quads = [
         builder.load(pointer(builder, plus(builder, source, number * LINE), SUMS), align=LINE)
@@ -142,16 +149,17 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
 def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
     """Emit instructions that add pairs of lanes, within groups of four lanes.
 
-    For lanes (0, 1) and step 2, groups a and b of the two vectors yield one group of the result:
+    For lanes (0, 1) and step 2, group a of the first vector and group b of the second result in the
+    group:
 
         a[0] + a[2], a[1] + a[3], b[0] + b[2], b[1] + b[3]
 
     Args:
         builder: LLVM builder.
-        first: Vector of sums.
-        second: Vector of sums.
+        first: First vector of sums.
+        second: Second vector of sums.
         lanes: First lane of each pair, as an index within a group.
-        step: Distance from the first to the second lane of a pair.
+        step: Distance between the two lanes of a pair.
     """
     groups = range(0, WRITTEN, _SIDE)
     halves = [
@@ -171,6 +179,6 @@ def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: i
     return builder.fadd(*halves)
 
 
-# Adds up the sums of four quads and writes the results, rounded to bfloat16.
-# Arguments: address of the sums, of the bias or 0, of the results; number of outputs, 8 or 16.
+# Adds the partial sums of four quads, and writes the totals in bfloat16. Arguments: address of the
+# sums, address of the bias (or 0), address of the output, number of outputs (8 or 16).
 write_row = operation(types.void, (types.int64,) * 4, where_available(_write_row))

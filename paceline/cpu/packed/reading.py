@@ -1,13 +1,13 @@
-"""Define the base class of readers, which emit code that decodes blocks.
+"""Define readers, which emit code that decodes the blocks of packed weights.
 
 A part is 32 consecutive numbers of a row, and a half part is 16. A reader emits code that decodes a
-part of a block to integers, and that reads the two `factors` in the formula
+part of a block to integers, and code that reads the scale and the minimum in the formula
 
     number = scale * integer + minimum
 
-The numbers are bit-identical to those of the `gguf` package, which multiplies, then adds. In
+The numbers are bit-identical to those of the `gguf` package, which multiplies and then adds. In
 formats with a minimum, scales have at most 17 bits and integers at most 5, so their products are
-exact. A fused multiply-add therefore gives the same result as a multiplication followed by an
+exact. A fused multiply-add therefore returns the same number as a multiplication followed by an
 addition.
 """
 
@@ -24,7 +24,7 @@ from paceline.cpu.memory import HALF_BYTES
 from paceline.cpu.packed.factors import Factor, Factors
 from paceline.util.machine import instruction_flags, on_x86
 
-LANES = 16  # numbers of half a part
+LANES = 16  # numbers in half a part
 INDEX, BYTE, HALF, WORD = (ir.IntType(bits) for bits in (64, 8, 16, 32))
 BYTES, HALVES = ir.VectorType(BYTE, PART), ir.VectorType(HALF, PART)
 WORDS, NUMBERS = ir.VectorType(WORD, LANES), ir.VectorType(ir.FloatType(), LANES)
@@ -34,17 +34,17 @@ IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 
 
 def plus(builder: Any, address: Any, distance: int) -> Any:
-    """Emit an instruction that computes the address `distance` bytes after `address`."""
+    """Emit an instruction that adds a constant number of bytes to an address."""
     return builder.add(address, ir.Constant(INDEX, distance)) if distance else address
 
 
 def load(builder: Any, block: Any, offset: int, kind: Any) -> Any:
-    """Emit instructions that load a value of LLVM type `kind` at a byte offset."""
+    """Emit instructions that load a value of type `kind` at an offset of a block."""
     return builder.load(pointer(builder, plus(builder, block, offset), kind), align=1)
 
 
 def load_rows(builder: Any, blocks: Sequence[Any], offset: int, kind: Any = BYTES) -> Any:
-    """Emit instructions that load one vector per block (one or two), and join them."""
+    """Emit instructions that concatenate vectors from one or two blocks."""
     vectors = [load(builder, block, offset, kind) for block in blocks]
     return vectors[0] if len(vectors) == 1 else join(builder, *vectors)
 
@@ -61,21 +61,27 @@ def halves_of(builder: Any, vector: Any) -> list[Any]:
 
 
 def join(builder: Any, first: Any, second: Any) -> Any:
-    """Emit an instruction that joins two vectors into one."""
+    """Emit an instruction that concatenates two vectors."""
     return pick(builder, first, second, list(range(2 * first.type.count)))
 
 
 def scale_at(builder: Any, block: Any, offset: int) -> Any:
-    """Emit instructions that convert a float16 number in a block to float32."""
+    """Emit instructions that load a float16 scale from a block, as float32."""
     return builder.fpext(load(builder, block, offset, ir.HalfType()), ir.FloatType())
 
 
 def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
-    """Emit instructions that load the first `count` numbers of each block as float32.
-
-    The numbers are stored as float16; `count` is 1 or 2.
+    """Emit instructions that load the float16 numbers at the start of each block.
 
     Integer instructions gather the numbers, so the vector units stay free for other work.
+
+    Args:
+        builder: LLVM builder.
+        blocks: Addresses of the blocks.
+        count: Number of float16 numbers per block, 1 or 2.
+    Returns:
+        Float32 vector that begins with the numbers of the first block, then those of the second,
+        and so on.
     """
     size = HALF_BYTES * 8 * count
     per_word = INDEX.width // size
@@ -92,9 +98,14 @@ def first_halves(builder: Any, blocks: Sequence[Any], count: int) -> Any:
 
 
 def nibble_bytes(builder: Any, blocks: Sequence[Any], offset: int) -> Any:
-    """Emit instructions that split 16 bytes per block into 32 integers.
+    """Emit instructions that split 16 bytes of each block into 32 four-bit integers.
 
-    For each block, the low halves of the bytes precede the high halves.
+    For each block, the integers in the low four bits precede those in the high four bits.
+
+    Args:
+        builder: LLVM builder.
+        blocks: Addresses of the blocks.
+        offset: Offset of the 16 bytes in each block.
     """
     stored = load_rows(builder, blocks, offset, NIBBLES)
     low = builder.and_(stored, constant(15, stored.type))
@@ -127,15 +138,20 @@ class Reader:
     """Emits code that decodes blocks of one format.
 
     Attributes:
-        codes: Decoded value of each four-bit integer; empty if integers have more than four bits.
-        groups: Locations of the four-bit integers.
+        codes: Decoded value of each four-bit integer. Empty if integers have more than four bits.
+        groups: Locations of the four-bit integers in a block.
     """
 
     codes: tuple[int, ...] = ()
     groups: tuple[NibbleGroup, ...] = ()
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that read the scales and minima of blocks at given addresses."""
+        """Emit instructions that load the scales and minimums of blocks.
+
+        Args:
+            builder: LLVM builder.
+            blocks: Addresses of the blocks.
+        """
         raise NotImplementedError
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
@@ -150,7 +166,7 @@ class Reader:
 
 
 def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit instructions that replace 32 one-byte indices with entries of `codes`."""
+    """Emit instructions that replace 32 one-byte indices by entries of `codes`."""
     table = ir.Constant(NIBBLES, [code % 256 for code in codes])
     if on_x86() and "ssse3" in instruction_flags():
         kind = ir.FunctionType(NIBBLES, [NIBBLES] * 2)
@@ -168,29 +184,29 @@ def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
 
 
 class _Scaled(Reader):
-    """Decodes blocks that start with a scale."""
+    """Base class of readers for blocks that start with a float16 scale."""
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that read the scale of each block."""
+        """Emit instructions that load the scale of each block."""
         scales = first_halves(builder, blocks, 1)
         return Factors((Factor(scales, tuple(range(len(blocks)))),), (), 2)
 
 
 class _Shifted(Reader):
-    """Decodes blocks that start with a scale and a minimum."""
+    """Base class of readers for blocks that start with a float16 scale and minimum."""
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that read the scale and the minimum of each block."""
+        """Emit instructions that load the scale and the minimum of each block."""
         both, count = first_halves(builder, blocks, 2), 2 * len(blocks)
         scale, minimum = (Factor(both, tuple(range(first, count, 2))) for first in (0, 1))
         return Factors((scale,), (minimum,), 2)
 
 
 def _with_fifth_bits(builder: Any, blocks: Sequence[Any], bits: int, nibbles: int) -> Any:
-    """Emit instructions that load 32 five-bit integers per block.
+    """Emit instructions that load 32 five-bit integers from each block.
 
-    The low four bits begin at byte `nibbles` of a block. The fifth bits form a 32-bit word at byte
-    `bits`.
+    `bits` is the offset of the 32-bit word with the fifth bits in a block. `nibbles` is the offset
+    of the 16 bytes with the low four bits.
     """
     low = nibble_bytes(builder, blocks, nibbles)
     words = load_rows(builder, blocks, bits, ir.VectorType(WORD, 1))
@@ -221,7 +237,7 @@ class Q4_1(_Shifted):
 
 
 class Q5_0(_Scaled):
-    """Decodes blocks with a scale and 32 integers from -16 to 15, in five bits each."""
+    """Decodes blocks with a scale and 32 integers from -16 to 15, stored in five bits."""
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
         """Emit instructions that decode one part of each block to 32 signed bytes."""
@@ -232,7 +248,7 @@ class Q5_0(_Scaled):
 class Q5_1(_Shifted):
     """Decodes blocks with a scale, a minimum and 32 five-bit integers.
 
-    The fifth bits are stored separately.
+    A block stores the fifth bits separately from the low four bits.
     """
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
@@ -241,7 +257,7 @@ class Q5_1(_Shifted):
 
 
 class Q8_0(_Scaled):
-    """Decodes blocks with a scale and 32 eight-bit integers."""
+    """Decodes blocks with a scale and 32 signed eight-bit integers."""
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
         """Emit instructions that decode one part of each block to 32 signed bytes."""
@@ -249,7 +265,7 @@ class Q8_0(_Scaled):
 
 
 class IQ4_NL(_Scaled):
-    """Decodes blocks with a scale and 32 indices into `IQ4_CODES`."""
+    """Decodes blocks with a scale and 32 four-bit indices into `IQ4_CODES`."""
 
     codes, groups = IQ4_CODES, (NibbleGroup(2, 0, 1),)
 
@@ -259,7 +275,7 @@ class IQ4_NL(_Scaled):
 
 
 class PlainReader:
-    """Reads numbers that are not stored in blocks.
+    """Emits code that loads float numbers, which have no scale or minimum.
 
     Args:
         kind: LLVM type of a number.

@@ -1,4 +1,4 @@
-"""Emit code that decodes blocks of 256 weights, with one scale per 32 or 16."""
+"""Emit code that decodes blocks of 256 weights with a scale per 16 or 32 weights."""
 
 from __future__ import annotations
 
@@ -28,22 +28,26 @@ from paceline.cpu.packed.reading import (
     scale_at,
 )
 
-_PARTS = 8  # parts of a block
+_PARTS = 8  # parts in a block
 _FOUR, _EIGHT = (ir.VectorType(WORD, count) for count in (4, _PARTS))
 
 
 def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
-    """Emit code that moves the same factor of several blocks to adjacent lanes.
+    """Emit instructions that move the same factor of four blocks to adjacent lanes.
 
-    A factor is a scale or a minimum. The code transposes the vectors of four blocks; a single
-    vector stays as it is. For example, for the blocks a, b, c and d:
+    A factor is a scale or a minimum. The instructions transpose the vectors of four blocks. For
+    example, for blocks a, b, c and d:
 
         before: a0 a1 a2 ...    b0 b1 b2 ...    c0 c1 c2 ...    d0 d1 d2 ...
         after:  a0 b0 c0 d0  a1 b1 c1 d1  a2 b2 c2 d2  ...
 
+    The vector of a single block remains unchanged.
+
     Args:
         builder: LLVM builder.
-        vectors: For each block, a vector of 16 lanes that holds the block's factors.
+        vectors: For each of one or four blocks, a vector of 16 lanes with the block's factors.
+    Returns:
+        The 16 factors, each for all blocks.
     """
     if len(vectors) == 1:
         return [Factor(vectors[0], (lane,)) for lane in range(LANES)]
@@ -65,23 +69,23 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
 
 
 class _K4(Reader):
-    """Decodes blocks with a scale and a minimum per block and per part.
+    """Base class of readers for blocks with a scale and a minimum per block and part.
 
-    A part consists of 32 numbers of a block. The scale and the minimum of a part are integers of
-    six bits each. A number is computed from its stored integer (value):
+    A part consists of 32 numbers of a block. The scale and the minimum of a part are six-bit
+    integers. A number is computed from its stored integer (value):
 
         (block's scale * part's scale) * value - (block's minimum * part's minimum)
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that read the scales and minima of blocks at given addresses."""
+        """Emit instructions that compute the scale and minimum of each part of blocks."""
         both = _factors_of_blocks(builder, [self._factors(builder, block) for block in blocks])
         return Factors(both[:_PARTS], both[_PARTS:], 2)
 
     def _factors(self, builder: Any, block: Any) -> Any:
         """Emit instructions that compute the factors of each part of a block.
 
-        The result holds the scales in lanes 0 to 7, and the negated minimums in lanes 8 to 15.
+        The result contains the scales in lanes 0 to 7, and the negated minimums in lanes 8 to 15.
         """
         low, mid, high = (load(builder, block, offset, WORD) for offset in (4, 8, 12))
 
@@ -104,7 +108,7 @@ class _K4(Reader):
         scale, minimum = (
             spread(builder, scale_at(builder, block, offset), LANES) for offset in (0, 2)
         )
-        negative = builder.fneg(minimum)  # the numbers add the minimum
+        negative = builder.fneg(minimum)  # `Factors.apply` adds the minimum
         lanes = [*range(LANES // 2), *range(LANES, LANES + LANES // 2)]
         return builder.fmul(pick(builder, scale, negative, lanes), small)
 
@@ -112,8 +116,14 @@ class _K4(Reader):
 def _pair_nibbles(builder: Any, blocks: Sequence[Any], offset: int, part: int) -> Any:
     """Emit instructions that load one part (32 four-bit integers) of each block.
 
-    Two consecutive parts share 32 bytes: the first is stored in the low four bits of each byte,
-    the second in the high ones.
+    Two consecutive parts share 32 bytes. The first part is stored in the low four bits of each
+    byte, and the second part in the high four bits.
+
+    Args:
+        builder: LLVM builder.
+        blocks: Addresses of the blocks.
+        offset: Offset of the first part in a block, in bytes.
+        part: Index of the part.
     """
     both = load_rows(builder, blocks, offset + part // 2 * PART)
     if part % 2:
@@ -122,14 +132,14 @@ def _pair_nibbles(builder: Any, blocks: Sequence[Any], offset: int, part: int) -
 
 
 def _moved(builder: Any, stored: Any, distance: int) -> Any:
-    """Emit instructions that shift bytes up by `distance` bits, or down if negative."""
+    """Emit instructions that shift bytes left by `distance` bits (right if negative)."""
     if distance >= 0:
         return builder.shl(stored, constant(distance, stored.type))
     return builder.lshr(stored, constant(-distance, stored.type))
 
 
 class Q4_K(_K4):
-    """Decodes four-bit integers."""
+    """Decodes blocks with eight parts of 32 four-bit integers."""
 
     codes = tuple(range(16))
     groups = tuple(
@@ -145,20 +155,23 @@ class Q4_K(_K4):
 
 
 class Q5_K(_K4):
-    """Decodes five-bit integers, whose fifth bits are stored separately."""
+    """Decodes blocks with eight parts of 32 five-bit integers.
+
+    A block stores the fifth bits separately from the low four bits.
+    """
 
     def integers(self, builder: Any, blocks: Sequence[Any], part: int) -> Any:
         """Emit instructions that decode a part (32 integers) of each block to int8."""
         low = _pair_nibbles(builder, blocks, 48, part)
-        # Bit `part` becomes bit 4.
+        # Move bit `part` to bit 4.
         fifth = _moved(builder, load_rows(builder, blocks, 16), 4 - part)
         return builder.or_(low, builder.and_(fifth, constant(16, low.type)))
 
 
 class Q6_K(Reader):
-    """Decodes six-bit integers, subtracts 32, and applies one scale per 16 integers.
+    """Decodes blocks with a scale per block and per 16 six-bit integers.
 
-    number = (scale of the block * scale of the 16 integers) * value
+    number = (scale of the block * scale of the 16 integers) * (integer - 32)
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
@@ -177,18 +190,18 @@ class Q6_K(Reader):
         high = load_rows(builder, blocks, 128 + section * PART)
         if number >= 2:
             low = builder.lshr(low, constant(4, low.type))
-        # Both bits of `number` become bits 4 and 5.
+        # Move the two bits that belong to `number` to bits 4 and 5.
         top = builder.and_(_moved(builder, high, 4 - 2 * number), constant(48, low.type))
         value = builder.or_(builder.and_(low, constant(15, low.type)), top)
         return builder.sub(value, constant(32, low.type))
 
 
 class IQ4_XS(Reader):
-    """Decodes indices into `IQ4_CODES`.
+    """Decodes blocks with a scale per block and part, and indices into `IQ4_CODES`.
 
-    Each part (32 numbers) has a six-bit scale, from which 32 is subtracted.
+    A part is 32 numbers. Its scale is stored in six bits, with an offset of 32.
 
-    number = (scale * part's scale) * code
+    number = (scale of the block * (scale of the part - 32)) * code
     """
 
     codes = IQ4_CODES
@@ -200,7 +213,7 @@ class IQ4_XS(Reader):
         return Factors(_factors_of_blocks(builder, vectors)[:_PARTS], (), 2)
 
     def _scales(self, builder: Any, block: Any) -> Any:
-        """Emit instructions that put the scales of a block's eight parts into lanes 0-7."""
+        """Emit instructions that compute the scales of a block's parts, in lanes 0 to 7."""
         low = spread(builder, load(builder, block, 4, WORD), _PARTS)
         top = spread(builder, builder.zext(load(builder, block, 2, HALF), WORD), _PARTS)
         low = builder.lshr(low, ir.Constant(_EIGHT, [4 * part for part in range(_PARTS)]))

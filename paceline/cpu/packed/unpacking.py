@@ -1,7 +1,7 @@
 """Unpack blocks of packed weights to bfloat16, row by row or in quads.
 
-A quad consists of four rows whose numbers are interleaved (`quad_lines`). The kernel in `quads`
-multiplies by quads.
+A quad consists of four rows whose numbers are interleaved, as `quad_lines` describes. The kernel in
+`quads` multiplies by quads.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ from paceline.util.compiled import inlined
 def _rounded(builder: Any, low: Any, high: Any, exact: bool) -> Any:
     """Emit instructions that round 32 float32 numbers to bfloat16.
 
-    Numbers are rounded to nearest, ties to even.
+    The instructions round to nearest, with ties to even.
 
     Args:
-        low, high: The first and the last 16 numbers.
+        builder: LLVM builder.
+        low: Vector with the first 16 numbers.
+        high: Vector with the last 16 numbers.
         exact: Whether to preserve subnormal numbers. Matrix products do not need subnormal numbers,
             because the processor's bfloat16 instructions treat them as zeros.
     """
@@ -71,7 +73,7 @@ def _emit_row(
 
 
 def _numbers(builder: Any, blocks: BlockLayout, block: Any) -> Iterator[list[Any]]:
-    """Emit instructions that decode a block; yield two vectors per 32 numbers."""
+    """Emit instructions that decode a block; yield two float32 vectors per part."""
     if isinstance(blocks.reader, PlainReader):
         yield blocks.reader.numbers(builder, block)
         return
@@ -105,10 +107,13 @@ def _emit_quad(builder: Any, blocks: BlockLayout, *operands: Any) -> None:
 
 @numba.extending.intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
-    """Unpack a row without rounding.
+    """Unpack a row to bfloat16, including subnormal numbers.
 
-    The arguments are the id of the block format, the address of the row's blocks, the number of
-    parts (32 numbers each), and the address for the result.
+    Arguments of compiled callers:
+        type_id: Id of the block format.
+        source: Address of the row's first block.
+        num_parts: Number of parts (32 numbers each).
+        target: Address at which to write the numbers.
     """
     return of_format(partial(_emit_row, exact=True), type_id, source, num_parts, target)
 
@@ -123,10 +128,12 @@ def _unpack_quad(
     line_step: Any,
     ahead: Any,
 ) -> Any:
-    """Unpack four rows, so that each cache line holds numbers from all of them.
+    """Unpack a quad: four rows whose numbers are interleaved in lines of 64 bytes.
 
-    The arguments are the id of the block format, the address of each row's first block, and four
-    fields of `UnpackCall`: `num_parts`, `target`, `line_step` and `ahead`.
+    Arguments of compiled callers:
+        type_id: Id of the block format.
+        sources: Address of each row's first block.
+        num_parts, target, line_step, ahead: Fields of `UnpackCall`.
     """
     operands = (sources, num_parts, target, line_step, ahead)
     return of_format(where_available(_emit_quad), type_id, *operands)
@@ -134,7 +141,7 @@ def _unpack_quad(
 
 @inlined
 def _row_at(call: UnpackCall, row: int) -> int:
-    """Return the address of a row's first block."""
+    """Return the address of a row's first block to unpack."""
     return address_of_row(call.source, call.row_bytes, call.order, row)
 
 
@@ -142,10 +149,10 @@ def _row_at(call: UnpackCall, row: int) -> int:
 def row_job(type_id: int) -> TeamJob:
     """Return the job that unpacks the rows of an `UnpackCall`, one at a time.
 
-    Each block format has its own job. All values are exact, including subnormal numbers.
+    Each block format has a separate job. The job preserves subnormal numbers.
     """
 
-    # The closure holds a plain number, which identifies the stored code of a format.
+    # The closure refers to a plain number, which identifies the format's code in the code cache.
     def work(address: int) -> int:
         call = read_unpack_call(address)
         target = call.target
@@ -162,7 +169,7 @@ def quad_job(type_id: int) -> TeamJob:
     """Return the job that unpacks the rows of an `UnpackCall`, four at a time.
 
     Each block format has a separate job. Four rows form a quad, whose numbers are interleaved in
-    lines of 64 bytes. In memory, the first lines of all quads are followed by the second lines of
+    lines of 64 bytes. The job writes the first lines of all quads, followed by the second lines of
     all quads, and so on.
     """
 
