@@ -91,6 +91,13 @@ def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_strid
 
     The rounds use the distances d = 8, 4, 2 and 1. In each round, rows r and r + d exchange words
     that are d columns apart.
+
+    Args:
+        builder: LLVM builder.
+        source: Address of the matrix.
+        stride: Distance between the rows of the matrix, in bytes.
+        target: Address at which to write the transposed matrix.
+        target_stride: Distance between the rows of the transposed matrix, in bytes.
     """
 
     def row(base: Any, step: Any, number: int) -> Any:

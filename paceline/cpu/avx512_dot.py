@@ -243,9 +243,10 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
 
 
 def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
-    """Emit instructions that add the two halves of each group of `size` lanes.
+    """Emit instructions that halve the lanes of two vectors, and return one vector.
 
-    The groups of `first` precede those of `second` in the result.
+    In each group of `size` lanes, the instructions add the first half to the second half. The
+    groups of `first` precede those of `second` in the result.
     """
     low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (

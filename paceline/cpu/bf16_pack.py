@@ -67,7 +67,10 @@ def round_pair(builder: Any, first: Any, second: Any) -> Any:
 
 
 def _widen(builder: Any, halves: Any, half: int) -> Any:
-    """Emit instructions that convert one half of 32 bfloat16 numbers to float32."""
+    """Emit instructions that convert 16 of 32 bfloat16 numbers to float32.
+
+    `half` is 0 for the first 16 numbers, or 1 for the last 16.
+    """
     return widen(
         builder, pick(builder, halves, halves, list(range(half * COLUMNS, (half + 1) * COLUMNS)))
     )

@@ -102,7 +102,14 @@ def time_experts(
 def _calls(
     kind: ExpertsKind, num_rows: int, products: Products, noise: torch.Generator
 ) -> list[Callable[[], Any]]:
-    """Return two functions that run an expert module: with paceline, and with torch."""
+    """Return two functions that run an expert module: with paceline, and with torch.
+
+    Args:
+        kind: Group of expert modules, of which the functions run the first.
+        num_rows: Number of input rows.
+        products: paceline's matrix products for the model.
+        noise: Random generator, which assigns the rows to experts.
+    """
     module: Any = kind.module
     weight = module.down_proj
     scores = torch.rand(num_rows, module.num_experts, generator=noise)

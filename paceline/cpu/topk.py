@@ -214,7 +214,10 @@ def _select(
 
 @inlined
 def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.float32:
-    """Return the sum of exp(logit - best) over all logits in a row."""
+    """Return the sum of exp(logit - best) over all logits in a row.
+
+    The arguments are the same as for `_largest`; `best` is the largest logit of the row.
+    """
     totals, shift = simd_f32x8.splat(np.float32(0.0)), simd_f32x8.splat(best)
     for i in range(0, vocab, simd_f32x8.WIDTH):
         difference = simd_f32x8.subtract(load_lanes(kind, row + i * size), shift)
@@ -228,8 +231,13 @@ def _measure(logits: int, kind: int, vocab: int, result: NDArray[np.float32]) ->
     """Write the entropy of each row's softmax distribution to `result`.
 
     Let d be a logit's difference from the largest logit, and w = exp(d). The entropy is then
-    log(sum(w)) - sum(w * d) / sum(w). Logits with differences below `_MIN_DIFFERENCE` have almost
-    no weight.
+    log(sum(w)) - sum(w * d) / sum(w). Differences are clamped to at least `_MIN_DIFFERENCE`.
+
+    Args:
+        logits: Address of the logits, [rows, vocab].
+        kind: Number format of the logits, such as BFLOAT16.
+        vocab: Number of tokens in the vocabulary, a multiple of 8.
+        result: Output array for the entropies in nats, [rows].
     """
     size = FLOAT_BYTES if kind == FLOAT32 else HALF_BYTES
     zeros = simd_f32x8.splat(np.float32(0.0))

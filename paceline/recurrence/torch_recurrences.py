@@ -55,7 +55,7 @@ class TorchRecurrences:
         return _scatter(total.to(rows.dtype), tree, len(rows))
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
-        """Append the inputs of each request's path tokens to the request's stored inputs."""
+        """Append the inputs of the tokens on each request's path to its stored inputs."""
         held, slots, _ = states
         size, counts = held.shape[1], np.diff(path.starts)
         before = _before(states)

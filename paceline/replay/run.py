@@ -64,7 +64,7 @@ class ReplayResult:
 
     @property
     def drafted_per_step(self) -> float:
-        """Return the number of verified draft tokens per step."""
+        """Return the number of proposed draft tokens per step."""
         return self.drafted / max(1, self.steps)
 
     @property
@@ -220,7 +220,7 @@ class _ReplayRun:
         self.seconds += time.perf_counter() - begin
 
     def step(self, running: list[tuple[Request, _TargetAnswer]]) -> None:
-        """Run one step for all running requests."""
+        """Run one step for all running requests: propose, verify, append and observe."""
         requests = [request for request, _ in running]
         begin = time.perf_counter()
         trees = self._drafter.propose(requests, [self._max_nodes] * len(requests))

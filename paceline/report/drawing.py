@@ -191,7 +191,7 @@ def reference_line(axes: Any) -> None:
 
 
 def marked_line(axes: Any, position: float, text: str) -> None:
-    """Draw a vertical line at `position`, with a text at the top of the line."""
+    """Draw a vertical line at `position`, and write `text` at the top of the line."""
     axes.axvline(position, color=THEIRS, linewidth=1)
     axes.annotate(
         text,

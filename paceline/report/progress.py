@@ -1,4 +1,4 @@
-"""Show progress bars on standard error, if it is a terminal."""
+"""Show progress bars on standard error if standard error is a terminal."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def draw_one(weights: Tensor, seed: int, position: int, stream: int) -> int:
 
 
 def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
-    """Sample like `draw_one`, but return the token as an int64 tensor on the device."""
+    """Sample a token like `draw_one`, but return a scalar int64 tensor on the device."""
     noise = exponential_noise(
         [noise_key(seed, position, stream)], weights.shape[-1], weights.device
     )[0]
@@ -235,7 +235,10 @@ def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
 
 
 def noise_from(words: Tensor, vocab: int) -> Tensor:
-    """Compute `exponential_noise` from keys that are on the device, as words [n, 2]."""
+    """Compute exponential noise, float32 [n, vocab], from keys that are on the device.
+
+    `words` contains the keys as 32-bit words [n, 2], from `words_of`.
+    """
     high, low = words[:, :, None].unbind(1)
     bits = _mix((_token_words(vocab, words.device) ^ high).add_(low)).bitwise_and_(0x7FFFFFFF)
     # E = -log(1 - v). The smallest E decide the draw. They come from small v, where floats have the

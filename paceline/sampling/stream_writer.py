@@ -118,7 +118,10 @@ def token_origins(outcome: Outcome) -> list[Origin]:
 def _split(
     deltas: list[tuple[TextDelta, TokenMark]], length: int
 ) -> tuple[list[tuple[TextDelta, TokenMark]], list[tuple[TextDelta, TokenMark]]]:
-    """Split the text of tokens after `length` characters of the full text."""
+    """Split fragments of text after `length` characters of the full text.
+
+    If the split is within a fragment, both results contain a part of it, with the same token.
+    """
     head, tail = [], []
     for delta, mark in deltas:
         shown, full = delta
@@ -137,7 +140,7 @@ def _split(
 def _cut(
     deltas: list[tuple[TextDelta, TokenMark]], length: int | None
 ) -> list[tuple[TextDelta, TokenMark]]:
-    """Return the first `length` visible characters; None returns the whole text."""
+    """Cut fragments after `length` visible characters; None returns the whole text."""
     if length is None:
         return deltas
     result = []

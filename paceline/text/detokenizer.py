@@ -99,7 +99,7 @@ class Detokenizer:
 
 
 def text_of(tokenizer: Decoder, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-    """Decode `token_ids` as a complete text that no prompt precedes."""
+    """Decode the ids of a complete text, which does not follow a prompt."""
     detokenizer = Detokenizer(tokenizer, (), skip_special_tokens)
     return "".join([*map(detokenizer.push, token_ids), detokenizer.flush()])
 
@@ -135,7 +135,7 @@ class _Bytes:
         return first, unfinished, bool(unfinished)
 
     def push(self, token: int) -> str:
-        """Add a token, and return the text that is now final, which may be empty."""
+        """Add a token, and return the text that later tokens cannot change; may be empty."""
         spelling = self._table[token]
         if spelling.text is not None and not (self._open or self._first or spelling.special):
             return spelling.text
@@ -205,7 +205,7 @@ class _Window:
         self._text = self._released = self._shown
 
     def push(self, token: int) -> str:
-        """Add a token, and return the text that is now final, which may be empty."""
+        """Add a token, and return the text that later tokens cannot change; may be empty."""
         self._ids.append(token)
         self._text = self._decode(self._ids)
         open_end = self._ends_open.search(self._text)
@@ -246,7 +246,7 @@ class _Window:
         return TokenText(new, new.encode(), not text.endswith(REPLACEMENT))
 
     def _finished(self, token_ids: list[int], text: str) -> str:
-        """Return `text`, the decoded tokens, with its complete characters restored.
+        """Restore the complete characters in `text`, which is the decoded `token_ids`.
 
         Some tokenizers corrupt the complete characters before an incomplete one at the end.
         """

@@ -46,7 +46,7 @@ class DeltaDecoder:
         )
 
     def push(self, token: int) -> TextDelta:
-        """Add a token, and return the text that is now final."""
+        """Add a token, and return the text that later tokens cannot change."""
         shown = self._shown.push(token)
         return TextDelta(shown, shown if self._full is None else self._full.push(token))
 
@@ -94,7 +94,7 @@ class StopStrings:
         self._tail = TextDelta("", "")
 
     def texts(self) -> DeltaDecoder:
-        """Return a new decoder that has not read any token of the answer."""
+        """Create a decoder for the answer, to which no token has been added yet."""
         return DeltaDecoder(self._tokenizer, self._prompt_ids, self._skips)
 
     def ends(self, token_ids: Sequence[int], run: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""Find the bytes that each token of a tokenizer adds to a text."""
+"""Find the bytes that each token in a vocabulary adds to a text."""
 
 from __future__ import annotations
 

@@ -189,7 +189,13 @@ def take_tile(address: int, call: AttentionCall, starts: IntArray) -> tuple[int,
 
 @inlined
 def row_queries(call: AttentionCall, starts: IntArray, row: int) -> int:
-    """Return the address of a row's first column in the query tensor."""
+    """Return the address of a row's first column in the query tensor.
+
+    Args:
+        call: Arguments of the attention call.
+        starts: Index of each row's first column among the columns of all rows, [rows + 1].
+        row: Index of the row in the batch.
+    """
     if call.packed:
         return int(call.query + starts[row] * call.query_column)
     return int(call.query + row * call.query_row)
@@ -197,7 +203,10 @@ def row_queries(call: AttentionCall, starts: IntArray, row: int) -> int:
 
 @inlined
 def row_biases(call: AttentionCall, starts: IntArray, row: int) -> int:
-    """Return the address of the biases for a row's first column."""
+    """Return the address of the biases for a row's first column.
+
+    The arguments are the same as for `row_queries`.
+    """
     if call.packed:
         return int(call.bias + starts[row] * call.bias_column)
     return int(call.bias + row * call.bias_row)

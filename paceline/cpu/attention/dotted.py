@@ -81,6 +81,14 @@ def _stage(call: AttentionCall, tile: Tile, source: int, size: int, start: int, 
 
     If the keys are not contiguous, or do not fill the last group, the function copies them, and
     pads the copy with zeros.
+
+    Args:
+        call: Arguments of the attention call.
+        tile: Tile of queries, whose buffer `block` receives the copy.
+        source: Address of the key head's keys.
+        size: Size of a key in bytes.
+        start: Index of the block's first key, in text order.
+        stop: Index of the block's last key, plus one.
     """
     if call.key_stride == size and stop <= tile.cached and (stop - start) % OUTPUTS == 0:
         return source + start * size

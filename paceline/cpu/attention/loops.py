@@ -23,7 +23,13 @@ _add_group, _add_vector = (
 
 @inlined
 def cap(softcap: np.float32, first: int, last: int) -> None:
-    """Replace the scores between two addresses by softcap * tanh(score / softcap)."""
+    """Apply a soft cap: replace scores by softcap * tanh(score / softcap).
+
+    Args:
+        softcap: Limit of the absolute value of a score.
+        first: Address of the first score.
+        last: Address after the last score.
+    """
     bound, ones, zeros = (
         simd_f32x8.splat(softcap),
         simd_f32x8.splat(np.float32(1.0)),
@@ -100,7 +106,15 @@ def add_values(
 
 @inlined
 def _add_lanes(weights: int, value: int, stride: int, count: int, target: int) -> None:
-    """Add `count` weighted values to one query's sums in eight value dimensions."""
+    """Add weighted values to one query's sums in eight value dimensions.
+
+    Args:
+        weights: Address of the query's float32 weights.
+        value: Address of the first float32 value, at these dimensions.
+        stride: Distance between consecutive values, in bytes.
+        count: Number of values.
+        target: Address of the eight float32 sums.
+    """
     total = simd_f32x8.load(target)
     for offset in range(0, count * FLOAT_BYTES, FLOAT_BYTES):
         weight = simd_f32x8.splat(simd_f32x8.load_float(weights + offset))

@@ -138,7 +138,15 @@ def run_layers(
 
 @inlined
 def _normalise_heads(rows: int, weight: int, epsilon: float, layer: LayerCall, heads: int) -> None:
-    """Apply an RMS norm to each head of the queries or keys, in place."""
+    """Apply an RMS norm to each head of the queries or keys, in place.
+
+    Args:
+        rows: Address of the queries or keys.
+        weight: Address of the norm's weight, [dim].
+        epsilon: Epsilon of the norm.
+        layer: Arguments of the layer.
+        heads: Number of heads per token.
+    """
     normalise(rows, weight, rows, BFLOAT16, layer.count * heads, layer.dim, epsilon)
 
 

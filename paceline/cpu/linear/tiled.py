@@ -125,8 +125,14 @@ def _multiply_tall(
     Each group prefetches a fraction of the next weights. If the first group prefetched all of them,
     this group would wait for memory, and memory would be idle during the other groups.
 
-    `weight` is the address of the weights of output 0. If only the task's weights are in memory, it
-    is the address at which the weights of output 0 would be.
+    Args:
+        call: Arguments of the matrix product.
+        weight: Address of the weights of output 0. If only the task's weights are in memory, the
+            address at which the weights of output 0 would be.
+        rows: Address of the packed rows.
+        sums: Address of memory for four tiles of sums.
+        blocks: Number of blocks of 16 rows.
+        output: Index of the first output.
     """
     block_bytes = OUTER * call.inner * HALF_BYTES
     is_ahead = output + (TILE_ROWS_AHEAD + 1) * OUTER <= call.outer
@@ -146,7 +152,10 @@ def _multiply_tall(
 def _multiply_wide(
     call: ProductCall, weight: int, rows: int, sums: int, blocks: int, output: int
 ) -> None:
-    """Multiply all rows by the weights of 32 outputs, 32 rows at a time."""
+    """Multiply all rows by the weights of 32 outputs, 32 rows at a time.
+
+    The arguments are the same as for `_multiply_tall`.
+    """
     row_bytes = call.inner * HALF_BYTES
     outputs, width = weight + output * row_bytes, min(_SQUARE, call.outer - output)
     fetched = 0 if output + 2 * _SQUARE <= call.outer else PREFETCH_STREAMS

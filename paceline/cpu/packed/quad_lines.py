@@ -184,7 +184,15 @@ def _convert(builder: Any, pairs: Sequence[Any], factors: Factors, part: int) ->
 
 
 def _shifted(builder: Any, integers: Any, lanes: list[int]) -> Any:
-    """Emit instructions that select 16 signed bytes, and multiply them by 2 ** 24."""
+    """Emit instructions that select 16 signed bytes, and multiply them by 2 ** 24.
+
+    Args:
+        builder: LLVM builder.
+        integers: Vector of signed bytes.
+        lanes: Lane of each byte to select.
+    Returns:
+        Vector of 16 words with 32 bits each.
+    """
     zero = integers.type.count
     spread_lanes = [source for lane in lanes for source in (zero, zero, zero, lane)]
     zeros = ir.Constant(integers.type, [0] * zero)

@@ -39,12 +39,15 @@ def plus(builder: Any, address: Any, distance: int) -> Any:
 
 
 def load(builder: Any, block: Any, offset: int, kind: Any) -> Any:
-    """Emit instructions that load a value of type `kind` at an offset of a block."""
+    """Emit instructions that load a value of LLVM type `kind` from a block."""
     return builder.load(pointer(builder, plus(builder, block, offset), kind), align=1)
 
 
 def load_rows(builder: Any, blocks: Sequence[Any], offset: int, kind: Any = BYTES) -> Any:
-    """Emit instructions that concatenate vectors from one or two blocks."""
+    """Emit instructions that load a vector from each of one or two blocks.
+
+    The result is the concatenation of the vectors, which have the LLVM type `kind`.
+    """
     vectors = [load(builder, block, offset, kind) for block in blocks]
     return vectors[0] if len(vectors) == 1 else join(builder, *vectors)
 

@@ -65,7 +65,7 @@ class CpuRecurrences:
         return out[:, :channels].to(dtype)
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
-        """Append the inputs of each request's path tokens to the request's stored inputs."""
+        """Append the inputs of the tokens on each request's path to its stored inputs."""
         held, slots, start = states
         if start is not None:
             held[slots] = start
@@ -220,7 +220,7 @@ CPU_RECURRENCES = CpuRecurrences()
 
 
 def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
-    """Return the fields of a `PathCall`, with which a kernel advances stored states."""
+    """Return the values of the fields of a `PathCall` for the given path and states."""
     return states.slots.data_ptr(), *path.addresses, len(states.slots)
 
 

@@ -215,7 +215,8 @@ def _take_step(
 def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
     """Load eight lanes of a token's value in one head, as float32.
 
-    `offset` counts four bytes per lane, even if the dtype is smaller.
+    `column` is the index of the token. `offset` is the distance from the head's first lane, counted
+    as four bytes per lane even if the dtype is smaller.
     """
     source = call.value + column * call.value_token + head * call.value_head
     if call.kind != FLOAT32:
@@ -225,9 +226,10 @@ def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
 
 @inlined
 def _store_output(call: GatedCall, offset: int, output: Any) -> None:
-    """Store eight lanes of the output in its number format.
+    """Store eight lanes of the output in the output's number format.
 
-    `offset` counts four bytes per lane, even if the dtype is smaller.
+    `offset` is the distance from the first number of the whole output, counted as four bytes per
+    number even if the dtype is smaller.
     """
     if call.out_kind == BFLOAT16:
         simd_f32x8.store_bfloat16(call.out + offset // FLOAT_BYTES * HALF_BYTES, output)

@@ -135,6 +135,15 @@ def read_path(call: Any) -> Any:
 def copy_rows(
     source: int, source_stride: int, target: int, target_stride: int, count: int, size: int
 ) -> None:
-    """Copy `count` rows of `size` bytes; strides are in bytes."""
+    """Copy rows between two addresses with different strides.
+
+    Args:
+        source: Address of the first row.
+        source_stride: Distance between the rows at `source`, in bytes.
+        target: Address at which to write the first row.
+        target_stride: Distance between the rows at `target`, in bytes.
+        count: Number of rows.
+        size: Size of a row in bytes, a multiple of 32.
+    """
     for row in range(count):
         copy(source + row * source_stride, target + row * target_stride, size)

@@ -213,7 +213,14 @@ def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> i
 
 @inlined
 def _weigh(call: AttentionCall, row: int, steps: int, head: int) -> Any:
-    """Convert a query's scores to softmax weights, and return their float32 total."""
+    """Convert a query's scores to softmax weights, and return their float32 total.
+
+    Args:
+        call: Arguments of the attention call.
+        row: Address of the query's scores.
+        steps: Number of steps (32 scores each).
+        head: Index of the query head, whose attention sink is included in the total.
+    """
     largest = softmax_weighted_sum.find_largest(row, 2 * steps)
     sink = load_sink(call, head)
     if call.sinks:
