@@ -44,14 +44,7 @@ def penalise(
     )
 
     def counts_at(kind: int, rows: slice, own_paths: Tensor) -> Tensor:
-        """Return how often each token occurs in the text up to each row's node.
-
-        Args:
-            kind: Part of the text in which to count: TEXT or ANSWER.
-            rows: Rows of `scores`.
-            own_paths: Indices of the tokens on the paths to these rows' nodes, relative to the
-                first of these rows.
-        """
+        """Count each token in the text (or answer, by `kind`) up to each row's node."""
         if not len(indices.paths) and num_rows == len(requests):
             return counts[rows, kind]
         at_nodes = counts[:, kind][owner[rows]]
