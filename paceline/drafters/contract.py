@@ -1,8 +1,8 @@
-"""Check the drafter contract in a test, as in `check_drafter(create("bigram"))`.
+"""Check in a test that a drafter follows the drafter contract.
 
-The check decodes a few prompts. The node limit changes from step to step and from request to
-request. Every tree is checked against the rules in `paceline.core.drafter`, and every answer is
-compared with plain decoding.
+For example, call `check_drafter(create("bigram"))`. The check decodes a few prompts. The node limit
+changes from step to step and from request to request. The check compares every tree with the rules
+in `paceline.core.drafter`, and every answer with plain decoding.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ContractReport:
         steps: Number of trees requested.
         drafted: Total number of nodes in these trees.
         accepted: Number of nodes that the target accepted.
-        draws: Whether any tree came with probability distributions.
+        draws: Whether any tree included sampling distributions (`DraftTree.probs`).
     """
 
     steps: int
@@ -72,7 +72,7 @@ class CheckedDrafter(DelegatingDrafter):
         empty_on_zero: Number of trees requested with a limit of 0.
         nodes: Number of nodes in all trees.
         accepted: Number of nodes that the target accepted.
-        drawn: Whether any tree came with probability distributions.
+        drawn: Whether any tree included sampling distributions (`DraftTree.probs`).
     """
 
     def __init__(
@@ -114,6 +114,8 @@ def check_drafter(
 ) -> ContractReport:
     """Check a drafter against the contract on a real model.
 
+    The check verifies the following:
+
     - Every tree follows the rules under any node limit.
     - Greedy answers equal those of plain decoding. If the trees carry no distributions, sampled
       answers also equal those of plain decoding.
@@ -126,7 +128,7 @@ def check_drafter(
         drafter: Drafter to check.
         target: Target model in float32. Default: the built-in target.
         prompts: At least four prompts as token ids. Default: built-in prompts.
-        max_new_tokens: Length of the answers, in tokens; default 24.
+        max_new_tokens: Maximum length of an answer, in tokens; default 24.
     Raises:
         DrafterError: The drafter breaks the contract.
         ConfigError: The target or the prompts cannot be used.
@@ -169,7 +171,8 @@ def check_aborts(
         answers: Answers from plain decoding.
         budgets: Node limits to choose from at random.
     Raises:
-        DrafterError: The drafter still holds state for these requests, or an answer differs.
+        DrafterError: The drafter did not free its state for these requests, or an answer differs
+            from plain decoding.
     """
     # The limit is so large that no request ends on its own.
     generator, limit = random.Random(ABORT_SEED), 10 * max(map(len, answers))
@@ -195,7 +198,7 @@ def check_aborts(
 
 
 def leftovers(drafter: Drafter, request_ids: Iterable[int]) -> list[str]:
-    """Return the drafter's attributes that still refer to finished requests.
+    """Return the drafter's attributes that still refer to finished requests, by name.
 
     Args:
         drafter: Drafter to check.
@@ -243,8 +246,8 @@ def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
     names = leftovers(drafter, range(requests[0].id, last))
     if names:
         raise DrafterError(
-            f"the drafter {drafter.name!r} still holds stopped requests in {', '.join(names)}. Free"
-            " them in stop."
+            f"the drafter {drafter.name!r} still holds state of stopped requests in"
+            f" {', '.join(names)}. Free it in stop."
         )
 
 

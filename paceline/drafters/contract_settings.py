@@ -1,4 +1,4 @@
-"""Define the settings of the check that a drafter follows the interface's rules."""
+"""Define the settings of `check_drafter`, which tests the drafter contract."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def create(
         spec: Drafter spec. The options after the name may be omitted.
         draft_model: Directory, hub id, GGUF file or loaded model, for drafters that use a draft
             model.
-        options: Additional options of the drafter, with Python values instead of text.
+        options: Additional options of the drafter, as keyword arguments with Python values.
     Raises:
         ConfigError: A name or option is unknown, a value is out of range, or the draft model is
             missing.

@@ -1,13 +1,14 @@
 """Decide per batch size whether running the draft model saves time.
 
-When the draft model runs, the drafter has two trees for each request. The target verifies the first
-tree, which contains the draft model's nodes. The second tree has no nodes from the draft model, and
-is cut to the size of the first tree. The text generated in this and later steps shows how many
-tokens of the second tree the target would have accepted. The gain is the number of accepted tokens
-of the first tree minus this number. The gain varies much less between texts than either number.
+In a step that runs the draft model, the drafter builds two trees for each request. The first tree
+includes the draft model's nodes, and the target verifies it. The second tree excludes the draft
+model's nodes, and is cut to the size of the first tree. The text generated in this step and later
+steps shows how many tokens of the second tree the target would have accepted. The gain is the
+number of tokens accepted from the first tree, minus the number that would have been accepted from
+the second. The gain varies much less between texts than either number.
 
-The cost is the time that the draft model takes. There is one gate for each number of requests in a
-step. A gate is open, and runs the draft model, if the gain times the current seconds per token is
+The cost is the time that the draft model takes. Each number of requests in a step has a separate
+gate. A gate is open, and runs the draft model, if the gain times the current seconds per token is
 at least the cost. The gate uses an upper confidence bound (UCB) of the gain, so that a few bad
 trials do not close the gate. The faster the draft model is, the more evidence the gate requires
 before closing. A closed gate tries the draft model again with exponential back-off. Trials take at
@@ -42,7 +43,7 @@ class DraftModelGate:
     `DraftingBackoff` compares the tokens and the duration of whole steps.
 
     Args:
-        settings: Settings for the gate.
+        settings: Prior gain, confidence bound, and lengths of the pauses between trials.
     """
 
     def __init__(self, settings: DraftModelGateSettings = _SETTINGS) -> None:
@@ -97,7 +98,12 @@ class DraftModelGate:
         self._pause.at_least(math.ceil(seconds / (self._settings.trial_share * others)))
 
     def record_gain(self, tokens: int) -> None:
-        """Record how many tokens a request gained because of the draft model."""
+        """Record the tokens that one request gained because the draft model ran.
+
+        Args:
+            tokens: Number of additional accepted tokens; negative if the tree without the draft
+                model's nodes would have been better.
+        """
         if self._count >= self._settings.memory:
             self._sum, self._squares, self._count = (
                 self._sum / 2,
@@ -113,9 +119,10 @@ class DraftModelGate:
 
 @dataclass(slots=True)
 class _Open:
-    """Compares the generated text with a tree without nodes from the draft model.
+    """A pending measurement of the draft model's gain for one request and one step.
 
-    The comparison may need the text of later steps.
+    The measurement compares the request's text with the tree that excludes the draft model's
+    nodes. While all text so far matches a path of this tree, the comparison waits for more text.
 
     Attributes:
         gate: Gate that records the gain.
@@ -198,7 +205,11 @@ class DraftModelGates:
         self._seconds = perf_counter() - self._begun
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the step's duration, and compare the new tokens with recent trees."""
+        """Record the step's duration, and compare the new tokens with pending trees.
+
+        Args:
+            outcomes: Results of verifying the step's trees, one per request.
+        """
         if self._running is None:
             return
         self._running.record_step(

@@ -77,7 +77,7 @@ class Auto(RecyclingDrafter):
         self._head_draft: dict[int, DraftTree] = {}  # by request
         if isinstance(options.draft_head, str):
             self.draft_head = options.draft_head
-        # Draft nodes per request in the last step; number of steps so far.
+        # Mean number of verified nodes per request in the last step; number of steps so far.
         self._fed, self._steps = (_SETTINGS.full_head_nodes, 0)
 
     @classmethod
@@ -97,9 +97,9 @@ class Auto(RecyclingDrafter):
         return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject cached distributions (`pool_file`) with a different vocabulary.
+        """Reject a `pool_file` that was recorded with a different vocabulary.
 
-        Drafts are limited to token ids below `vocab_size`.
+        The method also limits the drafts to token ids below `vocab_size`.
         """
         super().check_vocab_size(vocab_size, tokenizer)
         self._retrieval.check_vocab_size(vocab_size, tokenizer)
@@ -110,7 +110,7 @@ class Auto(RecyclingDrafter):
         self._retrieval.check_tokenizer(tokenizer)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Pair the draft model or the head (`state_head`) with the target."""
+        """Prepare the draft model or the head (`state_head`) for the target."""
         if self._model is not None:
             self._model.attach(target, tokenizer)
 
@@ -148,8 +148,8 @@ class Auto(RecyclingDrafter):
             self._model.start(request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft one tree per request from all sources."""
-        if self._model is None and not any(max_nodes):  # a rest; the sources catch up later
+        """Draft one tree per request by merging the trees from all sources."""
+        if self._model is None and not any(max_nodes):  # a pause; the sources catch up later
             for request in requests:
                 self._head_draft.pop(request.id, None)
             return self._merge(requests, max_nodes, {})
@@ -167,7 +167,7 @@ class Auto(RecyclingDrafter):
             return others
         if self.budget:
             by_request = {request.id: tree for request, tree in zip(requests, others, strict=True)}
-            # The time that prompts take says nothing about decoding.
+            # Steps that process prompts take longer than decode steps, so they are not timed.
             if not self._gates.begin(by_request, all(request.output_ids for request in requests)):
                 self._model.propose(requests, [0] * len(requests))
                 return others

@@ -18,23 +18,23 @@ class GrammarSource:
     """Proposes the tokens that a request's grammar forces.
 
     The tokens come from a logits processor with a method `forced_tokens`, such as
-    `paceline.grammars.Grammar`. The text of the tokens is certain, but the target may tokenise it
-    differently.
+    `paceline.grammars.Grammar`. The grammar determines the text with certainty, but the target may
+    split this text into different tokens.
     """
 
     def __init__(self) -> None:
-        self._processors: dict[int, list[Any]] = {}  # by request, copies that only drafts use
-        self._num_seen: dict[int, int] = {}  # tokens of the answer, by request
+        self._processors: dict[int, list[Any]] = {}  # copies used only for drafting, by request id
+        self._num_seen: dict[int, int] = {}  # answer tokens passed to the copies, by request id
 
     def start(self, request: Request) -> None:
-        """Copy the request's processors that provide forced tokens."""
+        """Copy the request's logits processors that can force tokens."""
         given = request.params.logits_processors
         knowing = [copy.copy(each) for each in given if hasattr(each, "forced_tokens")]
         if knowing:
             self._processors[request.id], self._num_seen[request.id] = knowing, 0
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return a chain for each request: the tokens that its grammar forces, or none."""
+        """Return one chain of forced tokens per request; a chain may be empty."""
         if not self._processors:
             return [EMPTY_TREE] * len(requests)
         return [

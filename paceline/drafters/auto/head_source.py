@@ -15,7 +15,7 @@ class HeadSource(TreeSource):
 
     Args:
         head: Folder or hub id of the head.
-        brief: Whether drafts stop early if the head is unsure, which saves forward passes.
+        brief: Whether to end a draft as soon as the head is unsure, which saves forward passes.
     Raises:
         ConfigError: The head does not exist.
     """

@@ -18,12 +18,12 @@ _SETTINGS = ModelSourceSettings()
 
 
 class TreeSource(DelegatingDrafter):
-    """Proposes another drafter's trees, and adds confidences where they lack them."""
+    """Proposes another drafter's trees, and adds confidences to trees without them."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Propose one tree per request, limited in size by the other drafter's confidence.
+        """Propose one tree per request, within the other drafter's own node limits.
 
-        A request with the node limit 0 gets an empty tree; other values are ignored.
+        A request with the node limit 0 gets an empty tree. Other values in `max_nodes` are ignored.
         """
         limits = [
             node_limit(self.node_rule, len(requests), _SETTINGS.max_nodes) if limit else 0
@@ -37,7 +37,8 @@ class ModelSource(TreeSource):
 
     Args:
         draft: Draft model to use.
-        brief: Whether a draft ends as soon as the draft model is unsure, to save forward passes.
+        brief: Whether to end a draft as soon as the draft model is unsure, which saves forward
+            passes.
         other_tokenizer: Whether the draft model may have a different tokenizer; default False.
     """
 

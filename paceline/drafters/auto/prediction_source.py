@@ -1,4 +1,4 @@
-"""Draft from the answer that the caller predicts."""
+"""Draft tokens from the caller's prediction of the answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SETTINGS = PredictionSourceSettings()
 
 
 class PredictionSource:
-    """Proposes the tokens of the caller's prediction that follow the answer so far."""
+    """Proposes the tokens that follow the answer so far in the caller's prediction."""
 
     def __init__(self) -> None:
         self._positions: dict[int, PredictedPosition] = {}  # by request
 
     def start(self, request: Request) -> None:
-        """Read the request's predicted text, if any."""
+        """Store the token ids of the request's prediction, if any."""
         prediction = request.params.prediction
         if prediction and not isinstance(prediction, str):
             self._positions[request.id] = PredictedPosition(prediction)
@@ -54,7 +54,7 @@ class PredictionSource:
 
 
 class PredictedPosition:
-    """Tracks which position in a prediction corresponds to the end of the answer.
+    """Finds the position in a prediction that corresponds to the end of the answer.
 
     Args:
         prediction: Predicted token ids.
@@ -62,8 +62,8 @@ class PredictedPosition:
 
     def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = tuple(prediction)
-        self._next: int | None = 0  # None: the answer has left the prediction
-        self._last = 0  # last known position, after which the answer may return
+        self._next: int | None = 0  # None: the answer has departed from the prediction
+        self._last = 0  # last known position; the answer may match again after it
         self._num_seen = 0
         size = _SETTINGS.ngram_tokens
         self._ends: dict[tuple[int, ...], list[int]] = {}
@@ -71,7 +71,11 @@ class PredictedPosition:
             self._ends.setdefault(self._prediction[end - size : end], []).append(end)
 
     def follow(self, answer: Sequence[int]) -> None:
-        """Advance by the tokens that were added to the answer since the previous call."""
+        """Move the position past the tokens added to the answer since the previous call.
+
+        Args:
+            answer: All token ids of the answer so far.
+        """
         for end in range(self._num_seen + 1, len(answer) + 1):
             at, token = self._next, answer[end - 1]
             if at is not None and at < len(self._prediction) and self._prediction[at] == token:
@@ -81,13 +85,19 @@ class PredictedPosition:
         self._num_seen = len(answer)
 
     def next_tokens(self, count: int) -> Sequence[int]:
-        """Return the predicted tokens that follow the answer."""
+        """Return up to `count` predicted tokens after the end of the answer.
+
+        The result is empty if the answer has departed from the prediction.
+        """
         return () if self._next is None else self._prediction[self._next : self._next + count]
 
     def _found(self, tail: tuple[int, ...]) -> int | None:
-        """Find the newest tokens in the prediction; return the position after them.
+        """Find `tail` in the prediction; return the position after it, or None.
 
         The nearest match at or after the last known position is preferred.
+
+        Args:
+            tail: Newest tokens of the answer.
         """
         ends = self._ends.get(tail)
         if not ends:

@@ -18,16 +18,16 @@ class DraftModelGateSettings:
         prior_weight: Weight of the prior, as a number of measured requests.
         patience: Factor for the upper confidence bound of the gain. The number of standard errors
             added to the mean gain is patience * step time / draft time, but at least 1.
-        memory: Once the gains of this many requests have been counted, older gains count half as
-            much.
-        decay: With every new step, the weights of earlier steps in the mean times are multiplied
-            by this factor.
+        memory: Number of counted requests at which the weight of all earlier gains is halved.
+        decay: Factor by which each new step multiplies the weights of earlier steps in the mean
+            times; from 0 to 1.
         min_pause: Number of steps between the first two trials after the gate has closed.
         max_pause: Maximum number of steps between two trials of a fast draft model.
-        trial_share: Maximum time of a trial, as a share of the pause that follows the trial.
-        min_step_share: Lower limit for the assumed time of a step without the draft model, as a
-            share of the draft model's time. This lower limit bounds the pause after a trial that
-            processed a prompt.
+        trial_share: Maximum duration of a trial, as a fraction of the duration of the pause that
+            follows.
+        min_step_share: Minimum assumed time of a step without the draft model, as a fraction of
+            the draft model's time. This minimum bounds the pause after a trial that processed a
+            prompt.
     """
 
     prior_gain: float = 1.0
@@ -46,16 +46,18 @@ class AutoSettings:
     """Settings of `Auto`, fitted on SmolLM2-135M on CPUs with two cores.
 
     Attributes:
-        retrieved_nodes: Maximum number of nodes that retrieval proposes. In large batches, whose
-            merged trees are smaller, the limit is the size of the merged tree.
-        min_retrieved_nodes: Lower bound of the limit on retrieved nodes in large batches.
+        retrieved_nodes: Maximum number of nodes that retrieval proposes per request. In large
+            batches, merged trees are smaller, and retrieval proposes at most as many nodes as the
+            merged tree may have.
+        min_retrieved_nodes: Number of nodes that retrieval may always propose, even in large
+            batches.
         max_head_tokens: Maximum number of tokens that the draft head predicts.
         head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
             model.
         many_nodes: If at least this many nodes per request are verified, the draft head predicts
             one more token alongside a draft model.
         full_head_nodes: If at least this many nodes per request are verified, the draft head
-            predicts all tokens.
+            predicts the maximum number of tokens.
         min_head_nodes: If at least this many nodes per request are verified, the draft head
             predicts one token.
         head_retry_steps: Number of steps between two trials of the draft head while it is switched
@@ -77,12 +79,12 @@ class ModelSourceSettings:
     """Settings of `ModelSource`, fitted on SmolLM2-135M with its draft model.
 
     Attributes:
-        max_nodes: Maximum number of nodes if the draft model's own rule sets no limit.
+        max_nodes: Maximum number of nodes per request if the draft model's own rule sets no limit.
         max_seed_nodes: Maximum number of nodes from other sources, in the whole batch, that the
-            draft model's first forward pass processes together with the root. This costs little
-            more than a pass over a single token.
-        stop_threshold: Drafting stops once the newest nodes' summed confidence is below this
-            value.
+            draft model's first forward pass processes together with the root. Such a pass takes
+            little longer than a pass over a single token.
+        stop_threshold: Drafting stops once the confidences of the newest nodes sum to less than
+            this value.
         chain_confidence: Confidence that is assigned to every node of a chain without confidences.
     """
 
@@ -99,7 +101,7 @@ class GrammarSourceSettings:
     Attributes:
         max_tokens: Maximum number of tokens of forced text in a step.
         confidence: Probability that the target splits the forced text into the proposed tokens.
-            `auto` assumes this probability until it has counted outcomes.
+            `auto` assumes this value until it has measured the acceptance rate.
     """
 
     max_tokens: int = 32
@@ -112,10 +114,10 @@ class PredictionSourceSettings:
 
     Attributes:
         max_tokens: Maximum number of predicted tokens in a step.
-        ngram_tokens: Number of matching tokens after which drafting from the prediction resumes,
-            if the answer has departed from it.
-        confidence: Probability that a predicted token is correct, assumed until `auto` has counted
-            outcomes.
+        ngram_tokens: Once the answer has departed from the prediction, drafting resumes when this
+            many of the answer's newest tokens occur in the prediction.
+        confidence: Probability that a predicted token is correct. `auto` assumes this value until
+            it has measured the acceptance rate.
     """
 
     max_tokens: int = 32
