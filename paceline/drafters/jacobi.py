@@ -3,15 +3,15 @@
 The answer y_1 .. y_m solves the equations y_i = argmax p(y | y_1 .. y_(i-1), prompt). Jacobi
 iteration (Santilli et al. 2023; algorithm 2 of Fu et al. 2024, "Lookahead Decoding") starts from
 random guesses. Each iteration is a forward pass that evaluates all equations at once, using the
-guesses from the previous iteration. Each forward pass decides at least the first undecided guess,
-so every forward pass yields at least one token. Even for sampled requests, guesses are the target's
-argmax.
+guesses from the previous iteration. A forward pass always determines at least the first undecided
+token, so it yields at least one token. Guesses are the target's most likely tokens, even for
+sampled requests.
 
 With `block=B`, the method is Gauss-Seidel-Jacobi (Song et al. 2021; "PGJ" in table 6 of Fu et
 al.). The answer is divided into blocks of B tokens. Jacobi iteration solves the blocks one after
 another. If k tokens of a block are left, a step proposes k - 1 nodes and processes k tokens, so
-that no step reaches into the next block. With B = 1, the method is plain decoding. If one block
-covers the whole answer, the method is algorithm 2.
+no step extends into the next block. With B = 1, the method is plain decoding. If one block covers
+the whole answer, the method is algorithm 2.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Iterate:
 
 
 class Jacobi(Drafter):
-    """Drafts a chain of deterministic guesses; lossless at any temperature."""
+    """Drafts a chain of deterministic guesses that each forward pass refines."""
 
     name = "jacobi"
     keeps_tokens = True
@@ -58,11 +58,11 @@ class Jacobi(Drafter):
         return cls(options)
 
     def start(self, request: Request) -> None:
-        """Start without guesses, with a random generator seeded by the request's seed."""
+        """Initialise the request's guesses, and seed its random generator."""
         self._iterates[request.id] = _Iterate(random.Random(request.params.seed))
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return guesses up to the second-to-last token of the block.
+        """Return a chain of guesses that ends before the last token of the block.
 
         Positions without a guess get a random token from the prompt.
         """
@@ -83,7 +83,7 @@ class Jacobi(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Replace all guesses that the target evaluated, and drop those now decided."""
+        """Replace guesses with the target's predictions, and drop the decided ones."""
         for outcome in outcomes:
             iterate = self._iterates[outcome.request.id]
             answers = _answers_along(iterate.guesses, outcome)
@@ -104,9 +104,9 @@ class Jacobi(Drafter):
 
 
 def _answers_along(guesses: list[int], outcome: Outcome) -> list[int]:
-    """Return the target's tokens after the root and after each guess.
+    """Return the target's predictions after the root and along the chain of guesses.
 
-    The result ends before the first guess that the verified tree does not contain.
+    The result ends at the first guess that the verified tree does not contain.
     """
     child = outcome.tree.edges()
     answers, node = [outcome.target_argmax[0]], -1

@@ -15,7 +15,13 @@ from paceline.drafters.shared.trees import tried
 
 
 def first_choice_prior(prob: float) -> float:
-    """Return the prior acceptance rate of the token that a draft model generates."""
+    """Return the prior acceptance rate of a draft model's first choice.
+
+    A first choice is the token that the draft model itself generates after a node.
+
+    Args:
+        prob: The draft model's probability of the token.
+    """
     return math.pow(prob, PRIOR_POWER)
 
 
@@ -32,16 +38,20 @@ class DraftCalibration:
         self._counts = AcceptanceCounts(1, BUCKETS, PRIOR_TRIALS)
 
     def confidence(self, prob: float) -> float:
-        """Return the estimated acceptance rate of the token that a draft model generates."""
+        """Return the estimated acceptance rate of a draft model's first choice.
+
+        Args:
+            prob: The draft model's probability of the token.
+        """
         return self._counts.rate(first_choice_prior(prob), prob)
 
     def learn(self, outcome: Outcome, first_choice_probs: Sequence[float | None]) -> None:
-        """Count how many of the tokens that the draft model generates were accepted.
+        """Count how many of the draft model's first choices were accepted.
 
         Args:
-            outcome: Outcome for the tree.
-            first_choice_probs: The draft model's probability for each node; None if the draft
-                model does not itself generate the node's token.
+            outcome: Outcome of verifying the tree.
+            first_choice_probs: The draft model's probability of each node's token; None for nodes
+                that are not first choices.
         """
         for node, accepted in tried(outcome):
             prob = first_choice_probs[node]

@@ -11,7 +11,7 @@ example describes one round:
     predicted tokens   == 7 or 8           1 after 7; 3 or 4 after 8
     nodes of the tree  == 7, 8             7, 8; 1 below 7; 3 and 4 below 8
 
-`finished` returns the nodes that are likely enough to be worth verifying.
+`finished` returns the nodes whose paths are likely enough to be verified.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class DraftForwardInput:
 
     Attributes:
         tree: Tokens to process, as a tree.
-        nodes: Node of the growing tree at each position of the input: -1 for the root, which comes
-            first, and None for a looked-up token.
-        predicted: Positions of the input whose predictions are needed; 0 is the root.
+        nodes: For each input position, the corresponding node of the growing tree. The first
+            position is the root, -1; looked-up tokens have None.
+        predicted: Input positions after which the next token must be predicted; 0 is the root.
     """
 
     tree: DraftTree
@@ -69,7 +69,7 @@ class NodePrediction(NamedTuple):
     """The draft model's prediction after one node.
 
     Attributes:
-        choice: Chosen token id.
+        choice: Id of the token that the draft model generates: its most likely or sampled token.
         likeliest: Most likely token ids, in descending order.
         probs: Probabilities of these tokens.
     """
@@ -138,7 +138,7 @@ class GuessTree:
 
         Args:
             newest: Nodes to extend.
-            look_up: Function (path, length) that returns up to `length` tokens that may follow the
+            look_up: Function (path, length) that returns up to `length` tokens likely to follow the
                 tokens of a path.
             likely: Draft tree from the drafter's other sources; may be empty. The first forward
                 pass predicts the tokens after all nodes of this tree.
@@ -170,7 +170,8 @@ class GuessTree:
         """Extend the tree by the predictions at the positions in `question.predicted`."""
         nodes = list(question.nodes)
         for position, answer in zip(question.predicted, answers, strict=True):
-            if nodes[position] is None:  # looked-up text counts only if the draft model predicts it
+            # A looked-up token becomes a node only if the draft model predicts it.
+            if nodes[position] is None:
                 above = nodes[question.tree.parents[position - 1] + 1]
                 nodes[position] = (
                     None
@@ -200,7 +201,7 @@ class GuessTree:
         return tree, [guesses[node].first_choice_prob for node in before]
 
     def _branch(self, node: int, answer: NodePrediction) -> None:
-        """Add the chosen token and other likely tokens as children of `node`."""
+        """Add the generated token and other likely tokens as children of `node`."""
         above, on_main_path = (
             self._path_confidence(node),
             node < 0 or self._guesses[node].on_main_path,
@@ -246,7 +247,7 @@ class GuessTree:
         return 1.0 if node < 0 else self._guesses[node].path_confidence
 
     def path(self, node: int) -> list[int]:
-        """Return the path of nodes from the first level down to `node`."""
+        """Return the nodes on the path from a child of the root down to `node`."""
         path: list[int] = []
         while node >= 0:
             path.append(node)

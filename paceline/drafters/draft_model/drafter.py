@@ -1,9 +1,9 @@
 """Draft chains or trees with a small model (Leviathan et al., Chen et al. 2023).
 
 Sampled drafts are chains, as in the papers (`shared/chains.py`). Deterministic drafts, mainly for
-greedy requests, are trees (`draft_tree_builder.py`), unless the options set a draft length or
-another rule for the length. The draft model's confidence determines the size of a tree. The engine
-then verifies the nodes that are expected to save time.
+greedy requests, are trees (`draft_tree_builder.py`). They are chains if the options set a draft
+length or a different stop rule. The draft model's confidence determines the size of a tree. The
+engine then verifies the nodes that are expected to save time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["DraftModel", "DraftModelOptions"]
 
 @dataclass(slots=True)
 class _DraftedRequest:
-    """The calibration and the newest tree of one request.
+    """The draft model's calibration and newest tree for one request.
 
     Attributes:
         calibration: Acceptance rates of the draft model's first choices. The first choice after a
@@ -66,7 +66,7 @@ class DraftModel(ChainDrafter):
     Args:
         options: Options of the drafter.
         draft: Draft model to use.
-        rule: Length rule that replaces the rule in the options; drafts are then chains.
+        rule: Length rule to use instead of the rule in the options; drafts are then chains.
     """
 
     name = "draft_model"
@@ -96,19 +96,16 @@ class DraftModel(ChainDrafter):
 
     @property
     def shared_rate(self) -> float:
-        """Return the share of the target's vocabulary that the draft model also has."""
+        """Return the fraction of the target's tokens that the draft model also knows."""
         return self._draft.shared_rate
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the request, and start its calibration.
-
-        The calibration contains the acceptance rates of the draft model's tokens.
-        """
+        """Open a copy of the request in the draft model, and start calibrating its tokens."""
         super().start(request)
         self._records[request.id] = _DraftedRequest()
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Seed the next draft with the nodes of another tree for the same request.
+        """Seed the next draft with the nodes of a tree from other draft sources.
 
         The draft model's first forward pass then predicts the tokens after all of these nodes.
         """
@@ -120,7 +117,7 @@ class DraftModel(ChainDrafter):
         self._records.pop(request.id, None)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Update each request's acceptance calibration with the outcome of the step."""
+        """Update each request's measured acceptance rates with the outcome of the step."""
         super().observe(outcomes)
         for outcome in outcomes:
             record = self._records.get(outcome.request.id)
@@ -132,7 +129,7 @@ class DraftModel(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Grow trees for the requests that allow trees; draft chains for the others."""
+        """Grow trees for requests with deterministic drafts; sample chains for the others."""
         branching = [self._grows and not self.draws(request) for request in requests]
         sizes = [
             limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)
@@ -154,7 +151,7 @@ class DraftModel(ChainDrafter):
     def _grow_trees(
         self, requests: list[Request], max_depths: list[int], sizes: list[int]
     ) -> list[GuessTree]:
-        """Grow one tree per request, with all requests in each forward pass.
+        """Grow one tree per request; each forward pass processes all requests.
 
         Each forward pass processes the root and the whole tree again, because the draft model's KV
         cache stores no draft tokens.
@@ -208,7 +205,7 @@ class DraftModel(ChainDrafter):
     def _answers(
         self, copies: list[Request], questions: list[DraftForwardInput | None]
     ) -> list[list[NodePrediction]]:
-        """Return the draft model's predictions at the requested nodes."""
+        """Return the draft model's predictions at the nodes whose next tokens are needed."""
         inputs = [question.tree if question else EMPTY_TREE for question in questions]
         if not sampler.is_greedy(copies):
             return adjusted_answers(self._draft.forward(copies, inputs), copies, inputs, questions)
@@ -221,14 +218,14 @@ def greedy_answers(
     questions: list[DraftForwardInput | None],
     kept_ids: NDArray[np.int64] | None = None,
 ) -> list[list[NodePrediction]]:
-    """Return the draft model's predictions, taken from its raw logits.
+    """Return the draft model's most likely next tokens, ranked by its raw logits.
 
     Args:
         logits: Logits after the root and each processed node, [batch, 1 + width, kept]; width is
             the number of nodes in the largest tree.
         questions: For each request, the nodes whose next tokens are needed; None if the request
             needs no prediction.
-        kept_ids: Ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
+        kept_ids: Token ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
     """
     rows = predicted_rows(logits, questions)
     columns, probs = fetch(*topk_tokens(rows, CHOICES))
@@ -242,7 +239,7 @@ def adjusted_answers(
     inputs: list[DraftTree],
     questions: list[DraftForwardInput | None],
 ) -> list[list[NodePrediction]]:
-    """Return the draft model's predictions, with the sampling settings applied.
+    """Return the draft model's predictions after applying the sampling settings.
 
     Args:
         logits: Logits after the root and each processed node, [batch, 1 + width, vocab]; width is
@@ -270,9 +267,10 @@ def predicted_rows(scores: Tensor, questions: Sequence[DraftForwardInput | None]
     """Return the scores at the nodes whose next tokens are needed, [nodes, vocab].
 
     Args:
-        scores: Scores, [batch, 1 + width, vocab].
-        questions: For each request, the nodes whose next tokens are needed; None if the
-            request is idle.
+        scores: Next-token scores after the root and each node, [batch, 1 + width, vocab]; width is
+            the number of nodes in the largest tree.
+        questions: For each request, the nodes whose next tokens are needed; None if the request
+            needs no prediction.
     """
     width = scores.shape[1]
     rows = [

@@ -86,13 +86,13 @@ class DraftModelOptions:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum draft length in tokens; with stop_rule=heuristic, of the first draft."""
+        """Maximum draft length in tokens; with "heuristic", only for the first draft."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES
 
     def length_rule(self) -> LengthRule:
-        """Return the rule that ends chains."""
+        """Return the rule that decides how long a drafted chain becomes."""
         from paceline.drafters.shared.length_rules import (
             ConfidenceRule,
             EntropyRule,
@@ -114,7 +114,7 @@ class DraftModelOptions:
 
     @property
     def tree_stop_threshold(self) -> float:
-        """Minimum total confidence of the newest nodes for the tree to grow further."""
+        """Minimum sum of the newest nodes' path confidences for the tree to keep growing."""
         return self._stop_threshold(TREE_STOP_THRESHOLD)
 
     def _stop_threshold(self, default: float) -> float:
@@ -124,19 +124,19 @@ class DraftModelOptions:
 
     @property
     def min_branch_confidence(self) -> float:
-        """Minimum path confidence at which an alternative token joins the tree."""
+        """Minimum path confidence at which an alternative token is added to the tree."""
         if self.branch_threshold is not None:
             return self.branch_threshold
         return BRANCH_THRESHOLD if self.adapts_length else 1.0
 
     @property
     def looks_up(self) -> bool:
-        """Return whether prompt lookup speeds up the draft model."""
+        """Return whether the draft model itself is sped up by prompt lookup."""
         return self.adapts_length if self.use_prompt_lookup is None else self.use_prompt_lookup
 
     @property
     def has_budget(self) -> bool:
-        """Return whether the engine may cut the drafts."""
+        """Return whether the engine may cut the drafts to save verification time."""
         return self.adapts_length if self.budget is None else self.budget
 
     @property

@@ -1,6 +1,6 @@
 """Draft with a model whose tokenizer differs from the target's.
 
-Drafts consist of tokens that both models have, or are drafted as text.
+A draft consists of tokens in both vocabularies, or is drafted as text and then converted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from paceline.model.cached_lm import CachedLM
 class OtherTokenizerDrafter(Drafter):
     """Drafts with a draft model whose tokenizer differs from the target's.
 
-    The draft model drafts either shared tokens, which both models have (`model.token_map`), or
-    text, which is then tokenised for the target (`text_chains`). Sampled drafts always consist of
-    shared tokens, because they need the draft model's distribution over the target's tokens. Other
-    drafts consist of shared tokens only if the draft model has nearly all tokens of the target.
+    The draft model drafts either shared tokens, which are in both vocabularies
+    (`model.token_map`), or text, which is then tokenised for the target (`text_chains`). Sampled
+    drafts always consist of shared tokens, because they need the draft model's distribution over
+    the target's tokens.
+    Other drafts consist of shared tokens only if the draft model's vocabulary contains nearly all
+    of the target's tokens.
 
     Args:
         options: Options of the drafter.
@@ -46,7 +48,7 @@ class OtherTokenizerDrafter(Drafter):
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> Drafter:
-        """Build the drafter: a `DraftModel` unless the option `other_tokenizer` is set."""
+        """Build the drafter; without `other_tokenizer`, build a `DraftModel` instead."""
         return cls(options, draft) if options.other_tokenizer else DraftModel(options, draft)
 
     @property
@@ -55,7 +57,10 @@ class OtherTokenizerDrafter(Drafter):
         return self._by_token.forward_seconds + self._by_text.forward_seconds
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Pair the draft model with its target, and compare the vocabularies."""
+        """Prepare the draft model for its target, and choose shared tokens or text.
+
+        Drafts consist of shared tokens if the two vocabularies are nearly the same.
+        """
         self._by_token.attach(target, tokenizer)
         self._by_text.attach(target, tokenizer)
         self._prefers_text = self._by_token.shared_rate < MIN_SHARED_RATE
@@ -69,12 +74,12 @@ class OtherTokenizerDrafter(Drafter):
         self._drafter_of(request).stop(request)
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Begin the next draft with `tree`, unless the request is drafted as text."""
+        """Seed the next draft with the nodes of `tree`, unless the draft is text."""
         if self._drafter_of(request) is self._by_token:
             self._by_token.seed_trees(request, tree)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for requests that use shared tokens, then for those drafted as text."""
+        """Draft the requests that use shared tokens, then the requests drafted as text."""
         trees = [EMPTY_TREE] * len(requests)
         for drafter in (self._by_token, self._by_text):
             rows = [n for n, each in enumerate(requests) if self._drafter_of(each) is drafter]
@@ -84,7 +89,7 @@ class OtherTokenizerDrafter(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Report the outcomes to the drafter of each request."""
+        """Pass each outcome to the drafter that drafts for its request."""
         for drafter in (self._by_token, self._by_text):
             drafter.observe(
                 [each for each in outcomes if self._drafter_of(each.request) is drafter]

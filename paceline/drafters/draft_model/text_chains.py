@@ -37,7 +37,7 @@ class TextChains(ChainDrafter):
 
     Args:
         options: Options of the drafter.
-        draft: Draft model to use; it gets a separate KV cache.
+        draft: Draft model; the drafter uses a view of it with a separate KV cache.
     """
 
     keeps_tokens = True
@@ -49,13 +49,13 @@ class TextChains(ChainDrafter):
         self._texts: dict[int, RetokenizedText] = {}
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare the conversion between the two tokenizers."""
+        """Prepare to convert text between the target's and the draft model's tokenizers."""
         rows = self._draft.architecture.vocab_size
         self._draft.share(SharedVocabulary(rows, rows, rows))
         self._retokenizer = retokenizer_of(self._draft.model, target, tokenizer)
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the text, unless it exceeds the model's context."""
+        """Open the draft model's copy of the text, unless the text exceeds its context."""
         assert self._retokenizer is not None, "the engine attaches the target first"
         text = RetokenizedText(self._retokenizer)
         ids = text.update(request.token_ids)
@@ -86,14 +86,14 @@ class TextChains(ChainDrafter):
         return False
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for all requests at once; they share the draft model's forward passes."""
-        if any(max_nodes):  # otherwise, the next call reads the tokens
+        """Draft for all requests at once, so they share the draft model's forward passes."""
+        if any(max_nodes):  # otherwise, a later call reads the new tokens
             for request in requests:
                 self._read(request)
         return super().propose(requests, max_nodes)
 
     def _read(self, request: Request) -> None:
-        """Add the target's newest tokens to the text and to the draft model's copy."""
+        """Convert the target's newest tokens to text, and update the draft model's copy."""
         sequence, text = self._shadows.get(request.id), self._texts.get(request.id)
         if sequence is None or text is None:
             return
@@ -112,7 +112,7 @@ class TextChains(ChainDrafter):
         """Do nothing: `propose` has added the newest tokens."""
 
     def _limit(self, request: Request, limit: int) -> int:
-        """Return the draft limit in tokens; 0 if the text ends inside a character."""
+        """Return the maximum draft length in tokens; 0 if the text ends mid-character."""
         sequence = self._shadows[request.id]
         if not self._texts[request.id].complete:
             return 0

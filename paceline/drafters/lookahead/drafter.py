@@ -2,7 +2,7 @@
 
 As in algorithm 1 of the paper, every forward pass processes two groups of draft nodes:
 
-- A window of tokens guessed for the next positions (section 3.1, the lookahead branch:
+- A window of guessed tokens for the next positions (section 3.1, the lookahead branch:
   `window.py`). The target's predictions at the window's newest level complete W n-grams per step.
   The drafter stores these n-grams in a pool.
 - Up to G n-grams from the pool that start with the newest token (section 3.2, the verification
@@ -13,10 +13,10 @@ Algorithms 3 and 4 in the paper correspond to the verification code shared by al
 This drafter differs from the authors' code in the following points. `reference_mode=true` disables
 all of them:
 
-- The token after a fully matched n-gram is emitted, as in the paper's algorithm 3.
+- If a whole n-gram is accepted, the target's next token is also emitted, as in algorithm 3.
 - Guesses and the window share the nodes of common prefixes. The nodes saved in this way are used
   to extend the first guesses with n-grams from the pool.
-- Window nodes can be accepted. From the first step, the window is full and guesses are verified.
+- Window nodes can be accepted. The window is full and guesses are verified from the first step on.
 - The drafter first looks up the two newest tokens in the pool, then the newest token alone. If the
   pool has too few n-grams for these keys, the drafter also uses n-grams that contain the newest
   token at a later position.
@@ -43,19 +43,19 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 __all__ = ["Lookahead", "LookaheadOptions"]
 
-WINDOW_LEFT_OUT = "window_left_out"  # note: steps in which max_nodes left no room for the window
+WINDOW_LEFT_OUT = "window_left_out"  # counts the steps in which the window exceeded max_nodes
 
 
 @dataclass(slots=True)
 class _State:
-    """The state of one request.
+    """The lookahead window, n-grams and newest tree of one request.
 
     Attributes:
-        window: Lookahead window. None if the target can verify only chains, because chains give no
-            predictions for the window.
+        window: Lookahead window. None if the target can verify only chains, because a chain cannot
+            contain the window.
         pool: N-grams, keyed by the one or two tokens before each n-gram.
-        inner_ngrams: Parts of the window's n-grams, for keys missing from the pool. The n-gram
-            1 2 3 gives 2 3 for the key 1, and 3 for the key 2.
+        inner_ngrams: Suffixes of the window's n-grams, for keys that the pool lacks. The n-gram
+            1 2 3 yields 2 3 for the key 1, and 3 for the key 2.
         drops_wrong_guesses: Whether wrong guesses are removed from the pool; false for a shared
             pool.
         pooled_tokens: Number of text tokens whose n-grams are in the pool.
@@ -63,7 +63,7 @@ class _State:
         tree: Last proposed tree.
         newest_level: Nodes of `tree` that form the newest level of the window; None if `tree` does
             not contain the window.
-        guesses: N-grams that `tree` contains as guesses, apart from the window.
+        guesses: N-grams from the pool that `tree` contains as guesses.
     """
 
     window: LookaheadWindow | None
@@ -78,7 +78,7 @@ class _State:
 
 
 class Lookahead(Drafter):
-    """Drafts n-grams; for the same seed, the text equals that of plain decoding."""
+    """Drafts n-grams that the target generates in parallel with decoding."""
 
     name = "lookahead"
     keeps_tokens = True
@@ -102,11 +102,11 @@ class Lookahead(Drafter):
         return self._options.max_nodes
 
     def start(self, request: Request, pool: NgramPool | None = None) -> None:
-        """Fill a new window with tokens from the prompt.
+        """Create the request's lookahead window from tokens in the prompt.
 
         Args:
             request: The new request.
-            pool: Shared n-gram pool; by default, the request gets an empty pool.
+            pool: N-gram pool that requests share; by default, the request gets an empty pool.
         """
         options = self._options
         fill = (
@@ -137,11 +137,16 @@ class Lookahead(Drafter):
             self._learn(outcome, self._states[outcome.request.id])
 
     def phrases(self, request: Request, text: list[int], count: int) -> list[Ngram]:
-        """Return up to `count` n-grams that followed the newest tokens of `text`.
+        """Return up to `count` n-grams from the pools that may follow `text`.
 
         N-grams that followed the two newest tokens come first, then n-grams that followed the
         newest token alone. Within both groups, newer n-grams come first. Continuations of the
         newest token inside longer n-grams come last.
+
+        Args:
+            request: Request whose pools are searched.
+            text: Token ids; only the last two are used.
+            count: Maximum number of n-grams.
         """
         state = self._states[request.id]
         ngrams: dict[Ngram, None] = {}
@@ -178,12 +183,12 @@ class Lookahead(Drafter):
     def _window_to_feed(
         self, request: Request, state: _State, limit: int
     ) -> LookaheadWindow | None:
-        """Return the window; None if it would save no time or has too many nodes."""
+        """Return the window to verify; None if it is too large or would save no time."""
         options, window = self._options, state.window
         if not options.reference_mode and (
             request.remaining <= options.ngram or state.accepted > options.ngram
         ):
-            return None  # its n-grams would come too late, or the pool already predicts the text
+            return None  # new n-grams would come too late, or the pool already predicts the text
         if window is not None and len(window) > limit:
             request.counters.note(WINDOW_LEFT_OUT)
             return None
@@ -210,7 +215,7 @@ class Lookahead(Drafter):
     def _add_as_published(
         self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State
     ) -> None:
-        """Add every token of every guess, as in the code of Fu et al. 2024.
+        """Add every token of every guess, then the window, as in Fu et al.'s code (2024).
 
         The last token of each guess and all window nodes are probes: they are processed, but never
         accepted.
@@ -229,7 +234,7 @@ class Lookahead(Drafter):
             state.newest_level = window.add_to_tree(builder.add_probe)
 
     def _learn(self, outcome: Outcome, state: _State) -> None:
-        """Update the state of a request from the outcome of its tree."""
+        """Update a request's window and pool from the outcome of its tree."""
         text, new = outcome.request.token_ids, outcome.new_token_ids
         root = len(text) - len(new) - 1
         context = tuple(text[max(0, root - 1) : root + 1])
@@ -237,7 +242,7 @@ class Lookahead(Drafter):
         if state.drops_wrong_guesses and not self._options.reference_mode:
             self._judge_guesses(context, new, state)
         if outcome.tree is not state.tree:
-            state.window = None  # only one branch was verified: this model verifies only chains
+            state.window = None  # the model verifies only chains, so it verified only one branch
         elif state.newest_level is not None and state.window is not None:
             answers = [outcome.target_argmax[node + 1] for node in state.newest_level]
             if state.window.full:
@@ -257,7 +262,7 @@ class Lookahead(Drafter):
     def _pool_window(
         self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
     ) -> None:
-        """Add to the pool the n-grams that the target's predictions have completed."""
+        """Add the n-grams that the target's predictions have completed to the pool."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)
             if not self._options.reference_mode:

@@ -22,7 +22,7 @@ class LookaheadOptions:
         prompt_pool: Also store n-grams from the prompt and the answer ("prompt as reference");
             default true.
         budget: Skip drafting as long as it is slower than plain decoding; default true.
-        reference_mode: Take exactly the same steps as the authors' code, for comparison; default
+        reference_mode: Reproduce every step of the authors' code exactly, for comparison; default
             false.
     """
 

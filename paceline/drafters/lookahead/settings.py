@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-EXTENDED_GUESSES = 2  # Number of first guesses that are extended with n-grams from the pool.
+EXTENDED_GUESSES = 2  # The first 2 guesses are extended with further n-grams from the pool.

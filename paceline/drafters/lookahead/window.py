@@ -1,10 +1,10 @@
 """Define the lookahead window (Fu et al. 2024, 3.1): N - 1 levels of W guesses.
 
-Level 0 is the oldest iteration. Column 0 of this level is the newest token of the text, so the
-level holds only the W - 1 tokens that follow. Every other level holds W tokens, which the target
-predicted from the previous level. As a draft tree, level 0 is a chain from the root, and the node
-at (level l, column i) is a child of (l - 1, i). This tree results in the same attention mask and
-positions as in the paper.
+Level 0 comes from the oldest iteration. Column 0 of this level is the newest token of the text, so
+the level stores only the W - 1 tokens after that token. Every other level stores W tokens, which
+the target predicted from the previous level. In the draft tree, level 0 is a chain from the root,
+and the node at (level l, column i) is a child of (l - 1, i). This tree results in the same
+attention mask and positions as in the paper.
 
 For W = 3 and N = 3, with newest token c (the root) and predictions x at the newest level:
 
@@ -28,7 +28,7 @@ AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 class LookaheadWindow:
     """The lookahead window of one request.
 
-    A level holds the tokens that one iteration guessed.
+    Each level contains the tokens that the target predicted in one iteration.
 
     Args:
         levels: Token ids of each level, starting with the oldest iteration.
@@ -45,7 +45,13 @@ class LookaheadWindow:
     ) -> LookaheadWindow:
         """Return a full window of phrases from random positions in the prompt.
 
-        Such a window completes n-grams from the first step on.
+        Because it is full, the window completes n-grams from the first step on.
+
+        Args:
+            prompt: Token ids of the prompt.
+            width: W, the number of columns.
+            ngram: N, the n-gram length in tokens.
+            rng: Random generator for the positions.
         """
         starts = [rng.randrange(max(1, len(prompt) - ngram + 2)) for _ in range(width)]
         levels = [
@@ -58,7 +64,14 @@ class LookaheadWindow:
     def from_tokens(
         prompt: list[int], width: int, ngram: int, rng: random.Random
     ) -> LookaheadWindow:
-        """Return one level of random prompt tokens, as in the code of Fu et al. 2024."""
+        """Return a one-level window of random prompt tokens, as in the authors' code.
+
+        Args:
+            prompt: Token ids of the prompt.
+            width: W, the number of columns in later levels.
+            ngram: N, the n-gram length in tokens.
+            rng: Random generator for the tokens.
+        """
         return LookaheadWindow([[rng.choice(prompt) for _ in range(width + ngram - 3)]], ngram)
 
     @property
@@ -70,8 +83,10 @@ class LookaheadWindow:
         return sum(map(len, self.levels))
 
     def add_to_tree(self, add: AddNode) -> list[int]:
-        """Add the window to a tree.
+        """Add the window's tokens to a draft tree.
 
+        Args:
+            add: Function (token, parent, origin) that adds a node and returns its index.
         Returns:
             The node of the newest level in each column; -1 is the root.
         """
@@ -88,12 +103,12 @@ class LookaheadWindow:
         return nodes
 
     def ngrams(self, context: Ngram, answers: list[int]) -> Iterator[tuple[Ngram, Ngram]]:
-        """For a full window, yield the n-grams completed in this step, column by column.
+        """Yield the n-grams completed in this step, column by column; needs a full window.
 
         Args:
             context: The newest token of the text (the root), preceded by the previous token, if
                 any.
-            answers: The target's token after each node of the newest level.
+            answers: The target's prediction after each node of the newest level.
         Returns:
             Pairs of a key and a continuation. The continuation is the last N - 1 tokens of an
             n-gram. The key is the one or two tokens before the continuation.
@@ -109,7 +124,7 @@ class LookaheadWindow:
         A full window drops its oldest level.
 
         Args:
-            answers: The target's token after each node of the newest level so far.
+            answers: The target's prediction after each node of the newest level so far.
         """
         if self.full:
             levels = [*self.levels[1:], answers]
