@@ -1,8 +1,8 @@
 """Prompt lookup: propose what followed the newest tokens earlier in the text.
 
-The method is from Saxena 2023, "Prompt Lookup Decoding"; also LLMA (Yang et al. 2023). The drafter
-looks up the n-grams at the end of the text, the longest n-gram first, and uses the most recent
-match.
+The method is described in Saxena 2023, "Prompt Lookup Decoding", and in LLMA (Yang et al. 2023).
+The drafter looks up the n-grams at the end of the text, the longest n-gram first, and uses the most
+recent match.
 
 This implementation differs from the paper in two ways. First, it proposes a tree whose branches are
 the continuations of several matches, including matches of shorter n-grams. Second, the tree
@@ -88,12 +88,19 @@ class PromptLookup(Drafter):
 
 
 class _IndexedText(NamedTuple):
+    """The n-gram index and the token frequencies of one request's text."""
+
     ngrams: NgramIndex
     frequencies: Frequencies
 
 
 class _GrowingTree:
-    """Grows one draft tree up to a maximum number of nodes."""
+    """Merges continuations and frequent tokens into one draft tree.
+
+    Args:
+        max_nodes: Maximum number of nodes in the tree.
+        prompt_length: Number of prompt tokens, which decides a node's origin.
+    """
 
     def __init__(self, max_nodes: int, prompt_length: int) -> None:
         self._max_nodes, self._prompt_length = max_nodes, prompt_length
@@ -105,7 +112,12 @@ class _GrowingTree:
         self._branches = 0  # number of children of the root
 
     def add(self, continuations: Iterable[Continuation], max_branches: int) -> None:
-        """Add continuations until there are `max_branches` different branches."""
+        """Add continuations of matches until `max_branches` of them have added nodes.
+
+        Args:
+            continuations: Continuations of the matches, best match first.
+            max_branches: Maximum number of branches to add.
+        """
         branches = 0
         for tokens, match, position in continuations:
             known, parent = 0, -1
@@ -140,7 +152,13 @@ class _GrowingTree:
         ]
 
     def _add_chain(self, tokens: list[int], parent: int, position: int) -> None:
-        """Add a chain of new nodes, without confidences."""
+        """Add a chain of new nodes, without recording their confidences.
+
+        Args:
+            tokens: Token ids of the new nodes.
+            parent: Parent of the first node; -1 is the root.
+            position: Position of the first token in the text.
+        """
         first, count = len(self._token_ids), len(tokens)
         parents = [parent, *range(first, first + count - 1)]
         self._branches += parent < 0
@@ -162,16 +180,21 @@ class _GrowingTree:
 
 @lru_cache(maxsize=CACHED_CONFIDENCES)
 def _frequent_confidence(branches: int, count: int) -> tuple[float, ...]:
-    """Return each frequent token's probability in a tree with `branches` branches."""
+    """Return the acceptance probability of each frequent token, most frequent first.
+
+    Args:
+        branches: Number of other children of the root.
+        count: Number of frequent tokens.
+    """
     probability = FREQUENT_TOKEN[min(branches, len(FREQUENT_TOKEN) - 1)]
     return tuple(probability / (1 + FREQUENT_DECAY * rank) for rank in range(count))
 
 
 def _confidence(branch: int, match: int, count: int) -> list[float]:
-    """Return the probability of each new token in a branch, given its parent.
+    """Return the acceptance probability of each new token, given its parent.
 
     Args:
-        branch: Number of branches that the tree already has.
+        branch: Number of branches already in the tree.
         match: Number of tokens in the matching n-gram.
         count: Number of new tokens in the branch.
     """

@@ -1,8 +1,8 @@
 """Find drafters in this package, in entry points, and by `module:Class`.
 
-A drafter class has a name, a frozen dataclass `Options`, and a class method `build`. Its class
-attributes declare requirements, such as `needs_draft_model`. For each drafter in this package, the
-list below has one line. The line repeats the drafter's requirements, so that listing drafters does
+A drafter class defines a name, a frozen dataclass `Options`, and a class method `build`. Its class
+attributes declare requirements, such as `needs_draft_model`. `_OWN` contains one entry for each
+drafter in this package. The entry repeats the drafter's requirements, so that listing drafters does
 not load model code. Other packages declare drafters in the entry point group `paceline.drafters`.
 The registry imports a drafter's module only when the drafter is chosen.
 """
@@ -21,7 +21,8 @@ from paceline.util.garbage_collection import collection_paused
 
 GROUP = "paceline.drafters"
 PLAIN = "none"  # the drafter of plain decoding
-_OF_FILES = "paceline.drafters.shared.file_options"  # the options of those that are a file
+# Module with the options of drafters that consist of a single file.
+_OF_FILES = "paceline.drafters.shared.file_options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,13 @@ class DrafterEntry:
     Attributes:
         name: Name used in drafter specs.
         target: Location of the class, as "module:Class".
-        summary: Description that is shown in lists; empty if only the class has one.
+        summary: One-line description for lists of drafters; empty to use the class docstring.
         source: Package that declares the drafter, for messages; empty if the user passed
             `module:Class`.
-        light: Location of the options, as "module:Class", in a module that imports neither torch
-            nor numba; empty if only `target` has the options.
+        light: Location of the options class, as "module:Class", in a module that imports neither
+            torch nor numba; empty to use the drafter class's `Options`.
         needs: Requirements: "draft_model", "draft_model_if_given", "trained" or "datastore"; None
-            if only the class declares them.
+            to use the drafter class's attributes.
     """
 
     name: str
@@ -65,7 +66,7 @@ class DrafterEntry:
         return drafter_class
 
     def describe(self) -> str:
-        """Return the summary; load the class if no summary is registered."""
+        """Return the one-line description; import the class if none is registered."""
         return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
 
     def options(self) -> Any:

@@ -15,7 +15,13 @@ Script = Propose | Sequence[DraftTree | Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class ProposeCall:
-    """A request in a `propose` call: its id, tokens and node limit."""
+    """The arguments of a `propose` call for one request.
+
+    Attributes:
+        sequence: Id of the request.
+        token_ids: Tokens of the request at the time of the call.
+        max_nodes: Maximum number of nodes in the request's tree.
+    """
 
     sequence: int
     token_ids: list[int]
@@ -32,8 +38,8 @@ class ScriptedDrafter(Drafter):
             `Drafter.propose`. The trees that it returns are used unchanged.
         name: Name shown in messages and tables.
     Attributes:
-        questions: Calls to `propose`, with one entry for each request in each step.
-        outcomes: Arguments of `observe`, in order.
+        questions: Recorded arguments of `propose`, one entry per request and step.
+        outcomes: Outcomes passed to `observe`, in order.
         open: Ids of requests that have been started but not stopped.
 
     Example:
@@ -50,12 +56,12 @@ class ScriptedDrafter(Drafter):
         self._steps: dict[int, int] = {}
 
     def start(self, request: Request) -> None:
-        """Open a request at the first step of the script."""
+        """Start a request at the first step of the script."""
         self.open.add(request.id)
         self._steps[request.id] = 0
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the script's trees for these requests."""
+        """Record the call, and return the script's trees for these requests."""
         self.questions += [
             ProposeCall(request.id, list(request.token_ids), limit)
             for request, limit in zip(requests, max_nodes, strict=True)
@@ -67,7 +73,7 @@ class ScriptedDrafter(Drafter):
         self.outcomes += outcomes
 
     def stop(self, request: Request) -> None:
-        """Close a request; a second call does nothing."""
+        """Remove a request; a second call for the same request does nothing."""
         self.open.discard(request.id)
         self._steps.pop(request.id, None)
 

@@ -10,19 +10,18 @@ later requests (section 2.6).
 Differences from the paper and the authors' code:
 
 - The drafter does not cut a draft to gamma tokens, the draft length in the paper. If the target
-  accepts a whole phrase after the chain, the answer also gets the token that the target chooses
-  after the phrase.
+  accepts a whole phrase after the chain, the step also emits the target's next token.
 - The drafter also adds phrases from the prompt and the answer to the pool. It adds the target's
   predictions at all nodes, not only those after a rejection.
-- The tree also contains phrases that follow the newest token. Where the draft model was unsure of a
-  token, the tree also contains the draft model's alternatives to that token. Each alternative is
-  followed by a phrase from the pool.
+- The tree also contains phrases that follow the newest token. If the draft model was unsure of a
+  token, the tree contains its alternatives to that token as well. A phrase from the pool follows
+  each alternative.
 - With the option `budget`, the engine verifies only the nodes that are expected to save time. The
   most likely paths come first.
 - The drafter works at any temperature and batch size. For sampled requests, the draft model uses
-  the same random numbers as the target. Such drafts agree with the target more often than the
-  draft model's most likely tokens would. All drafts are deterministic, so the text equals the text
-  of plain decoding.
+  the same random numbers as the target. Such drafts agree with the target more often than drafts
+  of the most likely tokens. All drafts are deterministic, so the text equals that of plain
+  decoding.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ __all__ = ["Ouroboros", "OuroborosOptions"]
 
 
 class Ouroboros(Drafter):
-    """Drafts chains with a draft model, which verifies phrases to save forward passes."""
+    """Drafts chains with a draft model that verifies phrases from a pool."""
 
     name = "ouroboros"
     keeps_tokens = True
@@ -118,13 +117,13 @@ class Ouroboros(Drafter):
             self._kept.check_ids(vocab_size)
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Pair the draft model with its target."""
+        """Prepare the draft model for its target, and check that their vocabularies match."""
         pair(self._draft, target, tokenizer)
 
     def start(self, request: Request) -> None:
         """Open the draft model's copy of the request.
 
-        A prompt that exceeds the draft model's context gets no copy and no drafts.
+        A request whose prompt exceeds the draft model's context gets no copy and no drafts.
         """
         context = self._draft.context_length
         if len(request) > context:
@@ -173,7 +172,7 @@ class Ouroboros(Drafter):
         self._kept.save()
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for all requests together, in shared draft forward passes."""
+        """Draft for all requests together, so they share the draft model's forward passes."""
         trees = [EMPTY_TREE] * len(requests)
         rows = []
         for row, (request, limit) in enumerate(zip(requests, max_nodes, strict=True)):
@@ -199,7 +198,7 @@ class Ouroboros(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Add the target's predictions for every tree to the pool."""
+        """Add phrases that the target predicted at the nodes of each tree to the pool."""
         options = self._options
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.request.id)
@@ -211,7 +210,7 @@ class Ouroboros(Drafter):
                 shadow.note_processed(sum(node < num_processed for node in proposal.chain))
             if not num_processed:
                 continue
-            # A target that verifies only chains got the best branch instead.
+            # A target that verifies only chains received the best branch instead of the tree.
             known = proposal.begins_with(outcome.tree)
             if options.refinement and known and proposal.suffixes:
                 refine(shadow.pool, outcome, proposal, options.ngram)
@@ -224,7 +223,7 @@ class Ouroboros(Drafter):
                 shadow.pool.add(context, phrase)
 
     def _catch_up(self, request: Request, shadow: PhraseSequence) -> None:
-        """Update the draft model's request and the pool, and start a new draft."""
+        """Update the draft model's copy and the pool with new tokens, and start a draft."""
         shadow.sync_with_target(self._draft, request.token_ids)
         shadow.request.finish_reason = None
         shadow.pool.add_text(request.token_ids, shadow.pooled_tokens, self._options.ngram)
@@ -232,13 +231,13 @@ class Ouroboros(Drafter):
         shadow.begin()
 
     def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
-        """Draft until every draft has reached its intended length.
+        """Draft until each request's chain has reached its intended length.
 
-        Requests whose draft is long enough stay in the batch as idle rows.
+        Requests whose chain is long enough stay in the batch as idle rows.
         """
         requests = [shadow.request for shadow in shadows]
         check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})
-        # Room for the window and a phrase.
+        # The number of nodes in the window and one phrase.
         min_nodes = (self._options.ngram - 1) * (self._options.window + 1) - 1
         max_nodes = node_limit(
             NodeRule(batch_nodes=self._phrases.max_nodes, min_nodes=min_nodes),
@@ -262,7 +261,7 @@ class Ouroboros(Drafter):
             logits = find_top_tokens(logits, CHOICES, self._draft.kept_ids)
         outcomes = verify(requests, trees, logits)
         if self._options.max_branches or self.budget:
-            # Without new tokens, the step is repeated without the phrases.
+            # If a request gets no new tokens, its step is repeated without phrases.
             drafted = [row for row, outcome in enumerate(outcomes) if outcome.new_token_ids]
             probs = probs_of_runs([outcomes[row] for row in drafted], logits.select(drafted))
             for row, run_probs in zip(drafted, probs, strict=True):
@@ -271,10 +270,10 @@ class Ouroboros(Drafter):
         return outcomes
 
     def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
-        """Build a request's proposal: a tree around the drafted chain.
+        """Build a request's proposal: a draft tree that contains the drafted chain.
 
-        The tree contains the drafted chain and phrases after it (suffixes). With `max_branches`, it
-        also contains alternatives to the chain's tokens, and phrases after the root.
+        The tree also contains phrases after the chain (suffixes). With `max_branches`, it contains
+        alternatives to the chain's tokens, and phrases after the root.
         """
         options = self._options
         builder = ProposalBuilder(

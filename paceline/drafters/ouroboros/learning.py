@@ -17,9 +17,9 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
-    """Return the two tokens that end at `node`, or only one at the text's start.
+    """Return the token at `node` and the token before it, for use as a pool key.
 
-    Node -1 is the root.
+    The result has only one token at the start of the text. Node -1 is the root.
     """
     text, tree = outcome.request.token_ids, outcome.tree
     root = len(text) - len(outcome.new_token_ids) - 1
@@ -74,7 +74,15 @@ def inspirations(
 def _predicted_after(
     outcome: Outcome, node: int, child: dict[tuple[int, int], int], length: int
 ) -> Ngram:
-    """Return up to `length` tokens that the target predicts, starting after `node`."""
+    """Return up to `length` tokens that the target predicts after `node`.
+
+    Args:
+        outcome: Result of verifying a draft tree.
+        node: Node after which the phrase starts; -1 is the root.
+        child: Child node by (parent node, token). The phrase ends at a node that has no child with
+            the predicted token.
+        length: Maximum length of the phrase, in tokens.
+    """
     phrase = [outcome.target_argmax[node + 1]]
     while len(phrase) < length:
         following = child.get((node, phrase[-1]))
@@ -91,6 +99,12 @@ def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) ->
     The paper (Zhao et al. 2024) calls this method refinement. It replaces a phrase if the target
     predicted a token at each position of the phrase. If the pool already contains the predicted
     phrase, refinement only removes the drafted phrase.
+
+    Args:
+        pool: Pool to update.
+        outcome: Result of verifying the proposal's tree.
+        proposal: Proposal whose suffixes come from the pool.
+        ngram: N; a phrase has at most N - 1 tokens.
     """
     last = proposal.chain[-1] if proposal.chain else -1
     num_processed = len(outcome.tree)

@@ -1,4 +1,4 @@
-"""Estimate acceptance rates of Ouroboros nodes from their source and probability."""
+"""Estimate the acceptance rate of Ouroboros nodes by source and draft probability."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline.drafters.shared.trees import tried
 
 
 class NodeSource(IntEnum):
-    """Source of a draft node.
+    """The source of a node in the draft tree.
 
-    - CHAIN: the drafted chain.
-    - ALTERNATIVE: another choice of the draft model.
-    - SUFFIX: first token of a phrase after the chain.
-    - PHRASE: first token of any other phrase.
-    - WITHIN: later token of a phrase.
+    - CHAIN: the chain that the draft model drafted.
+    - ALTERNATIVE: a token that the draft model considered for a position of the chain.
+    - SUFFIX: the first token of a pool phrase that follows the chain.
+    - PHRASE: the first token of any other pool phrase.
+    - WITHIN: a later token of a pool phrase.
     """
 
     CHAIN = 0
@@ -45,11 +45,11 @@ _PRIORS = {
 
 
 class Evidence(NamedTuple):
-    """The source and the probability of a node.
+    """A node's source and draft probability, which predict its acceptance rate.
 
     Attributes:
         kind: Source of the node.
-        prob: Probability from the draft model; 0 if the draft model gave no probability.
+        prob: The draft model's probability of the token; 0 for tokens from the pool.
     """
 
     kind: NodeSource
@@ -57,7 +57,7 @@ class Evidence(NamedTuple):
 
     @property
     def prior(self) -> float:
-        """Assumed acceptance rate before any counts, given that the parent is accepted."""
+        """Assumed acceptance rate before any trial, given that the parent is accepted."""
         if self.kind == NodeSource.CHAIN:
             return first_choice_prior(self.prob)
         return _PRIORS.get(self.kind, self.prob)
@@ -75,7 +75,7 @@ class PhraseAcceptance:
         self._counts = AcceptanceCounts(len(NodeSource), BUCKETS, PRIOR_TRIALS, FADING)
 
     def confidence(self, evidence: Evidence) -> float:
-        """Return a node's estimated acceptance rate if its parent is accepted."""
+        """Return a node's estimated acceptance rate, given that its parent is accepted."""
         return min(1.0, self._counts.rate(evidence.prior, evidence.prob, evidence.kind))
 
     def learn(self, evidence: Sequence[Evidence], outcome: Outcome) -> None:

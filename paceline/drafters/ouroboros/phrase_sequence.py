@@ -1,6 +1,6 @@
-"""Build a request's draft from phrases, in the draft model's cache (Ouroboros).
+"""Draft a request from pool phrases, in the draft model's KV cache (Ouroboros).
 
-A phrase is a short sequence of tokens that the drafter takes from a pool.
+A phrase is a short sequence of tokens that the drafter looks up in a pool.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from paceline.util.device_copies import fetch, upload
 
 
 class RunProbs(NamedTuple):
-    """The draft model's probabilities for a run of tokens.
+    """The draft model's probabilities for consecutive draft tokens.
 
     Attributes:
         own: Probability of each token.
-        top: Most likely tokens at the positions of the run.
+        top: The draft model's most likely tokens at each of these positions.
     """
 
     own: list[float]
@@ -34,17 +34,17 @@ class RunProbs(NamedTuple):
 
 @dataclass(slots=True)
 class PhraseSequence(DraftSequence):
-    """A request in the draft model's KV cache, with a draft that consists of phrases.
+    """The draft model's copy of a request, with a draft that consists of phrases.
 
     Attributes:
         pool: Phrase pool that this request uses.
-        pooled_tokens: Number of target tokens in the pool.
+        pooled_tokens: Number of the request's tokens whose n-grams are in the pool.
         goal: Intended length of the current draft, in tokens.
-        reach: Maximum draft length with the draft budget; slightly larger than the number of nodes
-            that the engine verifies.
-        prob: Probability of the draft so far, according to the draft model.
-        probs: Probability of each token given the preceding tokens.
-        alternatives: Other tokens that the draft model considered.
+        reach: Maximum draft length with the draft budget, in tokens; slightly larger than the
+            number of nodes that the engine verifies.
+        prob: The draft model's probability of the whole draft so far.
+        probs: The draft model's probability of each token given the preceding tokens.
+        alternatives: Other tokens that the draft model considered likely.
         proposal: Newest proposal.
     """
 
@@ -59,33 +59,36 @@ class PhraseSequence(DraftSequence):
 
     @property
     def drafted(self) -> list[int]:
-        """Number of tokens drafted so far."""
+        """Tokens drafted so far."""
         return self.request.token_ids[self.agreed :]
 
     @property
     def open(self) -> bool:
-        """Return whether drafting continues; an end-of-sequence token ends it."""
+        """Return whether the draft is still shorter than `goal` and has not ended.
+
+        An end-of-sequence token ends the draft.
+        """
         return len(self.request) - self.agreed < self.goal and self.request.finish_reason is None
 
     def note_processed(self, count: int) -> None:
-        """Adjust the maximum length of later drafts.
+        """Adapt the maximum length of later drafts to the number of verified nodes.
 
         Args:
-            count: Number of nodes of the last chain that were verified.
+            count: Number of verified nodes in the last drafted chain.
         """
         uncut = count == len(self.proposal.chain)
         self.reach = max(count, self.reach) + 1 if uncut else max(MIN_REACH, count + 1)
 
     def begin(self) -> None:
-        """Start an empty draft."""
+        """Start an empty draft, without probabilities or alternatives."""
         self.prob, self.probs, self.alternatives = 1.0, [], []
 
     def note_probs(self, run: list[int], probs: RunProbs) -> None:
-        """Record the probabilities of the next tokens and their alternatives.
+        """Record the probabilities of the next draft tokens, and likely alternatives.
 
         Args:
             run: Tokens about to be added to the draft.
-            probs: Probabilities at the tokens' positions.
+            probs: The draft model's probabilities at the positions of these tokens.
         """
         own, top = probs
         first = len(self.request) - self.agreed
@@ -101,10 +104,10 @@ class PhraseSequence(DraftSequence):
 
 
 def probs_of_runs(outcomes: Sequence[Outcome], logits: NodeLogits) -> list[RunProbs]:
-    """Return the draft model's probabilities of the new tokens.
+    """Return the draft model's probabilities of the tokens that it has just drafted.
 
     Args:
-        outcomes: Outcomes of the draft model, each with new tokens.
+        outcomes: Outcomes of the draft model's steps, each with new tokens.
         logits: Logits from which the tokens were chosen, with rows in the order of `outcomes`.
     """
     walked = [

@@ -1,4 +1,4 @@
-"""Save phrase pools to files, and load them."""
+"""Save phrase pools to files, and load them from files."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class PoolFile(StateFile):
         max_length: Maximum number of tokens in a phrase; longer phrases in the file are cut.
         vocab_size: Number of rows in the draft model's LM head. The number in the file may differ
             from `vocab_size` only by padding rows.
-        cold: Whether to start with an empty pool if the file is rejected.
+        cold: Whether to start with an empty pool if the file is damaged or invalid.
     Raises:
-        ConfigError: The file cannot be used, or its folder does not exist.
+        ConfigError: The file is damaged or invalid, or its folder does not exist.
     """
 
     def __init__(
@@ -45,11 +45,12 @@ class PoolFile(StateFile):
                 pool.insert(key, phrase[:max_length])
 
     def check_ids(self, ids: int) -> None:
-        """Reject a file with ids outside the target's vocabulary.
+        """Raise an error if the pool contains token ids outside the target's vocabulary.
 
+        Args:
+            ids: Number of rows in the target's LM head; valid token ids are smaller.
         Raises:
-            ConfigError: The file contains an id of `ids` or more; the message gives the highest
-                id.
+            ConfigError: The pool contains an id of `ids` or more; the message gives the highest id.
         """
         highest = max(
             (
@@ -66,12 +67,17 @@ class PoolFile(StateFile):
             )
 
     def content(self) -> bytes:
-        """Return the current pool as file content."""
+        """Return the current pool in the format of the pool file."""
         return pool_bytes(self.pool, self._vocab_size)
 
 
 def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
-    """Return a pool as file content; keys and phrases keep their order."""
+    """Return a pool in the format of the pool file, with keys and phrases in order.
+
+    Args:
+        pool: Pool to save.
+        vocab_size: Number of rows in the draft model's LM head.
+    """
     entries = list(pool.items())
     phrases = [phrase for _, entries in entries for phrase in entries]
     columns = (
@@ -89,7 +95,9 @@ def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
 
 
 def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
-    """Return a file's keys and phrases whose ids are all valid, in the saved order.
+    """Read the keys and phrases of a pool file, in the saved order.
+
+    Keys and phrases with token ids of `vocab_size` or more are skipped.
 
     Args:
         path: File of the pool.
@@ -115,7 +123,7 @@ def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
 def _below(
     entries: list[tuple[Ngram, list[Ngram]]], ids: int
 ) -> Iterator[tuple[Ngram, list[Ngram]]]:
-    """Yield keys and phrases, but only those whose token ids are all below `ids`."""
+    """Yield the keys whose token ids are all below `ids`, with such phrases only."""
     for key, phrases in entries:
         if all(token < ids for token in key):
             yield key, [phrase for phrase in phrases if all(token < ids for token in phrase)]

@@ -13,18 +13,18 @@ from paceline.drafters.ouroboros.phrase_acceptance import Evidence, NodeSource, 
 from paceline.drafters.shared.ngram_pool import Ngram
 from paceline.drafters.shared.trees import likeliest_first
 
-# (tokens, most) -> phrases that may follow them
+# Function (tokens, most) that returns up to `most` phrases that may follow the tokens.
 Phrases = Callable[[list[int], int], Sequence[Ngram]]
 
 
 class Alternative(NamedTuple):
-    """An alternative token that the draft model considered.
+    """A token that the draft model considered likely but did not draft.
 
     Attributes:
         path_prob: The draft model's probability of the drafted tokens before this position, times
             `prob`.
         prob: Probability of the alternative token, given the drafted tokens before this position.
-        position: Index in the drafted chain of the token that the alternative replaces.
+        position: Index of the drafted token that the alternative replaces, in the drafted chain.
         token: Token id.
     """
 
@@ -36,14 +36,14 @@ class Alternative(NamedTuple):
 
 @dataclass(slots=True)
 class Proposal:
-    """The proposal for one request.
+    """A request's draft tree, and the source of its nodes.
 
     Attributes:
         tree: Complete tree. The engine may verify only its first nodes or its best chain.
         chain: Indices of the nodes in the drafted chain.
-        suffixes: The phrases that follow the chain, each with the indices of the phrase's nodes. A
-            phrase that was cut has fewer nodes than tokens.
-        evidence: Source of each node, if the tree has confidences.
+        suffixes: Phrases that follow the chain, each with the indices of its nodes. A phrase that
+            was cut has fewer nodes than tokens.
+        evidence: Source and draft probability of each node, if the tree has confidences.
     """
 
     tree: DraftTree = EMPTY_TREE
@@ -52,7 +52,7 @@ class Proposal:
     evidence: Sequence[Evidence] = ()
 
     def begins_with(self, tree: DraftTree) -> bool:
-        """Return whether a tree consists of the first nodes in this proposal."""
+        """Return whether `tree` consists of the first nodes of this proposal's tree."""
         size = len(tree)
         return tree is self.tree or (
             tree.token_ids == self.tree.token_ids[:size]
@@ -83,8 +83,10 @@ class ProposalBuilder:
         probs: The draft model's probability for each drafted token; used only with `calibration`.
         most: Maximum number of nodes in the tree.
         max_depth: Maximum depth of the tree.
-        phrases: Function that looks up phrases (n-grams) in the pool.
-        calibration: If given, the tree gets confidences, and the most likely paths come first.
+        phrases: Function (tokens, most) that returns up to `most` pool phrases likely to follow
+            the tokens.
+        calibration: Estimates each node's confidence. If given, the most likely paths come first;
+            if None, the tree has no confidences.
     """
 
     def __init__(
@@ -122,10 +124,13 @@ class ProposalBuilder:
             )
 
     def add_alternatives(self, alternatives: Sequence[Alternative]) -> None:
-        """Add the draft model's alternative tokens, each followed by a pool phrase.
+        """Add alternatives to drafted tokens, each followed by a phrase from the pool.
 
-        No alternative is deeper than the chain. A target that supports only chains therefore gets
+        No branch is longer than the drafted chain, so a target that verifies only chains receives
         the drafted chain.
+
+        Args:
+            alternatives: Alternatives that the draft model considered, most likely first.
         """
         chain = self._chain
         for alternative in alternatives:
@@ -141,7 +146,7 @@ class ProposalBuilder:
                 self._note(Evidence(NodeSource.PHRASE))
 
     def add_phrases(self, most: int) -> None:
-        """Add up to `most` phrases after the text, none longer than the drafted chain."""
+        """Add up to `most` phrases after the root, none longer than the drafted chain."""
         for phrase in self._phrases(self._text, most):
             self._tree.add_path(phrase[: len(self._chain)], origin=Origin.POOL)
             self._note(Evidence(NodeSource.PHRASE))
@@ -157,7 +162,12 @@ class ProposalBuilder:
         ).likeliest_first()
 
     def _note(self, first: Evidence) -> None:
-        """Record the source of the most recently added nodes."""
+        """Record the source of the nodes added since the previous call.
+
+        Args:
+            first: Source and draft probability of the first of these nodes. All later nodes count
+                as later tokens of a phrase.
+        """
         if self._calibration is None:
             return
         for _ in range(len(self._evidence), len(self._tree)):
@@ -165,7 +175,10 @@ class ProposalBuilder:
             first = Evidence(NodeSource.WITHIN)
 
     def _add_suffix(self, phrase: Sequence[int]) -> list[int]:
-        """Add as many tokens of a phrase after the chain as fit, and return their nodes."""
+        """Add a phrase after the chain, and return its nodes.
+
+        The phrase is cut if the tree reaches its maximum number of nodes.
+        """
         nodes, parent, tree = [], self._last, self._tree
         for token in phrase:
             if (parent, token) not in tree and len(tree) >= tree.max_nodes:

@@ -23,7 +23,7 @@ from paceline.drafters.pia.tries import Children, Node, PhraseTries
 
 
 class Pia(Drafter):
-    """Drafts phrases from the prompt and from all the engine's outputs; lossless."""
+    """Drafts phrases from the request's prompt and from the outputs of all requests."""
 
     name = "pia"
     keeps_tokens = True
@@ -32,9 +32,8 @@ class Pia(Drafter):
     def __init__(self, options: PiaOptions) -> None:
         self._options = options
         self._tries = PhraseTries(options.max_draft_tokens + 1)
-        self._learned: dict[
-            int, int
-        ] = {}  # sequence -> the first position whose phrase is not yet in the tries
+        # By request id: the first text position whose phrase is not yet in the tries.
+        self._learned: dict[int, int] = {}
 
     @classmethod
     def build(cls, options: PiaOptions) -> Pia:
@@ -47,7 +46,7 @@ class Pia(Drafter):
         self._learned[seq.id] = seq.prompt_length
 
     def propose(self, seqs: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft the phrases that followed the newest tokens."""
+        """Draft trees of phrases that previously followed the newest tokens."""
         return [
             self._draft(seq, min(limit, self._options.max_nodes))
             for seq, limit in zip(seqs, max_nodes, strict=True)
@@ -59,7 +58,10 @@ class Pia(Drafter):
             self._learn(outcome.request, self._tries.depth)
 
     def stop(self, seq: Request) -> None:
-        """Add the output's last phrases, drop the prompt's phrases, and shrink the tries."""
+        """Add the output's last phrases to the tries, and remove the prompt's phrases.
+
+        Tries that have grown too large are also shrunk.
+        """
         if seq.id in self._learned:
             self._learn(seq, 1)
             del self._learned[seq.id]
@@ -67,17 +69,17 @@ class Pia(Drafter):
             self._tries.squeeze()
 
     def _learn(self, seq: Request, shortest: int) -> None:
-        """Add the output's phrases that start before its last `shortest` tokens."""
+        """Add the output phrases that start before the last `shortest` tokens of the text."""
         first, end = self._learned[seq.id], len(seq) - shortest
         self._tries.add_output(seq.token_ids, first, end)
         self._learned[seq.id] = max(first, end)
 
     def _draft(self, seq: Request, limit: int) -> DraftTree:
-        """Draft the phrases that followed the newest tokens.
+        """Draft a tree of phrases that previously followed the newest tokens.
 
-        The drafter looks up the longest suffix of the text that yields enough nodes: as many as the
-        longest allowed branch has, or `limit` if `limit` is lower. If no suffix yields enough
-        nodes, the drafter uses the shortest suffix with a match.
+        The drafter looks up suffixes of the text, longest first. It uses the first suffix whose
+        tree reaches `limit` nodes, or as many nodes as the longest allowed branch has. If no tree
+        is that large, the drafter uses the shortest suffix with a match.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -93,13 +95,18 @@ class Pia(Drafter):
 
 @dataclass(slots=True)
 class Selection:
-    """Builds a draft tree from the phrases in a request's prompt and in all outputs.
+    """Selects a draft tree from phrases in a request's prompt and in all outputs.
 
     Attributes:
-        limit: Maximum number of nodes in the tree. If there are more candidates, the nodes that
-            occurred most often in outputs fill half of the tree. The remaining nodes with the
-            highest scores fill the rest. The score is a weighted sum of a node's occurrences in the
-            prompt and in outputs. Ties at the limit are resolved in depth-first order.
+        request: Id of the request.
+        limit: Maximum number of nodes in the tree. If there are more candidates, half of the tree
+            consists of the nodes that occurred most often in outputs. The remaining nodes with the
+            highest scores fill the other half. The score is a weighted sum of a node's occurrences
+            in the prompt and in outputs. Ties at the limit are resolved in depth-first order.
+        tokens: Token id of each selected node.
+        parents: Index of each node's parent; -1 for children of the root.
+        shares: Confidence of each node: its share of the total score of its siblings and itself.
+        origins: `Origin` of each node.
     """
 
     request: int
@@ -110,9 +117,13 @@ class Selection:
     origins: list[int] = field(default_factory=list)
 
     def tree_below(self, children: Children, depth: int) -> DraftTree:
-        """Return the tree below a query, at most `depth` levels deep.
+        """Return a draft tree of the phrases that start with `children`.
 
-        The confidence of a child is its share of the total score of all its parent's children.
+        A node's confidence is its share of the total score of its siblings and itself.
+
+        Args:
+            children: Trie nodes after the query, by token.
+            depth: Maximum depth of the tree.
         """
         min_output, min_score = self._minima(list(self._counted(children, depth)))
         self._add(children, -1, depth, min_output, min_score)
@@ -123,7 +134,7 @@ class Selection:
         return (1 - OUTPUT_WEIGHT) * node.inputs.get(self.request, 0) + OUTPUT_WEIGHT * node.output
 
     def _counted(self, children: Children, depth: int) -> Iterator[tuple[float, float]]:
-        """Yield the number of occurrences in outputs, and the score, of each usable node.
+        """Yield each usable node's number of occurrences in outputs, and its score.
 
         A node is usable if its path occurred in the request's prompt or in any output.
         """
@@ -134,9 +145,12 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the minimum number of occurrences in outputs, and the minimum score.
+        """Return the minimum output count and the minimum score of selected nodes.
 
-        The tree contains the nodes that reach at least one of these two minima.
+        The tree contains each node that reaches at least one of these two minima.
+
+        Args:
+            counted: Number of occurrences in outputs, and score, of each usable node.
         """
         if len(counted) <= self.limit:
             return 0.0, 0.0

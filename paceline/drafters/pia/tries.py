@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 
 class Node:
-    """A token in a phrase.
+    """A trie node: one token of a phrase, with the counts of the path that ends there.
 
     Attributes:
-        inputs: Number of occurrences of the path in each request's prompt. Requests without
-            occurrences are omitted.
+        children: Child nodes, by token.
+        inputs: Number of occurrences of the path in each request's prompt, by request id. Requests
+            without occurrences are omitted.
         output: Number of occurrences of the path in outputs, halved whenever
-            `PhraseTries.squeeze` shrinks the tree.
+            `PhraseTries.squeeze` shrinks the trie.
     """
 
     __slots__ = ("children", "inputs", "output")
@@ -36,9 +37,10 @@ Children = dict[int, Node]
 
 @dataclass(slots=True)
 class Tree:
-    """A tree of the phrases that followed one token.
+    """A trie of the phrases that start with one token.
 
     Attributes:
+        children: Nodes of the phrases' second tokens, by token.
         nodes: Number of nodes.
         outputs: Number of nodes that occurred in outputs.
     """
@@ -50,14 +52,14 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class TrieLimits:
-    """Limits above which tries shrink; the defaults are those of PIA's code.
+    """Limits above which tries are shrunk; the defaults are those of PIA's code.
 
     Attributes:
         nodes: Maximum number of nodes in a trie. At the end of a request, larger tries are
-            squeezed: output counts are halved, and nodes without counts are dropped.
-        outputs: Maximum number of nodes from outputs in a trie. This limit is checked only once
-            `touched` tries have new outputs. Larger tries are then squeezed.
-        touched: Number of tries with new outputs at which `outputs` is checked.
+            squeezed: output counts are halved, and nodes without counts are removed.
+        outputs: Maximum number of nodes from outputs in a trie. The limit is enforced only once at
+            least `touched` tries have new outputs. Larger tries are then squeezed.
+        touched: Number of tries with new outputs at which `outputs` is enforced.
     """
 
     nodes: int = 65_536
@@ -69,8 +71,8 @@ class PhraseTries:
     """Stores phrases in tries, one trie for each first token.
 
     Args:
-        depth: Number of tokens in a phrase after its first one.
-        limits: Limits above which tries shrink.
+        depth: Number of tokens in a phrase, excluding the first token.
+        limits: Limits above which tries are shrunk; None means the limits of PIA's code.
     """
 
     def __init__(self, depth: int, limits: TrieLimits | None = None) -> None:
@@ -81,13 +83,13 @@ class PhraseTries:
         self._touched: set[int] = set()
 
     def add_prompt(self, tokens: list[int], request: int) -> None:
-        """Count the phrases that start anywhere in a prompt."""
+        """Count the phrases that start at each position of a request's prompt."""
         for start in range(len(tokens) - 1):
             for node in self._path(tokens, start)[1]:
                 node.inputs[request] = node.inputs.get(request, 0) + 1
 
     def forget_prompt(self, tokens: list[int], request: int) -> None:
-        """Undo `add_prompt` for a request."""
+        """Remove the counts that `add_prompt` added for a request's prompt."""
         for first in set(tokens[:-1]):
             tree = self._trees[first]
             tree.nodes -= _forget(tree.children, request)
@@ -95,7 +97,7 @@ class PhraseTries:
                 del self._trees[first]
 
     def add_output(self, tokens: list[int], first: int, end: int) -> None:
-        """Count the phrases that start at positions [first, end) of a text."""
+        """Count the output phrases that start at positions `first` to `end` - 1 of a text."""
         for start in range(first, end):
             self._touched.add(tokens[start])
             tree, path = self._path(tokens, start)
@@ -104,7 +106,14 @@ class PhraseTries:
                 node.output += 1
 
     def following(self, phrase: list[int], request: int) -> Children:
-        """Return the trie nodes that follow `phrase` and are visible to the request."""
+        """Return the trie nodes that follow `phrase`; empty if the phrase is unknown.
+
+        A phrase is unknown if it occurred neither in the request's prompt nor in any output.
+
+        Args:
+            phrase: At least one token id.
+            request: Id of the request.
+        """
         tree = self._trees.get(phrase[0])
         children = tree.children if tree is not None else {}
         for token in phrase[1:]:
@@ -115,7 +124,7 @@ class PhraseTries:
         return children
 
     def squeeze(self) -> None:
-        """Halve the output counts of tries that are too large, and drop rare phrases."""
+        """Shrink tries that are too large: halve output counts, and remove rare phrases."""
         limits = self._limits
         everything = len(self._touched) >= limits.touched
         for first in sorted(self._touched):
@@ -130,11 +139,11 @@ class PhraseTries:
             self._touched.clear()
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """Return `Tree.nodes` and `Tree.outputs` of every tree, by first token."""
+        """Return `Tree.nodes` and `Tree.outputs` of every trie, by first token."""
         return {first: (tree.nodes, tree.outputs) for first, tree in self._trees.items()}
 
     def _path(self, tokens: list[int], start: int) -> tuple[Tree, list[Node]]:
-        """Return the tree and the nodes of the phrase at `start`, creating missing nodes."""
+        """Return the trie and the nodes of the phrase at `start`, creating missing nodes."""
         tree = self._trees.setdefault(tokens[start], Tree())
         children, path = tree.children, []
         for token in tokens[start + 1 : start + 1 + self.depth]:
@@ -148,7 +157,7 @@ class PhraseTries:
 
 
 def _forget(children: Children, request: int) -> int:
-    """Remove a request's counts below a node; return how many nodes were dropped."""
+    """Remove a request's prompt counts below a node; count removed nodes."""
     gone = 0
     for token, node in list(children.items()):
         if node.inputs.pop(request, 0):
@@ -160,15 +169,16 @@ def _forget(children: Children, request: int) -> int:
 
 
 def _halve(children: Children) -> tuple[int, int]:
-    """Halve the counts of occurrences in outputs; counts of 1 or less become 0.
+    """Halve the output counts below a node; counts of 1 or less become 0.
 
-    Return the number of nodes that are left, and how many of them occurred in outputs.
+    Nodes without remaining counts are removed. Return the number of remaining nodes, and how many
+    of them occurred in outputs.
     """
     nodes = outputs = 0
     for token, node in list(children.items()):
         node.output = node.output / 2 if node.output > 1 else 0.0
         if not node.output and not node.inputs:
-            del children[token]  # what is below occurred no more often
+            del children[token]  # the nodes below occurred no more often
             continue
         below = _halve(node.children)
         nodes, outputs = nodes + 1 + below[0], outputs + (node.output > 0) + below[1]

@@ -1,8 +1,8 @@
 """Build draft trees from the most frequent continuations in a datastore.
 
-A continuation is what follows an occurrence of the query in the datastore. The prefixes of all
-continuations form a trie, stored as an array of nodes in order of first occurrence. Parents
-therefore precede children. For example, the continuations (3 4), (3 5) and (6) yield:
+A continuation consists of the tokens that follow an occurrence of the query in the datastore. The
+prefixes of all continuations form a trie, stored as an array of nodes in order of first occurrence.
+Parents therefore precede children. For example, the continuations (3 4), (3 5) and (6) yield:
 
     node           0   1   2   3
     token          3   4   5   6
@@ -10,8 +10,9 @@ therefore precede children. For example, the continuations (3 4), (3 5) and (6) 
     depth          1   2   2   1
     occurrences    2   1   1   1
 
-The most frequent prefixes form the draft tree. With a limit of three nodes, the tree contains 3, 6
-and 3-4. Among equally frequent prefixes, shallower ones come first, then earlier ones.
+The most frequent prefixes form the draft tree. With a limit of three nodes, the tree contains the
+prefixes (3), (6) and (3 4). Among equally frequent prefixes, shallower ones come first, then
+earlier ones.
 """
 
 from __future__ import annotations
@@ -27,19 +28,26 @@ from paceline.util.compiled import Records, compiled, record_dtype
 
 
 class TrieNode:
-    """A prefix of one or more continuations."""
+    """A trie node, which represents a prefix of one or more continuations.
 
-    token: int  # its last token
-    parent: int  # the node of the prefix without it; -1 means that it is a first token
-    depth: int  # tokens of the prefix
-    occurrences: int  # continuations that begin with it
+    Attributes:
+        token: Last token of the prefix.
+        parent: Node of the prefix without its last token; -1 for a prefix of one token.
+        depth: Number of tokens in the prefix.
+        occurrences: Number of continuations that begin with the prefix.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    occurrences: int
 
 
 TRIE_NODE = record_dtype(TrieNode)
 
 
 class Queries(NamedTuple):
-    """The queries in a batch: the tokens to search for in a datastore, and limits.
+    """A batch of datastore queries, one per request, with limits on the draft trees.
 
     Attributes:
         ids: Tokens of all queries, [total]; query b is ids[offsets[b]:offsets[b + 1]].
@@ -55,11 +63,11 @@ class Queries(NamedTuple):
 
 
 class SuffixSearch(NamedTuple):
-    """The suffixes to look up, and the number of matches to read.
+    """Limits on the query suffixes to search for, and on the matches to read.
 
     Attributes:
-        min_ngram: Number of tokens in the shortest suffix.
-        max_ngram: Number of tokens in the longest suffix.
+        min_ngram: Minimum length of a suffix, in tokens.
+        max_ngram: Maximum length of a suffix, in tokens.
         max_matches: Maximum number of matches read per shard, in the order of the suffix array.
     """
 
@@ -69,12 +77,12 @@ class SuffixSearch(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """The trees for a batch, as arrays that `draft` fills.
+    """The draft trees of a batch, as arrays that `draft` fills.
 
     Attributes:
         tokens: Token ids, [batch, nodes].
         parents: Index of each node's parent, [batch, nodes]; -1 for children of the root.
-        shares: For each node, how many continuations contain the node, divided by how many contain
+        shares: Number of continuations that contain the node, divided by the number that contain
             the node's parent, [batch, nodes].
         sizes: Number of nodes in each tree, [batch]; 0 if the search found nothing.
     """
@@ -87,10 +95,10 @@ class Trees(NamedTuple):
 
 @compiled
 def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, trees: Trees) -> int:
-    """Draft one tree per query: what follows its longest suffix in a datastore.
+    """Draft one tree per query from the continuations of its longest known suffix.
 
     Args:
-        table: Shards (parts) of the datastore. The caller keeps the shards' memory alive.
+        table: Shards of the datastore. The caller must keep the shards' memory alive.
         queries: Query tokens, offsets, and limits per request.
         search: Suffix lengths and maximum number of matches.
         trees: Output arrays to fill.
@@ -127,11 +135,18 @@ def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, tree
 def _continuations(
     table: Records[ShardRow], ids: NDArray[np.int64], begin: int, end: int, matches: int, depth: int
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Read continuations of the first matches of ids[begin:end] in every shard.
+    """Read what follows the first matches of ids[begin:end] in every shard.
 
+    Args:
+        table: Shards of the datastore.
+        ids: Tokens of all queries.
+        begin: Start of the suffix in `ids`.
+        end: End of the suffix in `ids` (exclusive).
+        matches: Maximum number of matches read per shard.
+        depth: Maximum number of tokens in a continuation.
     Returns:
-        -1 or the index of a damaged shard, the tokens [n, depth], and the number of tokens in each
-        row [n].
+        Three values: -1 or the index of a damaged shard; the tokens of the n continuations,
+        [n, depth]; the number of tokens in each row, [n].
     """
     ranks = np.zeros((len(table), 2), dtype=np.int64)
     for shard in range(len(table)):
@@ -162,7 +177,8 @@ def _prefixes(rows: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.vo
     bits = 1
     while 1 << bits < 2 * trie.size:
         bits += 1
-    slots = np.full(1 << bits, -1, dtype=np.int64)  # open addressing: (parent, token) -> node
+    # A hash table with open addressing, which maps (parent, token) to a node.
+    slots = np.full(1 << bits, -1, dtype=np.int64)
     used = 0
     for row in range(len(rows)):
         parent = -1
@@ -194,10 +210,18 @@ def _keep(
     parents: NDArray[np.int64],
     shares: NDArray[np.float64],
 ) -> int:
-    """Write the `limit` most frequent prefixes, and return how many were written.
+    """Write the `limit` most frequent prefixes to arrays; return the number written.
 
     Among equally frequent prefixes, shallower ones come first, then earlier ones. In this order,
     parents precede children, so the result is a tree.
+
+    Args:
+        trie: Trie of all prefixes.
+        total: Number of continuations.
+        limit: Maximum number of nodes in the draft tree.
+        tokens: Output: token ids.
+        parents: Output: index of each node's parent; -1 for children of the root.
+        shares: Output: each node's number of occurrences divided by that of its parent.
     """
     deepest, max_occurrences = 0, 0
     for node in range(len(trie)):

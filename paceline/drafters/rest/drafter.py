@@ -26,7 +26,7 @@ from paceline.drafters.rest.options import RestOptions
 
 
 class Rest(Drafter):
-    """Drafts from a datastore. With a seed, the text equals that of plain decoding."""
+    """Drafts the most frequent continuations of the newest tokens in a datastore."""
 
     name = "rest"
     keeps_tokens = True
@@ -36,7 +36,7 @@ class Rest(Drafter):
     def __init__(self, options: RestOptions, store: datastore.Datastore) -> None:
         self._options, self._store = options, store
         self.ids_below = store.vocab_size
-        self._limit = 0  # vocabulary size of the target, if the store's vocabulary is larger
+        self._limit = 0  # the target's vocabulary size if smaller than the datastore's, else 0
         self._limited: Snapshot | None = None
 
     @classmethod
@@ -50,7 +50,7 @@ class Rest(Drafter):
         return cls(options, datastore.open(options.datastore))
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Propose only token ids below the size of the target's vocabulary."""
+        """Limit drafts to token ids below the size of the target's vocabulary."""
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._limited = None
@@ -60,7 +60,7 @@ class Rest(Drafter):
         self._store.check_tokenizer(tokenizer)
 
     def _searchable(self) -> Snapshot:
-        """Return the current datastore, restricted to the target's ids."""
+        """Return the current datastore, restricted to token ids that the target knows."""
         snapshot = self._store.snapshot
         if not self._limit:
             return snapshot
@@ -69,7 +69,7 @@ class Rest(Drafter):
         return self._limited
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft the most frequent continuations for the whole batch in one compiled call.
+        """Draft the most frequent continuations for the whole batch.
 
         Raises:
             DatastoreError: A page of the datastore is damaged; the message names the shard.

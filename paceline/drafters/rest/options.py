@@ -20,7 +20,7 @@ class RestOptions:
         min_ngram: Minimum length of the suffix to look up, in tokens; at least 1, default 2.
         max_matches: Maximum number of matches read from each shard of the datastore; default 5000.
         max_draft_tokens: Maximum number of tokens in a continuation; at least 1, default 10. A
-            continuation never goes past the end of the document that contains it.
+            continuation never extends past the end of the document that contains it.
         max_nodes: Maximum number of nodes in a draft tree; at least 1, default 64.
     """
 

@@ -19,7 +19,7 @@ class DraftNode:
 
     Attributes:
         token: Token id.
-        parent: Index of the parent in the tree; -1 for the root.
+        parent: Index of the parent in the tree; -1 if the parent is the root.
         origin: Value of `Origin`.
         confidence: Estimated probability that the node is accepted, given that its parent is.
     """
@@ -35,7 +35,7 @@ DRAFT_NODE = record_dtype(DraftNode)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayTrees:
-    """The draft trees of a batch, one per request.
+    """The draft trees of a batch, one per request, with all nodes in one array.
 
     Attributes:
         nodes: Nodes of all trees, [n]; the dtype has the fields of `DraftNode`.
@@ -49,7 +49,10 @@ class ArrayTrees:
 
     @staticmethod
     def of(trees: Sequence[DraftTree]) -> ArrayTrees:
-        """Convert draft trees with confidences to arrays; a missing origin becomes DRAFT."""
+        """Convert draft trees with confidences to one array of nodes.
+
+        Nodes without an origin get the origin `Origin.DRAFT`.
+        """
         token_ids: list[int] = []
         parents: list[int] = []
         confidence: list[float] = []
@@ -57,7 +60,7 @@ class ArrayTrees:
         bounds = [0]
         for tree in trees:
             if tree.token_ids:
-                assert tree.confidence is not None, "sources give confidences"
+                assert tree.confidence is not None, "sources must provide confidences"
                 token_ids += tree.token_ids
                 parents += tree.parents
                 confidence += tree.confidence
@@ -71,7 +74,7 @@ class ArrayTrees:
         return ArrayTrees(nodes, bounds[:-1], bounds[1:])
 
     def draft_trees(self) -> list[DraftTree]:
-        """Convert the arrays to draft trees."""
+        """Convert the node array back to one `DraftTree` per request."""
         token_ids, parents = self.nodes["token"].tolist(), self.nodes["parent"].tolist()
         confidence, origins = self.nodes["confidence"].tolist(), self.nodes["origin"].tolist()
         return [
