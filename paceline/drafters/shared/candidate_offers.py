@@ -1,8 +1,8 @@
-"""Offer the candidate tokens that may follow a node of the merged draft tree.
+"""Add the candidate tokens after a node of the merged draft tree to the frontier.
 
-The candidates come first from the cached distributions and then from retrieval, which are
-calibrated together. Each other source, in the order of `SOURCES`, then adjusts the confidences so
-far, and adds its own candidates.
+The first candidates come from the cached distributions and from retrieval, which are calibrated
+together. Every other source, in the order of `SOURCES`, then adjusts the confidences of the
+existing candidates, and adds its own candidates.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ def offer(
 
     Args:
         inputs: Sources, calibration and request.
-        node: Node whose children are offered.
+        node: Node whose possible children are added.
         parent: Index of the node in the tree; -1 means the root.
-        frontier: Candidates for the next nodes, of which the first `waiting` are in use.
+        frontier: Candidates for the next nodes; only the first `waiting` entries are valid.
         waiting: Number of candidates on the frontier so far.
         scratch: Buffer for the probabilities of one cached distribution, [TOP].
     """
     first = waiting
     waiting, size = _offer_cached(inputs, node, frontier, first, scratch)
-    # ABSENT is also the number of the root: a node that a source lacks has no children there.
+    # The value ABSENT is also the index of the root. A node that is absent from a source's tree has
+    # no children in that tree.
     if parent < 0 or node.nodes[0] >= 0:
         waiting = _pair(inputs, node, frontier, (first, waiting, size), scratch)
     for index in range(first, waiting):
@@ -70,8 +71,14 @@ def _offer_cached(
     waiting: int,
     scratch: Any,
 ) -> tuple[int, int]:
-    """Offer the likely tokens after a node, from its longest cached context.
+    """Add the tokens of the longest cached context of a node to the frontier.
 
+    Args:
+        inputs: Sources, calibration and request.
+        node: Node whose possible children are added.
+        frontier: Candidates for the next nodes; only the first `waiting` entries are valid.
+        waiting: Number of candidates on the frontier so far.
+        scratch: Output: probabilities of the added tokens at the request's temperature, [TOP].
     Returns:
         Number of candidates on the frontier, and length of the cached context (0 if none is
         cached).
@@ -99,13 +106,13 @@ def _pair(
     cached: tuple[int, int, int],
     scratch: Any,
 ) -> int:
-    """Merge two sources of tokens after a node: cached distributions and retrieval.
+    """Merge retrieved tokens with the candidates from the cached distributions.
 
     A token in both sources becomes one candidate.
 
     Args:
         inputs: Sources, calibration and request.
-        node: Node whose children are offered.
+        node: Node whose possible children are added.
         frontier: Candidates for the next nodes of the tree.
         cached: For candidates from the cached distributions: index of the first one, index after
             the last one, and context length.
@@ -145,10 +152,10 @@ def _weigh(
     first: int,
     waiting: int,
 ) -> int:
-    """Adjust the confidences of a node's candidates, using another source.
+    """Adjust the confidences of a node's candidates, using one further source.
 
     Tokens that only this source proposes are added as candidates. If the node has no children in
-    the source, nothing changes.
+    the source's tree, nothing changes.
 
     Args:
         inputs: Sources, calibration and request.
@@ -156,7 +163,7 @@ def _weigh(
         base: Index of the same node in the source's tree; -1 means the root.
         frontier: Candidates for the next nodes. Indices `first` to `waiting` - 1 are the node's
             candidates.
-        first: First candidate of the node.
+        first: Index of the node's first candidate.
         waiting: Number of candidates on the frontier so far.
     Returns:
         Number of candidates on the frontier.
@@ -191,7 +198,18 @@ def _weigh(
 def _calibrate(
     inputs: TreeInputs, source: int, frontier: Records[TreeCandidate], first: int, last: int
 ) -> None:
-    """Set each candidate's confidence to the acceptance rate of similar tokens."""
+    """Set each candidate's confidence to the measured acceptance rate of its cell.
+
+    A cell contains the tokens to which the earlier sources and this source assign similar
+    probabilities.
+
+    Args:
+        inputs: Sources, calibration and request.
+        source: Index of the source that adjusts the confidences.
+        frontier: Candidates for the next nodes.
+        first: Index of the first candidate to adjust.
+        last: Index after the last candidate to adjust.
+    """
     sources, sampled = inputs.sources, inputs.query.temperature > 0
     begin = sources.bounds[source, 0, inputs.row]
     for index in range(first, last):
@@ -205,7 +223,10 @@ def _calibrate(
 
 @kernel
 def _index_of(frontier: Records[TreeCandidate], first: int, last: int, token: int) -> int:
-    """Return the index of the candidate with the given token, or ABSENT."""
+    """Return the index of the candidate with the given token, or ABSENT.
+
+    Only the candidates `first` to `last` - 1 of the frontier are searched.
+    """
     for index in range(first, last):
         if frontier[index].token == token:
             return index

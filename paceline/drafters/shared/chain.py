@@ -11,7 +11,7 @@ from paceline.core.request import Request
 
 
 class DrawnToken(NamedTuple):
-    """Statistics of a draft token, recorded when it was drawn.
+    """Statistics of a draft token, recorded when the draft model drew it.
 
     A length rule may use the statistics one forward pass later.
 
@@ -20,7 +20,7 @@ class DrawnToken(NamedTuple):
         entropy: Entropy of that distribution, in nats.
         early_confidence: First estimate of the acceptance probability, based on `log_prob` and
             `entropy`.
-        second: Most likely other token.
+        second: Most likely token other than the drawn token.
         second_prob: Probability of `second`.
     """
 
@@ -39,12 +39,12 @@ class Chain:
         request: The draft model's copy of the request, which ends with `tokens`.
         limit: Maximum number of tokens.
         open: Whether drafting continues.
-        draws: Whether the tokens are sampled and verified with their distributions.
+        draws: Whether tokens are sampled, so that verification needs their distributions.
         end_ids: Token ids that end the draft.
         tokens: Draft tokens.
-        probs: Distribution of each token, [vocab], for sampled drafts.
-        confidences: Values that a `ThresholdRule` has assigned to the tokens.
-        draft_confidence: Value of a `ThresholdRule` for the whole draft.
+        probs: Distribution from which each token was sampled, [vocab]; empty unless `draws`.
+        confidences: Confidence of each token according to a `ThresholdRule`.
+        draft_confidence: Confidence of the whole draft according to a `ThresholdRule`.
         drawn: Statistics of each token, if the length rule records them.
     """
 
@@ -71,7 +71,7 @@ class Chain:
 
         Args:
             run: New tokens; at least one.
-            stop_after: Number of new tokens that the chain keeps if the length rule ends it; None
+            stop_after: Number of new tokens that stay in the chain if the length rule ends it; None
                 if the rule does not end it.
             probs: Distributions of the tokens, [len(run), vocab]; needed for sampled drafts only.
         Returns:

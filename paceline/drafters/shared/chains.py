@@ -1,15 +1,15 @@
 """Draft chains with a small model (Leviathan et al. 2023, Chen et al. 2023).
 
-Each forward pass of the draft model continues all requests of a batch. The target then verifies
-all chains in one forward pass. Greedy requests get deterministic drafts. For sampled requests, the
-drafts depend on `verification`:
+Each forward pass of the draft model extends the chains of all requests in a batch. The target then
+verifies all chains in one forward pass. Greedy requests get deterministic drafts. For sampled
+requests, the drafts depend on `verification`:
 
 - "reject": The draft model samples the drafts, and the engine verifies them by rejection sampling.
 - "traverse": The draft model samples the drafts in the same way, but the engine verifies a chain
   from the last token to the first.
 - "follow": The drafts are deterministic: the draft model uses the same random numbers as the
-  target. These drafts often agree with the target, and a seed yields the same text with and without
-  drafts.
+  target. These drafts often agree with the target. For a given seed, the text is the same with and
+  without drafts.
 
 Two features are not in the papers. First, a rule determines the length of a chain
 (`length_rules.py`). Second, prompt lookup may predict the draft model's tokens, so that one draft
@@ -47,7 +47,7 @@ LOOKUP_LENGTH = _SETTINGS.lookup_tokens
 
 @dataclass(slots=True)
 class ChainSequence(DraftSequence):
-    """A request as the draft model sees it.
+    """The draft model's copy of a request, with an n-gram index for prompt lookup.
 
     Attributes:
         index: N-gram index of the target's tokens.
@@ -64,8 +64,8 @@ class ChainDrafter(Drafter):
     Args:
         draft: Draft model to use.
         rule: Rule that determines the length of each chain.
-        verification: How the drafts of sampled requests are drawn and verified: "reject",
-            "traverse" or "follow"; see the description of this module.
+        verification: Method for drawing and verifying the drafts of sampled requests: "reject",
+            "traverse" or "follow"; the module docstring describes these methods.
         looks_up: Whether to speed up the draft model with prompt lookup.
         spare: Number of cache positions reserved for draft tokens.
     Attributes:
@@ -91,13 +91,13 @@ class ChainDrafter(Drafter):
         return self._draft.forward_seconds
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare the draft model for its target (`pair`)."""
+        """Prepare the draft model for its target, and check that their vocabularies match."""
         pair(self._draft, target, tokenizer, self.other_tokenizer)
 
     def start(self, request: Request) -> None:
         """Open the draft model's copy of the request.
 
-        A prompt that exceeds the draft model's context gets no copy and no drafts.
+        A request whose prompt exceeds the draft model's context gets no copy and no drafts.
         """
         if len(request) <= self._draft.context_length:
             self._draft.reserve(
@@ -119,7 +119,7 @@ class ChainDrafter(Drafter):
             self._draft.close(shadow.request)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for all requests at once; they share the draft model's forward passes."""
+        """Draft for all requests at once, so they share the draft model's forward passes."""
         trees = [EMPTY_TREE] * len(requests)
         rows = [row for row, request in enumerate(requests) if request.id in self._shadows]
         limits = [self._limit(requests[row], max_nodes[row]) for row in rows]
@@ -142,11 +142,11 @@ class ChainDrafter(Drafter):
         return trees
 
     def draws(self, request: Request) -> bool:
-        """Return whether drafts are sampled and come with their distributions."""
+        """Return whether the request's drafts are sampled and include their distributions."""
         return self._samples and not request.params.greedy
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Report the outcome of each draft to the length rule."""
+        """Let the length rule set each request's next draft length from its outcome."""
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.request.id)
             if shadow is not None and outcome.tree.token_ids:
@@ -169,7 +169,8 @@ class ChainDrafter(Drafter):
     def _draft_chains(self, requests: list[Request], limits: list[int]) -> list[DraftTree]:
         """Draft until each chain reaches its limit or the length rule ends it.
 
-        Requests with finished chains stay in the batch as idle rows. A limit of 0 yields no chain.
+        Requests with finished chains stay in the batch as idle rows. A request with the limit 0
+        gets an empty tree.
         """
         shadows = [self._shadows[request.id] for request in requests]
         chains = [
@@ -212,7 +213,10 @@ class ChainDrafter(Drafter):
     def _forward(
         self, copies: list[Request], guesses: list[DraftTree], reduced_logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logits, and also hidden states if the length rule needs them."""
+        """Run the draft model, and return its logits and, if needed, its hidden states.
+
+        The hidden states are None unless the length rule reads them.
+        """
         if self._rule.reads_hidden:
             return self._draft.forward_with_hidden(copies, guesses, reduced_logits)
         return self._draft.forward(copies, guesses, reduced_logits), None
@@ -220,7 +224,7 @@ class ChainDrafter(Drafter):
     def _extend(
         self, chains: list[Chain], steps: list[DraftStep], new: NewTokens, probs: Tensor | None
     ) -> list[list[int]]:
-        """Append new tokens to the chains and to the draft model's requests.
+        """Append new tokens to the chains and to the draft model's copies of the requests.
 
         The length rule may end a chain before the last of its new tokens.
 
@@ -246,7 +250,7 @@ class ChainDrafter(Drafter):
         return [step.looked_up[: len(run) - 1] for step, run in zip(steps, runs, strict=True)]
 
     def _look_up(self, shadow: ChainSequence, chain: Chain) -> DraftTree:
-        """Look up text that the draft model is likely to predict."""
+        """Find tokens with prompt lookup that the draft model is likely to predict."""
         return (
             DraftTree.chain(self._continuation(shadow, [], chain.room - 1))
             if chain.open
@@ -254,7 +258,13 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Return up to `room` tokens that follow an earlier match of the text and `path`."""
+        """Return up to `room` tokens that followed an earlier match of the request's end.
+
+        Args:
+            shadow: The draft model's copy of the request, with its n-gram index.
+            path: Draft tokens that follow the copy's tokens.
+            room: Maximum number of tokens.
+        """
         if not self._looks_up or room <= 0:
             return []
         return shadow.index.continuation(
@@ -270,14 +280,14 @@ class ChainDrafter(Drafter):
         return min(self._shadows[request.id].length, limit, request.remaining - 1, room)
 
     def _catch_up(self, request: Request) -> None:
-        """Append the target's tokens to the draft model's request and to the index."""
+        """Append the target's newest tokens to the draft model's copy and to the index."""
         shadow = self._shadows[request.id]
         shadow.sync_with_target(self._draft, request.token_ids)
         if self._looks_up:
             shadow.index.update(request.token_ids)
 
     def _prefill(self, shadows: list[Request]) -> None:
-        """Process every prefill chunk of each long prompt, except for the last chunk."""
+        """Process all prefill chunks of each long prompt except for the last chunk."""
         while late := [
             shadow for shadow in shadows if not shadow.ends_prefill(self._draft.prefill_chunk)
         ]:

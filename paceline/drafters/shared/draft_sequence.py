@@ -12,10 +12,10 @@ from paceline.model.eagle.modules import layers_read
 
 @dataclass(slots=True)
 class DraftSequence:
-    """A request in the draft model's KV cache: target tokens, then draft tokens.
+    """A request in the draft model's KV cache: confirmed tokens, then draft tokens.
 
     Attributes:
-        request: The draft model's copy.
+        request: The draft model's copy of the request.
         agreed: Number of leading tokens that the target has confirmed.
     """
 
@@ -24,7 +24,13 @@ class DraftSequence:
 
     @staticmethod
     def open_for(request: Request, copy: Request, draft: CachedLM) -> None:
-        """Open `copy` in the draft model; record target states if the model reads them."""
+        """Open `copy` in the draft model, and share a log of target states if needed.
+
+        Args:
+            request: Request of the target.
+            copy: The draft model's copy of the request.
+            draft: Draft model. If it reads the target's hidden states, both requests share one log.
+        """
         draft.open(copy)
         if draft.uses_target_states:
             request.states = copy.states = request.states or HiddenStateLog(
@@ -32,10 +38,14 @@ class DraftSequence:
             )
 
     def sync_with_target(self, draft: CachedLM, text: list[int]) -> None:
-        """Copy the target's `text`; cut the draft model's cache to the common prefix.
+        """Copy the target's text, and cut the draft model's cache to the common prefix.
 
-        The newest token stays pending. If the draft model uses target states, it processes
-        accepted draft tokens again, because their target states are known only now.
+        The newest token stays pending. If the draft model reads target states, it processes
+        accepted draft tokens again, because their target states were unknown during drafting.
+
+        Args:
+            draft: Draft model.
+            text: All tokens of the target's request.
         """
         tokens, common = self.request.token_ids, self.agreed
         while (

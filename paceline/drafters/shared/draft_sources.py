@@ -24,7 +24,7 @@ from paceline.drafters.shared.settings import (
 )
 from paceline.util.compiled import Records
 
-PAIRED = -1  # `calibration_table` of the source that is calibrated with Token Recycling
+PAIRED = -1  # `calibration_table` of the source that is calibrated together with Token Recycling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +32,12 @@ class DraftSource:
     """A source of draft trees for the merged tree.
 
     Attributes:
-        name: Name that messages and reports show.
+        name: Name shown in messages and reports.
         calibration_table: Index of the source's calibration table in the pool file. The value is
-            PAIRED for the one source that shares its table with Token Recycling (paired source).
+            PAIRED for the paired source, which shares a table with Token Recycling.
         prior: Acceptance probabilities to assume until outcomes have been counted. None for the
-            paired source, which uses the larger of two probabilities for each token: its own and
-            that of Token Recycling.
+            paired source, whose prior is the larger of two probabilities for each token: its own
+            and that of Token Recycling.
     """
 
     name: str
@@ -51,8 +51,8 @@ DRAFT_MODEL = DraftSource("draft_model", 0, DRAFT_MODEL_PRIOR)
 GRAMMAR = DraftSource("grammar", 2, GRAMMAR_PRIOR)
 PREDICTION = DraftSource("prediction", 3, PREDICTION_PRIOR)
 
-# The paired source comes first. Each further source is weighed against the result of the sources
-# before it, in this order: cheap sources first.
+# The paired source comes first. Each further source adjusts the probabilities from the sources
+# before it. Sources that take less time come earlier.
 SOURCES = (RETRIEVAL, PREDICTION, DRAFT_HEAD, DRAFT_MODEL, GRAMMAR)
 WEIGHED = tuple(
     sorted(
@@ -63,14 +63,14 @@ WEIGHED = tuple(
 
 
 class SourceTrees(NamedTuple):
-    """The trees of all sources for a batch.
+    """The draft trees of all sources for the requests of a batch.
 
     Attributes:
         paired: Nodes of the retrieval source, which is calibrated together with Token Recycling's
             cached distributions, [n].
         weighed: Nodes of all other sources, [n].
-        bounds: Index of each tree's first node, and index after its last node, [sources, 2,
-            batch].
+        bounds: Index of each tree's first node, and index after its last node, [sources, 2, batch].
+            The indices refer to `paired` or `weighed`.
         tables: `DraftSource.calibration_table` of each source, [sources].
     """
 
@@ -85,7 +85,7 @@ _TABLES: IntArray = np.array([source.calibration_table for source in SOURCES], d
 
 
 def join_sources(trees: Mapping[DraftSource, ArrayTrees], num_requests: int) -> SourceTrees:
-    """Join the trees of all sources in the form that `grow_trees` expects.
+    """Join the trees of all sources into the arrays that `grow_trees` reads.
 
     Args:
         trees: Trees of each source, with confidences; sources without trees are omitted.

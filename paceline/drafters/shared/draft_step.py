@@ -1,4 +1,4 @@
-"""Convert the result of a draft forward pass to new tokens of the chains."""
+"""Select the tokens that a draft forward pass adds to each chain."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paceline.verification.rules import follow
 
 
 class DraftStep(NamedTuple):
-    """The result of a draft forward pass for one chain.
+    """The outcome of a draft forward pass for one chain.
 
     Attributes:
-        looked_up: Nodes of the looked-up text with which the draft model agrees.
+        looked_up: Nodes of the looked-up text that the draft model predicted as well.
         run: New tokens from the draft model; at least one.
     """
 
@@ -32,18 +32,24 @@ class DraftStep(NamedTuple):
 def chain_tree(
     chain: Chain, confidence: list[float] | None = None, leaf_first: bool = False
 ) -> DraftTree:
-    """Return a chain as a draft tree, with its distributions if it was sampled."""
+    """Convert a drafted chain to a draft tree, with distributions if it was sampled.
+
+    Args:
+        chain: Drafted chain.
+        confidence: Confidence of each token; None for a tree without confidences.
+        leaf_first: Whether the engine verifies the chain from the last token to the first.
+    """
     origins, probs = [Origin.MODEL] * len(chain.tokens), chain.probs if chain.draws else None
     return DraftTree.chain(chain.tokens, probs, confidence, origins, leaf_first)
 
 
 def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
-    """Accept looked-up tokens until the draft model draws a different token.
+    """Accept looked-up tokens up to the first one that the draft model does not draw.
 
     Args:
-        guess: Looked-up text.
-        drawn: The draft model's token after the root and after each node of `guess`.
-        chain: Chain to extend.
+        guess: Tokens from prompt lookup, as a chain.
+        drawn: Token that the draft model draws after the root and after each node of `guess`.
+        chain: Chain to extend; its remaining length limits the new tokens.
     """
     return DraftStep(
         *follow(guess, lambda node: drawn[node + 1], lambda run: len(run) >= chain.room)
@@ -51,13 +57,13 @@ def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
 
 
 class OpenRows:
-    """Evaluates the tokens drawn in one draft forward pass for the unfinished chains.
+    """Selects the data of unfinished chains from one draft forward pass.
 
     Args:
         chains: All chains of the batch.
-        rule: Length rule.
+        rule: Length rule, which decides when a chain is finished.
     Attributes:
-        rows: Rows of the open (unfinished) chains.
+        rows: Indices of the unfinished chains in `chains`.
     """
 
     def __init__(self, chains: Sequence[Chain], rule: LengthRule) -> None:
@@ -68,10 +74,10 @@ class OpenRows:
         """Return statistics of the drawn tokens for the length rule, on the device.
 
         Args:
-            scores: Scores after the root and after each node of the text from prompt lookup,
-                [batch, 1 + width, vocab or reduced].
-            tokens: Index in the last axis of `scores` of the token drawn at each position, [batch,
-                1 + width].
+            scores: Next-token scores after the root and after each node of the text from prompt
+                lookup, [batch, 1 + width, vocab or reduced].
+            tokens: For each position, the column of the drawn token in `scores`, [batch, 1 +
+                width].
             hidden: Hidden states, [batch, 1 + width, hidden], if the rule needs them.
         """
         if not self._rule.checks_tokens:
@@ -86,7 +92,7 @@ class OpenRows:
     def new_tokens(
         self, runs: list[list[int]], figures: Arrays, vocabulary: IntArray | None
     ) -> NewTokens:
-        """Return the new tokens of the open chains.
+        """Return the new tokens of the unfinished chains, with their statistics.
 
         Args:
             runs: New tokens of every chain in the batch.
@@ -104,13 +110,13 @@ class OpenRows:
         return NewTokens([self._chains[row] for row in self.rows], own, figures, vocabulary)
 
     def distributions(self, runs: list[list[int]], scores: Tensor) -> Tensor | None:
-        """Return the distribution of each new token of the open chains, [n, vocab].
+        """Return the distribution of each new token in unfinished chains, [n, vocab].
 
         Args:
             runs: New tokens of every chain in the batch.
-            scores: Scores, as in `figures`.
+            scores: Scores that were passed to `figures`, [batch, 1 + width, vocab].
         Returns:
-            The distributions; None if no open chain is sampled.
+            The distributions; None if no unfinished chain is sampled.
         """
         if not any(self._chains[row].draws for row in self.rows):
             return None

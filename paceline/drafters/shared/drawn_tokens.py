@@ -1,4 +1,4 @@
-"""Define types for the tokens drawn in a draft forward pass, on device and host."""
+"""Define types for the tokens that a draft forward pass draws, on device and host."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from paceline.util.device_copies import Arrays
 
 @dataclass(slots=True)
 class DrawnRows:
-    """Tokens drawn by the draft model, on the device, with inputs for length rules.
+    """Tokens that the draft model has drawn, on the device, for use by length rules.
 
     A forward pass of the draft model may also check tokens that prompt lookup has proposed. For
     each chain, the draft model draws one token after the newest token, and one token after each of
-    these looked-up tokens. The host does not know yet which looked-up tokens the draft model has
-    confirmed.
+    these looked-up tokens. At this point, the host does not know which looked-up tokens the draft
+    model has confirmed.
 
     Attributes:
-        chains: Chains to which tokens are still added.
-        scores: Scores, [chains, 1 + width, vocab or reduced]; their softmax is the distribution of
-            each token.
+        chains: Unfinished chains.
+        scores: Next-token scores, [chains, 1 + width, vocab or reduced]; their softmax is the
+            distribution of each token.
         columns: Column of each drawn token in `scores`, [chains, 1 + width].
-        hidden: Last hidden state of the token before each drawn token, [chains, 1 + width,
-            hidden]; None unless the length rule uses hidden states.
+        hidden: Last hidden state of the token before each drawn token, [chains, 1 + width, hidden];
+            None unless the length rule uses hidden states.
     """
 
     chains: list[Chain]
@@ -40,27 +40,31 @@ class DrawnRows:
     _likely: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def two_likeliest(self) -> tuple[Tensor, Tensor]:
-        """Return the columns and probabilities of the two most likely tokens, [..., 2]."""
+        """Return the two most likely tokens at each position, and their probabilities.
+
+        Returns:
+            Columns of the tokens in `scores`, and probabilities, each [chains, 1 + width, 2].
+        """
         if self._likely is None:
             self._likely = topk_tokens(self.scores, 2)
         return self._likely
 
     def highest(self) -> Tensor:
-        """Return the highest probability of each distribution."""
+        """Return the highest probability of each distribution, [chains, 1 + width]."""
         return self.two_likeliest()[1][..., 0]
 
     def token_probs(self) -> Tensor:
-        """Return the probabilities of the drawn tokens."""
+        """Return the probabilities of the drawn tokens, [chains, 1 + width]."""
         if self.scores.device.type == "cpu":
             likely, probs = self.two_likeliest()
             if np.array_equal(likely.numpy()[..., 0], self.columns.numpy()):
                 return probs[..., 0]
-        # A token that is not a number is replaced by 0, as in `guess_tokens`.
+        # A negative column means that the logits were NaN; 0 replaces it, as in `guess_tokens`.
         columns = self.columns.clamp(min=0)[..., None]
         return self.scores.softmax(-1).gather(-1, columns)[..., 0]
 
     def entropies(self) -> Tensor:
-        """Return the entropies of the distributions, in nats."""
+        """Return the entropies of the distributions in nats, [chains, 1 + width]."""
         return logit_entropies(self.scores)
 
 
@@ -91,6 +95,6 @@ class NewTokens:
         """
         token_ids = likely if self.vocabulary is None else self.vocabulary[likely]
         rows = np.arange(len(likely))
-        # The second likeliest token is the other one, if the likeliest is the new token.
+        # If the most likely token is the new token, the alternative is the second most likely one.
         which = (token_ids[:, 0] == [token for run in self.runs for token in run]).astype(np.int64)
         return token_ids[rows, which].tolist(), probs[rows, which].tolist()

@@ -1,6 +1,6 @@
 """Define the options of drafters that consist of a single module.
 
-This module does not import these drafters.
+Importing this module does not import the drafters themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Options of `none`, which has no options."""
+    """Options of `none`, the drafter without any options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class JacobiOptions:
     """Options of `jacobi`.
 
     Attributes:
-        block: B, number of tokens that are refined together; at least 1. By default, the drafter
-            refines the entire rest of the answer together.
+        block: B, number of tokens that the drafter refines in parallel; at least 1. By default,
+            the drafter refines the entire rest of the answer in parallel.
     """
 
     block: int | None = None

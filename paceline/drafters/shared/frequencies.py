@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _TokenRank:
-    """The rank of one token.
+    """A token's number of occurrences, and its position in the order of frequency.
 
     Attributes:
         times: Number of occurrences of the token.
         rank: Index in the order of frequency, most frequent first.
-        first: First position in the text.
+        first: Position of the token's first occurrence in the text.
     """
 
     times: int
@@ -21,9 +21,9 @@ class _TokenRank:
 
 
 class Frequencies:
-    """Counts the tokens of one text, and keeps them in order of frequency.
+    """Counts the tokens of one text, and sorts them by frequency.
 
-    Among equally frequent tokens, the one that reached its count first comes first.
+    Among equally frequent tokens, the first one to reach the count comes first.
     """
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class Frequencies:
         # By count: index in the order of the first token with this count. If no token has this
         # count, the index is that of the first token with a lower count.
         self._begin: dict[int, int] = {}
-        self._counted = 0  # tokens of the text
+        self._counted = 0  # number of text tokens counted so far
 
     def update(self, tokens: list[int]) -> None:
-        """Count the tokens appended since the previous call."""
+        """Count the tokens appended to the text since the previous call."""
         for position in range(self._counted, len(tokens)):
             self._count(tokens[position], position)
         self._counted = len(tokens)
 
     def most_frequent(self, count: int) -> list[tuple[int, int]]:
-        """Return up to `count` tokens, each with its first position in the text."""
+        """Return up to `count` most frequent tokens, each with its first text position."""
         return [(token, self._known[token].first) for token in self._order[:count]]
 
     def _count(self, token: int, position: int) -> None:

@@ -43,12 +43,12 @@ class LengthRule:
         Args:
             length: Maximum number of tokens in the last draft.
             drafted: Number of tokens in the last draft.
-            accepted: Number of tokens accepted by the target.
+            accepted: Number of draft tokens that the target accepted.
         """
         return length
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return the statistics of each drawn token that `stop_after` needs.
+        """Compute statistics of the drawn tokens for `stop_after`.
 
         Returns:
             Tensors [chains, 1 + width, ...] on the device, which are copied to `NewTokens.figures`
@@ -57,15 +57,16 @@ class LengthRule:
         return []
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return, for each chain, how many new tokens it keeps if its drafting stops.
+        """Return the number of new tokens to keep in each chain that should end.
 
-        None means that drafting of the chain continues. A sampled draft keeps at least one token.
+        The number is None for each chain whose drafting continues. A sampled draft keeps at least
+        one token.
         """
         return [None] * len(new.chains)
 
 
 class HeuristicRule(LengthRule):
-    """Drafts two more tokens after a fully accepted draft, otherwise one fewer.
+    """Drafts two more tokens after a fully accepted draft, and otherwise one fewer.
 
     This is transformers' `num_assistant_tokens_schedule="heuristic"`, a baseline in the code of
     the SpecDec++ authors.
@@ -79,7 +80,7 @@ class HeuristicRule(LengthRule):
 
 
 class ThresholdRule(LengthRule):
-    """Stops once the confidence in the draft falls below a threshold.
+    """Ends a draft once its confidence falls below a threshold.
 
     Subclasses define the confidence in `figures`.
 
@@ -88,8 +89,8 @@ class ThresholdRule(LengthRule):
         stop_below: Threshold for the confidence.
         min_tokens: Minimum number of tokens in a draft.
     Attributes:
-        multiplies: Whether the confidence in the draft is the product of the tokens' confidences.
-            Otherwise, it is the confidence in the newest token.
+        multiplies: Whether the draft's confidence is the product of its tokens' confidences.
+            Otherwise, it is the confidence of the newest token.
     """
 
     checks_tokens = True
@@ -133,15 +134,19 @@ class ThresholdRule(LengthRule):
         return None
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return a first estimate for a token whose confidence follows one pass later.
+        """Return a first estimate for a token whose confidence is not yet known.
 
         By default, the estimate is 1, because most rules know a new token's confidence at once.
+
+        Args:
+            chain: Chain that contains the token.
+            index: Index of the token in the draft.
         """
         return 1.0
 
 
 class ProductRule(ThresholdRule):
-    """Stops when the product of the highest probabilities is below a threshold.
+    """Ends a draft when the product of the highest probabilities is below a threshold.
 
     The product is the draft model's probability that every token of a greedy draft is correct.
     """
@@ -155,7 +160,7 @@ class ProductRule(ThresholdRule):
 
 
 class ConfidenceRule(ThresholdRule):
-    """Stops when the probability of the newest token is below a threshold.
+    """Ends a draft when the probability of its newest token is below a threshold.
 
     This is transformers' `assistant_confidence_threshold` with a fixed threshold.
     """
@@ -166,7 +171,7 @@ class ConfidenceRule(ThresholdRule):
 
 
 class EntropyRule(ThresholdRule):
-    """Stops when a lower bound on the acceptance rate is below a threshold.
+    """Ends a draft when a lower bound on the acceptance rate is below a threshold.
 
     The bound is 1 - sqrt(0.2 entropy). The rule follows Agrawal et al. 2024, "AdaEDL", with a
     fixed threshold instead of an adaptive one.
@@ -177,7 +182,7 @@ class EntropyRule(ThresholdRule):
         return [rows.entropies()]
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return a lower bound on each token's acceptance rate.
+        """Return a lower bound on each new token's acceptance rate.
 
         If the entropy is high, the bound is negative.
         """

@@ -1,15 +1,15 @@
 """Grow one draft tree, best first, from several sources of draft tokens.
 
 The sources are the target's cached distributions (Token Recycling) and the draft trees of
-`draft_sources`, in the order of `SOURCES`. The frontier holds all candidates for the next node of
-the tree. In this example, the numbers in parentheses are probabilities:
+`draft_sources`, in the order of `SOURCES`. The frontier is the set of all candidates for the next
+node of the tree. In this example, the numbers in parentheses are probabilities:
 
     Source 1, cached distributions: 7 (0.6) or 9 (0.3) after the root, and 5 (0.8) after 7.
     Source 2, a draft tree: 7, then 4.
 
     The frontier starts with 7 (0.7, in both sources) and 9 (0.25, cached).
-    The tree takes 7. The frontier now has 7-5 (0.5, cached), 9 (0.25) and 7-4 (0.2, drafted).
-    The tree takes 7-5, and so on, until it is full or no candidate is likely enough.
+    The node 7 joins the tree. The frontier is now 7-5 (0.5, cached), 9 (0.25), 7-4 (0.2, drafted).
+    The node 7-5 joins next, and so on, until the tree is full or no candidate is likely enough.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from paceline.drafters.shared.tree_candidate import (
 )
 from paceline.util.compiled import Records, compiled, kernel
 
-_FRONTIER_PER_NODE, _FRONTIER = 2 * TOP, 64  # frontier size: per node, and constant
+# Capacity of the frontier in candidates: an amount per node of the tree, plus a constant amount.
+_FRONTIER_PER_NODE, _FRONTIER = 2 * TOP, 64
 
 
 class _MergeWorkspace(NamedTuple):
@@ -64,11 +65,11 @@ def grow_trees(
     trees: Any,
     ends: IntArray,
 ) -> None:
-    """Grow a tree for each request in a batch, best first.
+    """Grow one tree per request in a batch, most likely nodes first.
 
     Args:
         table: Cached distributions.
-        calibration: Acceptance rates by source.
+        calibration: Measured acceptance rates by source.
         sources: Draft trees from other sources.
         queries: Requests of the batch.
         trees: Output: the nodes of all trees, one tree after the other, as records of type
@@ -106,7 +107,7 @@ def grow_trees(
 
 @kernel
 def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate]) -> int:
-    """Grow a tree, best first, and return the number of nodes.
+    """Grow one tree, most likely nodes first, and return its number of nodes.
 
     Args:
         inputs: Sources, calibration and request.
@@ -136,9 +137,14 @@ def _grow(inputs: TreeInputs, work: _MergeWorkspace, tree: Records[TreeCandidate
 def _offer(
     inputs: TreeInputs, work: _MergeWorkspace, node: TreeCandidate, parent: int, waiting: int
 ) -> int:
-    """Add candidates for the children of a node to the frontier.
+    """Add candidates for the children of a node to the frontier; return its new size.
 
-    The frontier holds all candidates for the next nodes of the tree. Return its new size.
+    Args:
+        inputs: Sources, calibration and request.
+        work: Scratch arrays, which contain the frontier.
+        node: Node whose possible children are added.
+        parent: Index of the node in the tree; -1 is the root.
+        waiting: Number of candidates on the frontier so far.
     """
     first, frontier = waiting, work.frontier
     waiting = offer(inputs, node, parent, frontier, first, work.scratch)
@@ -160,13 +166,13 @@ def _set_root(root: TreeCandidate, newest: IntArray, known: int) -> None:
 def count_tree(
     calibration: SourceCalibration, tree: Records[TreeCandidate], new_tokens: IntArray
 ) -> None:
-    """Count accepted and rejected candidates after a tree has been verified.
+    """Count the accepted and rejected candidates of a verified tree.
 
-    The function counts all children of the root and of accepted nodes. A child is accepted if the
-    target chose the child's token, even if the child itself was not verified.
+    The function counts all children of the root and of accepted nodes. A child counts as accepted
+    if the target chose the child's token, even if the child itself was not verified.
 
     Args:
-        calibration: Acceptance rates by source.
+        calibration: Counts of tried and accepted tokens, to be updated.
         tree: Tree that `grow_trees` has filled, [nodes].
         new_tokens: The target's tokens after the root.
     """

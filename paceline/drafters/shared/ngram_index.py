@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Continuation(NamedTuple):
-    """The tokens that followed an n-gram.
+    """The tokens that followed an earlier occurrence of an n-gram.
 
     Attributes:
         tokens: Tokens after the n-gram.
@@ -21,11 +21,12 @@ class Continuation(NamedTuple):
 
 
 class NgramIndex:
-    """Indexes the positions of every n-gram in a text, with the latest first.
+    """Indexes all positions of every n-gram in a text, and finds the latest first.
 
     Args:
-        min_ngram: Length of the shortest n-gram, in tokens.
-        max_ngram: Length of the longest n-gram, in tokens. The longest n-gram is looked up first.
+        min_ngram: Length of the shortest indexed n-gram, in tokens.
+        max_ngram: Length of the longest indexed n-gram, in tokens. The longest n-gram is looked up
+            first.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
@@ -33,10 +34,10 @@ class NgramIndex:
         self._latest: dict[tuple[int, ...], int] = {}
         # By n-gram size, then by end position: the n-gram's previous end position, or -1.
         self._before: dict[int, list[int]] = {size: [] for size in self._sizes}
-        self._indexed = 0  # n-grams ending before this position are in
+        self._indexed = 0  # all n-grams that end before this position are indexed
 
     def update(self, tokens: list[int]) -> None:
-        """Index the tokens appended since the previous call."""
+        """Index the tokens appended to the text since the previous call."""
         for end in range(self._indexed, len(tokens) - 1):
             for size, before in self._before.items():
                 ngram = tuple(tokens[end + 1 - size : end + 1]) if size <= end + 1 else ()
@@ -46,7 +47,7 @@ class NgramIndex:
         self._indexed = max(self._indexed, len(tokens) - 1)
 
     def continuation(self, tokens: list[int], length: int) -> Continuation:
-        """Find the text's longest suffix that occurred earlier; return what followed it.
+        """Return what followed an earlier occurrence of the text's longest known suffix.
 
         Args:
             tokens: Indexed text, possibly followed by more tokens.
@@ -55,7 +56,12 @@ class NgramIndex:
         return next(self.continuations(tokens, length), Continuation([], 0, 0))
 
     def continuations(self, tokens: list[int], length: int) -> Iterator[Continuation]:
-        """Yield the tokens after each earlier match: longest match first, then newest."""
+        """Yield what followed each earlier match: longest match first, then newest.
+
+        Args:
+            tokens: Indexed text, possibly followed by more tokens.
+            length: Maximum number of tokens in a continuation.
+        """
         seen = set()
         for size in self._sizes:
             position = self._latest.get(tuple(tokens[-size:]), -1) if size < len(tokens) else -1

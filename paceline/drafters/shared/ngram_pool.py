@@ -1,9 +1,9 @@
 """Define the n-gram pool of Lookahead Decoding (Fu et al. 2024, section 3.2).
 
 The pool maps a key, which is a tuple of one or two tokens, to the continuations seen after the key.
-For example, the text 5 1 2 gives the key (5,) the continuation (1, 2). Each key has at most `size`
-continuations. If a new continuation would exceed this number, the key's oldest continuation is
-evicted. A continuation that is inserted again becomes the key's newest continuation.
+For example, the text 5 1 2 adds the continuation (1, 2) to the key (5,). The pool stores at most
+`size` continuations per key. If a new continuation would exceed this number, the key's oldest
+continuation is evicted. A continuation that is inserted again becomes the key's newest one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Ngram = tuple[int, ...]
 
 
 class NgramPool:
-    """Stores continuations by key; a key is the tokens directly before a continuation.
+    """Stores n-grams as continuations of a key, the one or two tokens before them.
 
     Args:
         size: Maximum number of continuations per key.
-        keys: Maximum number of keys, for a pool that several requests share. Above this number,
-            the least recently used key is evicted.
+        keys: Maximum number of keys; beyond this number, the least recently used key is evicted.
+            None means no limit.
         longest_key: Maximum number of tokens in a key: 1 or 2.
     """
 
@@ -27,10 +27,10 @@ class NgramPool:
         self._size = size
         self._keys = keys
         self._longest_key = longest_key
-        self._entries: dict[Ngram, dict[Ngram, None]] = {}  # dicts keep their order: oldest first
+        self._entries: dict[Ngram, dict[Ngram, None]] = {}  # in order of insertion, oldest first
 
     def insert(self, key: Ngram, ngram: Ngram) -> None:
-        """Make `ngram` the newest continuation of `key`."""
+        """Make `ngram` the newest continuation of `key`, and evict old entries if needed."""
         if self._keys is None:
             entries = self._entries.setdefault(key, {})
         else:
@@ -45,12 +45,19 @@ class NgramPool:
         entries[ngram] = None
 
     def add(self, context: Ngram, ngram: Ngram) -> None:
-        """Make `ngram` the newest continuation of the last tokens of `context`."""
+        """Add `ngram` as the newest continuation of the last one and two `context` tokens.
+
+        A pool with one-token keys adds it only after the last token.
+        """
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.insert(context[-size:], ngram)
 
     def replace(self, key: Ngram, old: Ngram, new: Ngram) -> None:
-        """Replace `old` with `new` under a key; drop `old` if `new` already exists."""
+        """Replace the continuation `old` of a key with `new`, at the same position.
+
+        If `new` is already a continuation of the key, `old` is only removed. If `old` is not,
+        nothing changes.
+        """
         entries = self._entries.get(key, {})
         if old not in entries or old == new:
             return
@@ -60,13 +67,19 @@ class NgramPool:
             self._entries[key] = {new if ngram == old else ngram: None for ngram in entries}
 
     def add_text(self, text: list[int], since: int, size: int) -> None:
-        """Add all n-grams of `size` tokens except those within the first `since` tokens."""
+        """Add every n-gram of `size` tokens that ends after the first `since` text tokens.
+
+        Args:
+            text: Token ids of the text.
+            since: Number of leading tokens whose n-grams are already in the pool.
+            size: Number of tokens in an n-gram, including its one-token key.
+        """
         for end in range(max(size, since + 1), len(text) + 1):
             start = end - size
             self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
 
     def remove(self, context: Ngram, ngram: Ngram) -> None:
-        """Remove a continuation of the last tokens of `context`, if it exists."""
+        """Remove a continuation of the last one and two `context` tokens, if it exists."""
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.discard(context[-size:], ngram)
 
@@ -84,7 +97,10 @@ class NgramPool:
         return reversed(self._entries.get(key, {}))
 
     def items(self) -> Iterator[tuple[Ngram, list[Ngram]]]:
-        """Return keys in order of last use, each with its continuations, oldest first."""
+        """Iterate over the keys, least recently used first, with their continuations.
+
+        The continuations of a key come oldest first.
+        """
         return ((key, list(entries)) for key, entries in self._entries.items())
 
     def __len__(self) -> int:

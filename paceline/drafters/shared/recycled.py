@@ -23,38 +23,48 @@ from paceline.cpu.simd_f32x8 import prefetch
 from paceline.drafters.shared.table_settings import LONGEST_KEY, MIN_CACHED_PROB
 from paceline.util.compiled import Records, compiled, kernel, record_dtype
 
-TOP = 8  # tokens kept of a distribution
+TOP = 8  # number of most likely tokens cached per distribution
 ABSENT = -1
 _WAYS = 4
 _CACHE_LINE = 64  # bytes
 
 
 class ContextSlot:
-    """A context for which the table caches a next-token distribution."""
+    """A context for which the table caches a next-token distribution.
 
-    key: Annotated[Any, np.uint64]  # 0 = the index is free
-    written: int  # number of the writing; a newer one is higher
+    Attributes:
+        key: Hash of the context; 0 if the slot is free.
+        written: Value of the table's clock at the last write; higher values are more recent.
+    """
+
+    key: Annotated[Any, np.uint64]
+    written: int
 
 
 class Successors:
-    """The most likely tokens after one context; a probability of 0 ends the list."""
+    """The most likely next tokens after one context.
+
+    Attributes:
+        tokens: Token ids, most likely first, [TOP].
+        probs: Probabilities at temperature 1, [TOP]. If there are fewer tokens, 0 ends the list.
+    """
 
     tokens: Annotated[Any, np.int32, TOP]
-    probs: Annotated[Any, np.float32, TOP]  # at temperature 1
+    probs: Annotated[Any, np.float32, TOP]
 
 
 SLOT, ENTRY = record_dtype(ContextSlot), record_dtype(Successors)
 
 
 class SuccessorTable(NamedTuple):
-    """The table of cached next-token distributions.
+    """A hash table of next-token distributions, cached by context.
 
-    The key of a distribution is its context: the tokens before it, as a hash. A look-up spends most
-    of its time waiting for memory. To save time, the contexts in a hash bucket fill exactly one
-    cache line, and the next tokens of one context fill another cache line.
+    The key of a distribution is a hash of its context, which consists of the tokens before it. A
+    look-up spends most of its time waiting for memory. To save time, the contexts in a hash bucket
+    fill exactly one cache line, and the next tokens of one context fill another cache line.
 
     Attributes:
-        slots: Contexts, [rows]. Each hash bucket consists of `_WAYS` contexts.
+        slots: Contexts, [rows]. Each hash bucket consists of `_WAYS` slots.
         entries: Most likely next tokens after the context of each slot, [rows].
         clock: Number of writes so far, [1].
     """
@@ -65,7 +75,7 @@ class SuccessorTable(NamedTuple):
 
 
 def new_table(rows: int) -> SuccessorTable:
-    """Return an empty table with at least `rows` entries."""
+    """Return an empty table with room for at least `rows` contexts."""
     rows = max(1, -(-rows // _WAYS)) * _WAYS
     return SuccessorTable(_zeros(rows, SLOT), _zeros(rows, ENTRY), np.zeros(1, dtype=np.int64))
 
@@ -80,7 +90,7 @@ def _zeros(rows: int, dtype: Any) -> Any:
 
 @kernel
 def size_of(entry: Successors) -> int:
-    """Return the number of next tokens that an entry holds."""
+    """Return the number of next tokens that are stored in an entry."""
     size = 0
     while size < TOP and entry.probs[size] > 0.0:
         size += 1
@@ -104,9 +114,7 @@ def _bucket(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int]:
-    """Find the cached distribution for the longest possible context.
-
-    A context consists of the last tokens of the text.
+    """Find the cached distribution of the longest context that ends the text.
 
     Args:
         table: Cached distributions.
@@ -114,7 +122,7 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
         known: Maximum number of tokens in the context.
     Returns:
         Index of the table entry, and length of its context in tokens; (ABSENT, 0) if the table has
-        none of the contexts.
+        no entry for any of these contexts.
     """
     for size in range(known, 0, -1):
         key = key_of(tail, size)
@@ -127,9 +135,9 @@ def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int
 
 @kernel
 def _index_for(table: SuccessorTable, key: Any) -> int:
-    """Return the index of a key's entry.
+    """Return the index of the entry in which to store a context.
 
-    The entry of a new key is the oldest entry in the key's hash bucket.
+    A context that is not in the table replaces the oldest context in its hash bucket.
     """
     first = _bucket(table, key)
     chosen = first
@@ -145,7 +153,10 @@ def _index_for(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def _entry_for(table: SuccessorTable, key: Any) -> Any:
-    """Return a key's entry; a new key replaces the oldest key in its hash bucket."""
+    """Return the entry in which to store a context, and mark it as the newest.
+
+    A context that is not in the table replaces the oldest context in its hash bucket.
+    """
     index = _index_for(table, key)
     table.clock[0] += 1
     slot = table.slots[index]
@@ -157,7 +168,7 @@ def _entry_for(table: SuccessorTable, key: Any) -> Any:
 def _write(
     table: SuccessorTable, key: Any, token_ids: IntArray, probs: NDArray[np.float32]
 ) -> None:
-    """Cache the distribution after a context.
+    """Cache the distribution that follows a context.
 
     Args:
         table: Cached distributions.
@@ -186,7 +197,7 @@ def cache_distributions(
     """Cache the target's distributions after the root and after every node of a tree.
 
     The key of a cached distribution is a context: the last 1, 2, ... or `max_context` tokens up to
-    the root or node.
+    and including the root or node.
 
     Args:
         table: Cached distributions.
@@ -235,12 +246,12 @@ def restore(
     tokens: Any,
     probs: NDArray[np.float32],
 ) -> None:
-    """Write entries to a table, starting with the oldest.
+    """Write saved entries to a table, starting with the oldest.
 
     Args:
         table: Table to fill.
-        keys: Hashes of the contexts, [n].
-        sizes: Number of tokens per entry, [n].
+        keys: Hashes of the contexts, oldest entry first, [n].
+        sizes: Number of next tokens per entry, [n].
         tokens: Token ids, [n, TOP].
         probs: Probabilities, [n, TOP].
     """

@@ -39,23 +39,23 @@ _TYPES = {
 
 
 class SuccessorTableFile(StateFile):
-    """Loads and saves a table of next-token distributions and its calibration.
+    """A file with cached next-token distributions and their calibration.
 
-    The file is written only after the engine has set the vocabulary and the tokenizer with the
-    `check_...` methods.
+    The constructor loads the file if it exists. The file is saved only after the engine has called
+    `check_vocabulary`, which sets the vocabulary size.
 
     Args:
         path: File to load and save.
-        table: Table to fill from the file.
-        calibration: Calibration to fill from the file.
+        table: Table of distributions, to be filled from the file.
+        calibration: Calibration to be filled from the file.
     Raises:
-        ConfigError: The file cannot be used, or its folder does not exist.
+        ConfigError: The file is damaged or invalid, or its folder does not exist.
     """
 
     def __init__(self, path: str, table: SuccessorTable, calibration: SourceCalibration) -> None:
         super().__init__(path)
         self._table, self._calibration = table, calibration
-        self._vocab_size = self._tokenizer = ""  # not known
+        self._vocab_size = self._tokenizer = ""  # unknown until loaded or checked
         loaded = self.load(read_table)
         if loaded is not None:
             head, arrays = loaded
@@ -107,16 +107,16 @@ class SuccessorTableFile(StateFile):
         """
         if not self._vocab_size:
             raise ConfigError(
-                f"pool {str(self.path)!r}: got no vocabulary to save it with; expected a drafter"
-                " that an engine has used. Use it in an LLM first."
+                f"pool {str(self.path)!r}: the vocabulary is unknown, because no engine has used"
+                " the drafter yet. Use it in an LLM first."
             )
         super().save()
 
     def content(self) -> bytes:
-        """Return the current table as file content, with the oldest entry first."""
+        """Return the current table in the format of the file, with the oldest entry first."""
         keys, filled = entries_of(self._table)
         sizes = _sizes(filled)
-        beyond = np.arange(TOP) >= sizes[:, None]  # left over from what stood there before
+        beyond = np.arange(TOP) >= sizes[:, None]  # leftovers of overwritten distributions
         columns = (
             keys,
             sizes,
@@ -133,7 +133,7 @@ class SuccessorTableFile(StateFile):
 
 
 def entries_of(table: SuccessorTable) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
-    """Return the keys of a table and the distributions under them, oldest first."""
+    """Return the keys of a table and their cached distributions, oldest first."""
     slots = cast(NDArray[np.void], table.slots)
     entries = cast(NDArray[np.void], table.entries)
     used = np.flatnonzero(slots["key"])
@@ -142,13 +142,13 @@ def entries_of(table: SuccessorTable) -> tuple[NDArray[np.uint64], NDArray[np.vo
 
 
 def _sizes(entries: NDArray[np.void]) -> IntArray:
-    """Return the number of tokens in each entry (a cached distribution)."""
+    """Return the number of next tokens in each cached distribution, [n]."""
     sizes: IntArray = np.minimum.accumulate(entries["probs"] > 0, axis=1).sum(axis=1)
     return sizes
 
 
 def read_table(path: Path) -> tuple[Head, Arrays]:
-    """Read the header and the arrays in a file.
+    """Read and check the header and the arrays of a file.
 
     Raises:
         ConfigError: The file is unreadable, damaged, or of a different kind or version.

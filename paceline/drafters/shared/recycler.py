@@ -32,7 +32,7 @@ _NO_TREE: tuple[NDArray[np.void], int, int] = (np.empty(0, dtype=CANDIDATE), 0, 
 
 
 def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
-    """Return the limits on draft nodes for the options `max_nodes` and `budget`."""
+    """Return a drafter's node limits, given its options `max_nodes` and `budget`."""
     if max_nodes is not None:
         return NodeRule(max_nodes)
     return (
@@ -43,20 +43,20 @@ def node_rule_of(max_nodes: int | None, budget: bool) -> NodeRule:
 
 
 class Recycler:
-    """Caches the target's distributions, and drafts from them.
+    """Caches the target's next-token distributions by context, and drafts from them.
 
     Args:
-        max_context: Maximum number of tokens in a context: the newest tokens, by which the cache
-            stores and finds a distribution.
-        rows: Number of distributions that the cache can hold.
+        max_context: Maximum number of tokens in a context. A distribution is cached under the
+            tokens that precede it.
+        rows: Maximum number of cached distributions.
         pool_path: File for the cache and the calibration. An existing file is loaded at the start.
-            The file is saved when no request is open, and at exit.
+            The file is saved when no request is open, and at exit. None disables the file.
     Attributes:
         table: Cached distributions.
-        calibration: Acceptance rates by source.
+        calibration: Measured acceptance rates by source.
         pool_file: File at `pool_path`; None without a path.
     Raises:
-        ConfigError: The file exists but cannot be used.
+        ConfigError: The file is damaged or invalid, or its folder does not exist.
     """
 
     def __init__(self, max_context: int, rows: int = ROWS, pool_path: str | None = None) -> None:
@@ -121,10 +121,10 @@ class Recycler:
         pending: list[Outcome] = []
         for outcome in outcomes:
             if outcome.target_top is None:
-                continue  # the drafter rests
+                continue  # no top tokens are reported while drafting pauses
             array = self._newest_tree(outcome)[0]
             if pending and array is not self._newest_tree(pending[0])[0]:
-                self._learn(pending)  # its trees come from an earlier call of `draft`
+                self._learn(pending)  # these trees come from a different call of `draft`
                 pending = []
             pending.append(outcome)
         if pending:
@@ -134,10 +134,7 @@ class Recycler:
         return self._trees.get(outcome.request.id, _NO_TREE)
 
     def _learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Update the cache and the calibration with outcomes.
-
-        All trees of these outcomes come from one call of `draft`.
-        """
+        """Update the cache and the calibration with outcomes from one call of `draft`."""
         records: list[int] = []
         token_ids: list[IntArray] = []
         probs: list[NDArray[np.float32]] = []
@@ -168,9 +165,9 @@ class Recycler:
 
 
 class RecyclingDrafter(Drafter):
-    """Base class for drafters that draft from the target's cached distributions.
+    """Base class of drafters that draft from the target's cached distributions.
 
-    The option `pool_file` names a file in which the distributions are saved.
+    If the option `pool_file` is set, the distributions are saved to that file.
     """
 
     top_k = TOP
@@ -178,17 +175,17 @@ class RecyclingDrafter(Drafter):
     _recycler: Recycler
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a file of cached distributions for a different vocabulary."""
+        """Reject a `pool_file` that was recorded with a different vocabulary."""
         if self._recycler.pool_file is not None:
             self._recycler.pool_file.check_vocabulary(vocab_size, tokenizer)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Reject a file of cached distributions from a different tokenizer."""
+        """Reject a `pool_file` that was recorded with a different tokenizer."""
         if self._recycler.pool_file is not None:
             self._recycler.pool_file.check_tokenizer(tokenizer)
 
     def save_pool(self) -> None:
-        """Save the cached distributions to the file `pool_file` immediately.
+        """Write the cached distributions to `pool_file` immediately.
 
         Raises:
             ConfigError: No file was given, the file cannot be written, or no engine has used the

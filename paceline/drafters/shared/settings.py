@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Default of the option `max_frequent_tokens` of prompt_lookup with the budget. A forward pass over
-# 16 more tokens took little longer on a CPU with two cores.
+# Default of prompt_lookup's option `max_frequent_tokens` with the draft budget. On a CPU with two
+# cores, a forward pass over 16 more tokens took little longer.
 MAX_FREQUENT_TOKENS = 16
 
 
@@ -13,10 +13,10 @@ MAX_FREQUENT_TOKENS = 16
 class SourcePrior:
     """The prior acceptance probability of a draft token, given its sources.
 
-    The sources have a fixed order, and the prior belongs to one source ("this source"). The prior
-    odds are a * before ** b * own ** c. Here, `before` stands for the odds according to the earlier
-    sources, and `own` for the odds according to this source. A factor is left out if its sources do
-    not propose the token.
+    The sources have a fixed order, and each prior belongs to one of them, here called "this
+    source". The prior odds are a * before ** b * own ** c. In this formula, `before` is the odds
+    according to the earlier sources, and `own` is the odds according to this source. A factor is
+    omitted if the corresponding sources do not propose the token.
 
     Attributes:
         both: (a, b, c) if an earlier source and this source propose the token.
@@ -31,11 +31,11 @@ class SourcePrior:
     trials: float
 
 
-# Both priors were fitted to counts on 110 prompts, with SmolLM2-135M and its draft head or draft
-# model. The draft head's prior has more trials, since draft models differ more from each other.
+# Both priors were fitted on 110 prompts, with SmolLM2-135M and its draft head or draft model. The
+# draft head's prior has a higher weight, because draft heads differ less than draft models.
 DRAFT_HEAD_PRIOR = SourcePrior((4.4, 0.71, 0.83), (0.23, 1.0), (0.84, 1.13), trials=20.0)
 DRAFT_MODEL_PRIOR = SourcePrior((1.4, 0.40, 0.64), (0.35, 0.9), (0.35, 0.66), trials=4.0)
-# Forced text leaves only the choice of tokens to the target, so other sources count little.
+# A grammar forces the text, and only its tokens are uncertain, so other sources have little weight.
 GRAMMAR_PRIOR = SourcePrior((1.0, 0.0, 1.0), (0.2, 1.0), (1.0, 1.0), trials=4.0)
 PREDICTION_PRIOR = SourcePrior((1.0, 0.5, 0.5), (1.0, 1.0), (1.0, 1.0), trials=4.0)
 
@@ -45,13 +45,13 @@ class SourceCalibrationSettings:
     """Settings of `SourceCalibration`, based on 110 prompts with SmolLM2-135M.
 
     Attributes:
-        edges: Bounds of the intervals into which probabilities are sorted.
-        pair_trials: Weight of the prior that cached distributions and retrieval share, as a number
-            of trials.
+        edges: Boundaries between the intervals into which probabilities are grouped.
+        pair_trials: Weight of the prior for tokens from cached distributions and retrieval, as a
+            number of trials.
         trust: Factor for the prior probability of tokens from cached distributions, by the number
             of tokens in the cached context.
-        memory: Number of trials with similar probabilities at which the counts of these trials are
-            halved, so that newer trials count more.
+        memory: Number of trials in a cell at which the cell's counts are halved, so that newer
+            trials have more weight.
     """
 
     edges: tuple[float, ...] = (0.01, 0.03, 0.07, 0.15, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
@@ -62,13 +62,13 @@ class SourceCalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecyclingSettings:
-    """Tree size limits of Token Recycling and `auto` while the draft budget is off.
+    """Limits on tree size for Token Recycling and `auto` if the draft budget is off.
 
     The defaults were chosen with SmolLM2-135M, on CPUs with two cores.
 
     Attributes:
         max_nodes: Maximum number of nodes in a tree.
-        max_batch_nodes: Maximum number of nodes in all trees of a batch.
+        max_batch_nodes: Maximum total number of nodes in the trees of a batch.
     """
 
     max_nodes: int = 16
@@ -77,7 +77,7 @@ class RecyclingSettings:
 
 @dataclass(frozen=True, slots=True)
 class LengthRuleSettings:
-    """Constants for length rules.
+    """Constants of the rules that determine the length of a draft.
 
     Attributes:
         max_tokens: Maximum number of tokens in a draft if the rule sets no limit.
@@ -95,7 +95,7 @@ class ChainSettings:
     The defaults were chosen with the draft model of SmolLM2-135M, on CPUs with two cores.
 
     Attributes:
-        lookup_tokens: Maximum number of tokens that one lookup returns.
+        lookup_tokens: Maximum number of tokens that a single lookup returns.
         min_lookup_ngram: Length of the shortest n-gram to look up, in tokens.
         max_lookup_ngram: Length of the longest n-gram to look up, in tokens.
     """

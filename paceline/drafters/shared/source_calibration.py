@@ -5,18 +5,18 @@ probability. Each cell starts with prior counts. A draft token counts as tried o
 predicted a token after the draft token's parent, even if the draft token was not verified. All
 requests of an engine share the cells.
 
-The first two sources are cached distributions and retrieval. For a token, the cached distributions
-give a context length and a probability, and the tree from retrieval gives a confidence. Each
-combination of these three values has a cell:
+The first two sources are cached distributions and retrieval. A token's cached distribution provides
+a context length and a probability, and retrieval provides a confidence. Each combination of these
+three values has a cell:
 
                        | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
     drafted: absent    |   -             1/90        2/110        160/175
              below .01 |  3/80          ...
              ...
 
-The other sources follow in the order of `SOURCES`. Each of them adjusts the probability p that the
-earlier sources yield. Each of them has its own cells, one for each combination of p and the
-source's confidence.
+The other sources follow in the order of `SOURCES`. Each of them adjusts the probability p computed
+from the earlier sources. For this purpose, each source has a separate table of cells, one for each
+combination of p and the source's confidence.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ CELLS = _PAIRS + len(WEIGHED) * 2 * _SIDE * _SIDE
 
 
 class SourceCalibration(NamedTuple):
-    """Counts of tried and accepted tokens, in cells.
+    """Counts of tried and accepted draft tokens, for measuring acceptance rates.
 
-    Each cell counts the draft tokens to which the sources gave similar probabilities.
+    Each cell counts the draft tokens to which the sources assigned similar probabilities.
 
     Attributes:
         hits: Number of accepted tokens, [CELLS].
@@ -55,10 +55,10 @@ class SourceCalibration(NamedTuple):
 
 
 def new_source_calibration() -> SourceCalibration:
-    """Return a table with the prior counts.
+    """Return a calibration in which all cells contain their prior counts.
 
-    A token from cached distributions and retrieval has two probabilities, and its prior is the
-    larger one. The prior of each further source was fitted to counts (`SourcePrior`).
+    For a token from cached distributions and retrieval, the prior is the larger of the two
+    probabilities. The prior of each other source was fitted to recorded outcomes (`SourcePrior`).
     """
     edges = np.array((0.002, *_EDGES, 1.0))
     middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
@@ -68,7 +68,7 @@ def new_source_calibration() -> SourceCalibration:
         pairs[:, size] = np.maximum(cached[:, None], middle[None, :])
     probabilities, trials = [pairs.ravel()], [np.full(pairs.size, _SETTINGS.pair_trials)]
     for source in WEIGHED:
-        assert source.prior is not None, "weighed sources have one"
+        assert source.prior is not None, "every source except retrieval needs a prior"
         cells = np.empty((2, _SIDE, _SIDE))
         cells[:] = _weighed(middle, source.prior)
         probabilities.append(cells.ravel())
@@ -80,8 +80,8 @@ def new_source_calibration() -> SourceCalibration:
 def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.float64]:
     """Return a table of prior acceptance rates, for a source other than retrieval.
 
-    Entry [i, j] is the acceptance rate of a token to which the earlier sources give the probability
-    middle[i], and this source gives the probability middle[j].
+    Entry [i, j] is the acceptance rate of a token to which the earlier sources assign the
+    probability middle[i], and this source assigns the probability middle[j].
 
     Args:
         middle: Middle of each range of probabilities. Entry 0 is 0 and stands for a token that a
@@ -101,13 +101,13 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
 def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
     """Return the index of a token's cell, for cached distributions and retrieval.
 
-    A cell counts tried and accepted tokens to which both sources give similar probabilities.
+    A cell counts tried and accepted tokens to which both sources assign similar probabilities.
 
     Args:
-        sampled: Whether the request samples.
+        sampled: Whether the request is sampled rather than greedy.
         size: Context length of the cached distribution, in tokens; 0 if the token is not cached.
         cached: Probability of the token in the cached distribution.
-        drafted: Confidence of retrieval; negative if retrieval did not propose the token.
+        drafted: Retrieval's confidence in the token; negative if retrieval did not propose it.
     """
     column = 0 if size == 0 else 1 + bucket_of(_EDGES, cached)
     row = 0 if drafted < 0 else 1 + bucket_of(_EDGES, drafted)
@@ -122,10 +122,11 @@ def weighed_cell(table: int, sampled: bool, before: float, confidence: float) ->
 
     Args:
         table: Index of the source's calibration table.
-        sampled: Whether the request samples.
+        sampled: Whether the request is sampled rather than greedy.
         before: Probability of the token according to the earlier sources; 0 if no earlier source
             proposed the token.
-        confidence: Confidence of this source; negative if this source did not propose the token.
+        confidence: This source's confidence in the token; negative if this source did not propose
+            it.
     """
     column = 0 if before <= 0 else 1 + bucket_of(_EDGES, before)
     row = 0 if confidence < 0 else 1 + bucket_of(_EDGES, confidence)
@@ -134,12 +135,18 @@ def weighed_cell(table: int, sampled: bool, before: float, confidence: float) ->
 
 @kernel
 def acceptance(calibration: SourceCalibration, cell: int) -> float:
-    """Return the acceptance rate of the tokens in one cell, including the prior."""
+    """Return the acceptance rate of the tokens in a cell, including prior counts."""
     rate: float = calibration.hits[cell] / calibration.trials[cell]
     return rate
 
 
 @kernel
 def count_cell(calibration: SourceCalibration, cell: int, accepted: bool) -> None:
-    """Record in a cell whether the target accepted a tried draft token."""
+    """Count a draft token that was tried, and whether the target accepted it.
+
+    Args:
+        calibration: Counts to update.
+        cell: Index of the token's cell.
+        accepted: Whether the target accepted the token.
+    """
     count_trial(calibration.hits, calibration.trials, cell, accepted, _MEMORY)

@@ -26,15 +26,16 @@ _Read = TypeVar("_Read")
 
 
 class StateFile:
-    """Loads and saves a drafter's state; subclasses provide `content`.
+    """Saves a drafter's state to a file, and loads it; subclasses provide `content`.
 
     Several processes may share a file. Each save replaces the file with the state of one process,
     so the last save wins.
 
     Args:
         path: File to load and save.
-        cold: What to do if `load` rejects the file. True: warn, and start with an empty state; the
-            first save then renames the rejected file to PATH.refused. False: raise an error.
+        cold: Whether to start with an empty state if `load` rejects the file. If true, the drafter
+            warns, and the first save renames the rejected file to PATH.refused. If false, `load`
+            raises an error.
     Attributes:
         changed: Whether the state may have changed since the last save.
     Raises:
@@ -51,14 +52,16 @@ class StateFile:
             )
 
     def content(self) -> bytes | None:
-        """Return the content to write, or None if the content is not known yet."""
+        """Return the bytes to write, or None if the state cannot be saved yet."""
         raise NotImplementedError
 
     def load(self, read: Callable[[Path], _Read]) -> _Read | None:
-        """Return the result of `read`, or None if the file is missing or was rejected.
+        """Load the file; return None if it is missing or was rejected.
 
+        Args:
+            read: Function that reads and checks a file, and returns its content.
         Raises:
-            ConfigError: The file cannot be used, and `cold` is false.
+            ConfigError: The file is damaged or invalid, and `cold` is false.
         """
         if not self.path.exists():
             return None
@@ -90,7 +93,7 @@ class StateFile:
         self._due = now + max(_SETTINGS.min_pause_s, _SETTINGS.pauses_per_save * (now - start))
 
     def save_changes(self, wait: bool = False) -> None:
-        """Write the file if the state may have changed; a failure causes only a warning.
+        """Write the file if the state may have changed; failures only cause a warning.
 
         Args:
             wait: Whether to postpone the save if the last save was very recent.
@@ -109,10 +112,10 @@ class FileKind:
     """The format of a file with a drafter's state.
 
     Attributes:
-        name: Name of the format, which the file's header contains.
+        name: Name of the format, as stored in the file's header.
         version: Version of the format.
         arrays: Names of the arrays in the file.
-        help: Advice to the user, for error messages.
+        help: Advice on how to fix a rejected file, for error messages.
     """
 
     name: str
@@ -121,13 +124,13 @@ class FileKind:
     help: str
 
     def to_bytes(self, arrays: Arrays, **head: str) -> bytes:
-        """Return arrays as file content, with `head` added to the file's header."""
+        """Encode arrays in this format, with the entries `head` added to the header."""
         full = {"kind": self.name, "version": self.version, **head}
         content: bytes = save(arrays, {**full, "sha256": _digest(full, arrays)})
         return content
 
     def read(self, path: Path) -> tuple[Head, Arrays]:
-        """Read the header and the arrays in a file.
+        """Read the header and the arrays of a file, and verify its checksum.
 
         Raises:
             ConfigError: The file is unreadable, damaged, or of a different kind or version.
@@ -138,12 +141,16 @@ class FileKind:
         if head.get("version") != self.version:
             self.refuse(path, f"version {head.get('version')!r}", repr(self.version))
         if head.pop("sha256", None) != _digest(head, arrays) or set(arrays) != set(self.arrays):
-            self.refuse(path, "damaged content", "what fits its checksum")
+            self.refuse(path, "damaged content", "content that matches its checksum")
         return head, arrays
 
     def check_vocabulary(self, path: Path, got: str, vocab_size: int) -> None:
-        """Reject a file whose vocabulary differs from the model's.
+        """Reject a file whose vocabulary size differs from the model's.
 
+        Args:
+            path: Path of the file, for the message.
+            got: Vocabulary size in the file's header.
+            vocab_size: Number of rows in the model's LM head.
         Raises:
             ConfigError: The vocabularies differ; the message gives both sizes.
         """
@@ -153,6 +160,10 @@ class FileKind:
     def refuse(self, path: Path, got: str, expected: str) -> None:
         """Raise an error that names the file, the problem and the solution.
 
+        Args:
+            path: Path of the file.
+            got: What the file contains.
+            expected: What the file should contain.
         Raises:
             ConfigError: Always.
         """

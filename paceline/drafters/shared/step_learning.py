@@ -1,7 +1,7 @@
 """Update cached distributions and acceptance counts from verified trees.
 
-A record of integers describes each verified tree. One array holds the records of all trees in a
-step. The parts of a record are:
+Each verified tree is described by a record, which is a sequence of integers. One array contains the
+records of all trees in a step. A record consists of the following:
 
     5 counts and bounds | newest tokens | tokens of the nodes | parents of the nodes | new tokens
 """
@@ -21,7 +21,7 @@ from paceline.drafters.shared.source_calibration import SourceCalibration
 from paceline.drafters.shared.table_settings import LONGEST_KEY
 from paceline.util.compiled import compiled
 
-_HEAD = 5  # integers before the tokens of a record
+_HEAD = 5  # number of integers that precede the tokens in a record
 
 
 def record_of(
@@ -35,7 +35,8 @@ def record_of(
         tree: Verified tree.
         new_tokens: Tokens that the target chose after the root.
         begin: Index of the tree's first node in the output of `grow_trees`.
-        end: Index after the tree's last node in this output; `begin` if the tree has no node there.
+        end: Index after the tree's last node in this output; equal to `begin` if the output does
+            not contain the tree.
     """
     head = (len(newest), len(tree.token_ids), len(new_tokens), begin, end)
     return [*head, *newest, *tree.token_ids, *tree.parents, *new_tokens]
@@ -51,13 +52,13 @@ def learn_step(
     token_ids: IntArray,
     probs: NDArray[np.float32],
 ) -> None:
-    """Cache the distributions after all nodes, and count accepted draft tokens.
+    """Cache the target's distributions at all nodes, and count accepted tokens.
 
     Args:
-        table: Cached distributions.
-        calibration: Acceptance rates by source.
+        table: Cached distributions, to be updated.
+        calibration: Counts of tried and accepted tokens, to be updated.
         max_context: Maximum number of tokens in the context of a cached distribution.
-        records: Results of `record_of` for all verified trees, in sequence.
+        records: Results of `record_of` for all verified trees, one after the other.
         candidates: Output of `grow_trees`: nodes of all trees, as records of type CANDIDATE, [n].
         token_ids: Most likely next tokens after each root and node, as in `TopTokens`,
             [trees + nodes, k].

@@ -19,17 +19,17 @@ Int32 = Annotated[int, np.int32]
 
 
 class TreeCandidate:
-    """A token that is in the tree, or on the frontier and may be added to the tree.
+    """A token that is in the tree, or that may be added to it from the frontier.
 
     Attributes:
         token: Token id.
-        parent: Parent in the tree; -1 is the root.
+        parent: Index of the parent in the tree; -1 is the root.
         depth: Depth; 1 for a child of the root.
         nodes: For each source of drafts, the token's node in the source's tree, or ABSENT.
-        cells: For each source, the index of the node's cell in the calibration table, or ABSENT.
+        cells: For each source, the index of the token's cell in the calibration table, or ABSENT.
         known: Number of valid tokens in `tail`.
         origin: `Origin` of the most confident source.
-        tail: Newest tokens, ending with this token.
+        tail: Newest tokens up to and including this token, [LONGEST_KEY].
         confidence: Acceptance probability, given that the parent is accepted.
         path_confidence: Acceptance probability of the whole path.
     """
@@ -50,7 +50,7 @@ CANDIDATE = record_dtype(TreeCandidate)
 
 
 class TreeQueries(NamedTuple):
-    """The requests for which trees are grown.
+    """The requests of a batch, as inputs for growing their draft trees.
 
     Attributes:
         newest: Newest tokens of each request, ending with the root, [batch, LONGEST_KEY]; shorter
@@ -70,7 +70,7 @@ class TreeQueries(NamedTuple):
 
 
 class TreeQuery(NamedTuple):
-    """The request for which a tree is grown.
+    """The settings and limits for growing the draft tree of one request.
 
     Attributes:
         max_context: Maximum number of tokens in the context of a cached distribution.
@@ -86,14 +86,14 @@ class TreeQuery(NamedTuple):
 
 
 class TreeInputs(NamedTuple):
-    """All inputs for growing a tree.
+    """All inputs for growing the draft tree of one request.
 
     Attributes:
         table: Cached distributions.
-        calibration: Acceptance rates by source.
-        sources: Draft trees of the sources, for the batch.
-        row: Row of the request in `sources`.
-        query: Request for which the tree is grown.
+        calibration: Measured acceptance rates by source.
+        sources: Draft trees of all sources, for the whole batch.
+        row: Index of the request in the batch.
+        query: Settings and limits of the request.
     """
 
     table: SuccessorTable

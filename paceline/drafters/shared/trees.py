@@ -1,4 +1,4 @@
-"""Sort draft trees by probability, and compute the outcomes of cut trees."""
+"""Sort draft trees by probability, and adapt outcomes to trees that were cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.verification.rules import follow
 
 
 def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
-    """Return a tree sorted by path probability, and the original index of each node.
+    """Sort a tree by path probability; also return the original index of each node.
 
     Args:
         tree: Deterministic draft with confidences of at most 1, so that no node is more likely
@@ -35,10 +35,14 @@ def likeliest_first(tree: DraftTree) -> tuple[DraftTree, list[int]]:
 
 
 def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
-    """Return the outcome for a tree that differs from the tree that was verified.
+    """Convert the outcome of a verified tree to an outcome for a different tree.
 
     The new tokens determine which nodes of `tree` count as accepted. The target's predictions
     remain those of the verified tree.
+
+    Args:
+        tree: Tree for which the outcome is needed, such as the tree before it was cut.
+        outcome: Outcome of the verified tree.
     """
     if tree is outcome.tree:
         return outcome
@@ -50,13 +54,13 @@ def outcome_of(tree: DraftTree, outcome: Outcome) -> Outcome:
 
 
 def tried(outcome: Outcome) -> Iterator[tuple[int, bool]]:
-    """Yield each node whose parent was accepted, and whether the node was accepted.
+    """Yield each node with an accepted parent, and whether it was itself accepted.
 
-    The root counts as accepted. If the last emitted token is a draft token, the function omits the
-    children of its node, because the target's next token is not known.
+    The root counts as accepted. If the last emitted token is a draft token, its children are
+    omitted, because the target's next token is not known.
     """
     reached = {-1, *outcome.accepted}
-    # The target's token after the last one is not known.
+    # The target's prediction after the last new token is not known.
     predicted_at = {-1, *outcome.accepted[: len(outcome.new_token_ids) - 1]}
     return (
         (node, node in reached)

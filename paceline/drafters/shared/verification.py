@@ -8,8 +8,11 @@ _VERIFICATIONS = ("reject", "traverse", "follow")
 
 
 def require_verification(owner: str, verification: str) -> None:
-    """Reject an unknown value of the option `verification`.
+    """Raise an error if a drafter's option `verification` has an unknown value.
 
+    Args:
+        owner: Name of the drafter, for the message.
+        verification: Value to check.
     Raises:
         ConfigError: The value is unknown; the message suggests a close match.
     """
