@@ -1,4 +1,4 @@
-"""Describe an acceptance head: its draft model, its training and its accuracy."""
+"""Describe an acceptance head: the draft model, training and accuracy."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from paceline.text.token_ids import is_padded
 from paceline.util.files import digest_of, parse_json
 
 KIND, VERSION = "paceline acceptance head", 2
-# Inputs from the draft token's distribution; log_rest is the log of the total probability of all
-# other tokens.
+# Inputs computed from the draft token's distribution. `log_rest` is the logarithm of the total
+# probability of all other tokens.
 SCALARS = ("log_prob", "log_rest", "entropy")
-INPUTS = (("hidden",), ("hidden", *SCALARS))  # used by the published heads and by the shipped heads
+INPUTS = (("hidden",), ("hidden", *SCALARS))  # of the published heads, and of the packaged heads
 _NAME = 8  # number of digits in a prompt's name
 
 
 class RuleCost(Protocol):
-    """Costs of a rule that chooses the draft length (Huang et al. 2024, section 2)."""
+    """Verification and drafting costs of a length rule (Huang et al. 2024, section 2)."""
 
     @property
     def verification_rate(self) -> float:
@@ -50,7 +50,13 @@ def latency(draft: float, target: float, rates: RuleCost) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPoint:
-    """The costs that were measured for one stopping threshold."""
+    """The measured costs of one stopping threshold.
+
+    Attributes:
+        threshold: Maximum predicted probability of a rejection at which drafting continues.
+        verification_rate: Number of target forward passes per new token.
+        discard_rate: Number of rejected draft tokens per new token.
+    """
 
     threshold: float
     verification_rate: float
@@ -66,19 +72,19 @@ class HeadCard:
         draft: Human-readable name of the draft model.
         draft_fingerprint: Fingerprint of the draft model (`model_identity`). Recordings for this
             head must have the same fingerprint.
-        draft_sketch: Sample of the draft model's embedding (`Sketch.encode`), for recognising
-            copies of the model.
+        draft_sketch: Sample of the draft model's embedding (`Sketch.encode`), which identifies
+            modified copies of the model.
         hidden_size: Hidden size of the draft model.
         vocab_size: Vocabulary size of the draft model.
         depth: Number of residual blocks (D in the paper).
         inputs: Inputs of the last layer, one of `INPUTS`. The paper's heads use only the hidden
             state.
         scale: Calibration: the acceptance probability is sigmoid(scale * logit + shift).
-        shift: Calibration: see `scale`.
+        shift: Calibration: number added to the scaled logit (see `scale`).
         prior: Weights of `SCALARS`, and a constant. The head uses these weights to compute the
             logit of a token whose hidden state is not yet known. If empty, the draft model's
             probability is used instead.
-        recipe: How the head was recorded and trained.
+        recipe: Settings with which the training data was recorded and the head was trained.
         metrics: Accuracy on held-out prompts.
         curve: Measured costs of each stopping threshold. If empty, `threshold=auto` is not
             available.
@@ -86,7 +92,7 @@ class HeadCard:
             eight digits.
         dev_prompts: Names of the calibration prompts, joined into one string. Each name has
             eight digits.
-        weights_sha256: Checksum of the weights file; "" before saving.
+        weights_sha256: SHA-256 checksum of the weights file; "" before saving.
     """
 
     target: str
@@ -109,7 +115,7 @@ class HeadCard:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """All numbers on the card that are used in computations; they must be finite."""
+        """All numbers on the card that are used in calculations and must be finite."""
         points = (number for point in self.curve for number in dataclasses.astuple(point))
         return (self.scale, self.shift, *self.prior, *points)
 
@@ -124,17 +130,17 @@ class HeadCard:
         return _names(self.train_prompts) | _names(self.dev_prompts)
 
     def encode(self) -> bytes:
-        """Return the card as file content: JSON with a checksum over all entries."""
+        """Return the card as the content of a JSON file, with a checksum over all entries."""
         entries = {"kind": KIND, "version": VERSION, **dataclasses.asdict(self)}
         return (json.dumps({**entries, "sha256": digest_of(entries)}, indent=1) + "\n").encode()
 
     @staticmethod
     def decode(content: bytes, where: str) -> HeadCard:
-        """Read a card from file content.
+        """Read a card from the content of a JSON file.
 
         Args:
             content: Content of the file.
-            where: Name of the head in errors.
+            where: Name of the head, for error messages.
         Raises:
             ConfigError: The content is not a card, is damaged, or has a different version.
         """
@@ -146,12 +152,12 @@ class HeadCard:
             ) from error
         if not isinstance(entries, dict) or entries.get("kind") != KIND:
             raise ConfigError(
-                f"head {where!r}: got some other JSON; expected the card of an acceptance head."
+                f"head {where!r}: got different JSON; expected the card of an acceptance head."
                 f" {HELP}"
             )
         if entries.pop("sha256", None) != digest_of(entries):
             raise ConfigError(
-                f"head {where!r}: got a changed card; expected content that fits its checksum."
+                f"head {where!r}: got a changed card; expected content that matches its checksum."
                 f" {HELP}"
             )
         if entries.get("version") != VERSION:
@@ -170,16 +176,19 @@ class HeadCard:
             return card
         except ValueError as error:
             raise ConfigError(
-                f"head {where!r}: got a card with other entries ({error}); expected those of this"
-                f" release. {HELP}"
+                f"head {where!r}: got a card with invalid entries ({error}); expected those of"
+                f" this release. {HELP}"
             ) from error
 
     def check_draft(self, draft: PreTrainedModel, where: str) -> None:
         """Reject a draft model for which the head was not trained.
 
-        Quantised, fine-tuned and padded copies of the head's draft model are accepted. For such a
-        copy, the head may predict less well, but wrong predictions of a head cost only time.
+        Quantised, fine-tuned and padded copies of the head's draft model are accepted. With such a
+        copy, the head may predict less well, but wrong predictions only cost time.
 
+        Args:
+            draft: Draft model in use.
+            where: Name of the head, for error messages.
         Raises:
             ConfigError: Hidden size, vocabulary or weights differ; the message gives both values.
         """

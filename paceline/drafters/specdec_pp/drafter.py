@@ -2,10 +2,10 @@
 
 An acceptance head predicts the probability that the target rejects at least one draft token.
 Drafting stops when this probability exceeds a threshold (algorithm 2). With `threshold=auto`, the
-drafter picks the threshold with the lowest latency. For this choice, it uses measured times and the
-costs of each threshold that are stored with the head (equation 2.3). Unlike in the paper, the draft
-tree may also contain second choices. A second choice is the draft model's most likely alternative
-to a draft token.
+drafter picks the threshold with the lowest latency. It computes the latency (equation 2.3) from
+measured times and from the costs of each threshold, which are stored with the head. Unlike in the
+paper, the draft tree may also contain second choices. A second choice is the draft model's most
+likely alternative to a draft token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ __all__ = ["SpecDecPP", "SpecDecPPOptions"]
 
 
 class CostClock:
-    """Measures the median duration of forward passes over the most recent steps."""
+    """Measures the median duration of forward passes over recent steps.
+
+    The target's and the draft model's forward passes are timed separately.
+    """
 
     def __init__(self) -> None:
         self._draft: deque[float] = deque(maxlen=MEASURED_STEPS)  # seconds per forward
@@ -48,18 +51,23 @@ class CostClock:
         self._proposed: float | None = None
 
     def drafted(self, seconds: float, forwards: int) -> None:
-        """Record the drafting time, and start timing the target's forward pass."""
+        """Record the drafting time, and start timing the target's forward pass.
+
+        Args:
+            seconds: Time spent drafting in this step, in seconds.
+            forwards: Number of draft-model forward passes; with 0, nothing is recorded.
+        """
         if forwards:
             self._draft.append(seconds / forwards)
             self._proposed = time.perf_counter()
 
     def verified(self) -> tuple[float, float] | None:
-        """Record the end of verification; at intervals, return the median times.
+        """Stop timing the target, and return the median times at certain steps.
 
         Returns:
-            Median seconds per forward pass of the target and of the draft model, first after
-            FIRST_MEASURED_STEPS steps, and then every MEASURED_STEPS steps. None in all other
-            steps.
+            Median seconds per forward pass of the target and of the draft model. The first values
+            are returned after FIRST_MEASURED_STEPS steps, and later ones every MEASURED_STEPS
+            steps. None in all other steps.
         """
         if self._proposed is None:
             return None
@@ -75,12 +83,12 @@ class CostClock:
 
 
 class SpecDecPP(ChainDrafter):
-    """Drafts chains, each until an acceptance head expects a rejection.
+    """Drafts a chain per request until an acceptance head expects a rejection.
 
     With `threshold="auto"`, draft lengths depend on measured times, and may differ between runs.
-    Greedy text does not depend on the draft lengths, and neither does sampled text with
-    verification "follow". With the other verification methods, sampled text differs between runs
-    unless the threshold is fixed, but its distribution does not change.
+    Neither greedy text nor text sampled with verification "follow" depends on the draft lengths.
+    With the other verification methods, sampled text differs between runs unless the threshold is
+    fixed, but its distribution does not change.
 
     Attributes:
         threshold: Current threshold. Drafting stops when the predicted probability of a rejection
@@ -123,7 +131,7 @@ class SpecDecPP(ChainDrafter):
         """Build the drafter from its options and the draft model.
 
         Raises:
-            ConfigError: The head is missing, or does not fit the draft model.
+            ConfigError: The head is missing, or was trained for a different draft model.
         """
         if options.head is not None:
             return cls(options, draft, AcceptanceHead.load(options.head, draft.model))
@@ -147,8 +155,8 @@ class SpecDecPP(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Draft chains, and record how long it takes."""
-        # the budget may be switched off
+        """Draft chains, and measure the drafting time."""
+        # The draft budget may be switched off after construction.
         self._head_rule.keep_second_choices = self._second_choices and self.budget
         counters = self._shadows[requests[0].id].request.counters
         before, start = counters.target_forwards, time.perf_counter()
@@ -158,9 +166,9 @@ class SpecDecPP(ChainDrafter):
         return trees
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        """Return the chain as a tree with confidences, adding the likeliest alternatives.
+        """Return the chain as a tree with confidences, plus the likeliest second choices.
 
-        The head has not evaluated the last token yet, so that token's confidence is an estimate.
+        The head has not evaluated the last token yet, so its confidence is an estimate.
         """
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]
@@ -184,6 +192,11 @@ class SpecDecPP(ChainDrafter):
 
 
 def _second_probability(drawn: DrawnToken, confidence: float) -> float:
-    """Return the probability that the token is wrong and its alternative is correct."""
+    """Return the probability that the draft token is wrong and its alternative right.
+
+    Args:
+        drawn: Statistics of the draft token and of its most likely alternative.
+        confidence: Acceptance probability of the draft token.
+    """
     others = max(1.0 - math.exp(drawn.log_prob), drawn.second_prob, 1e-6)
     return (1.0 - confidence) * drawn.second_prob / others

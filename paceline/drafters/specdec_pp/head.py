@@ -1,9 +1,9 @@
 """Define the acceptance head of SpecDec++ (Huang, Guo, Wang 2024, section 3.2).
 
 The head estimates the probability that the target accepts a draft token. The head applies D
-residual blocks x + SiLU(Linear(x)) to the draft model's last hidden state, followed by a linear
-layer with two classes, rejected and accepted. Here, every block has separate weights; the authors'
-published heads repeat one block. Depending on the card's `inputs`, the last layer also takes
+residual blocks x + SiLU(Linear(x)) to the draft model's last hidden state. A linear layer with two
+classes, rejected and accepted, follows. Here, every block has separate weights; the authors'
+published heads repeat one block. Depending on the card's `inputs`, the last layer also reads
 scalars computed from the token's distribution (`scalars_of`).
 """
 
@@ -38,17 +38,18 @@ WEIGHTS, CARD = "head.safetensors", "card.json"
 
 
 class AcceptanceHead:
-    """Estimates acceptance probabilities with a trained head.
+    """Estimates the acceptance probability of draft tokens with a trained head.
 
     Args:
-        card: Description of the head.
+        card: Metadata of the head.
         tensors: Weights in float32: "blocks.I.weight" [hidden, hidden], "blocks.I.bias" [hidden],
             "last.weight" [2, hidden + scalars], "last.bias" [2].
         width: Hidden size of the draft model in use. This size exceeds the card's hidden size if
-            the draft model was enlarged with dimensions that are always zero.
+            the draft model was enlarged with dimensions that are always zero. Default: the card's
+            hidden size.
         device: Device of the draft model's hidden states.
     Raises:
-        ConfigError: The tensors do not fit the card.
+        ConfigError: The tensors do not match the card.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class AcceptanceHead:
             )
             for block in range(card.depth)
         ]
-        # The two-way softmax is a sigmoid of the classes' difference; calibration joins it in the
-        # same product.
+        # A softmax over two classes is the sigmoid of their difference. The calibration's scale is
+        # multiplied into the same weights.
         last = card.scale * (tensors["last.weight"][ACCEPTED] - tensors["last.weight"][REJECTED])
         self._last = functional.pad(last[: card.hidden_size], (0, pad)).to(device)
         self._scalars = [float(weight) for weight in last[card.hidden_size :]]
@@ -84,12 +85,15 @@ class AcceptanceHead:
     def load(path: str | Path, draft: PreTrainedModel) -> AcceptanceHead:
         """Load a head from its folder, for use with a draft model.
 
-        The draft model is the one that the head was trained for, or that model with its dimensions
-        enlarged by `paceline.bench.cost_scale`.
+        The draft model must be the one for which the head was trained, or a copy of it that
+        `paceline.bench.cost_scale` has enlarged.
 
         A folder in the format of the SpecDec++ code (config.json and model.safetensors) is also
         accepted. This format does not name the draft model, so only the hidden size is checked.
 
+        Args:
+            path: Folder of the head.
+            draft: Draft model in use.
         Raises:
             ConfigError: The head is missing or damaged, or belongs to a different draft model.
         """
@@ -101,7 +105,7 @@ class AcceptanceHead:
         content = _read(folder / WEIGHTS, where)
         if hashlib.sha256(content).hexdigest() != card.weights_sha256:
             raise ConfigError(
-                f"head {where!r}: got another {WEIGHTS}; expected the file that its card was"
+                f"head {where!r}: got a different {WEIGHTS}; expected the file that its card was"
                 f" written for. {HELP}"
             )
         card.check_draft(draft, where)
@@ -130,7 +134,7 @@ class AcceptanceHead:
         raise ConfigError(refused[0])
 
     def for_draft(self, draft: PreTrainedModel) -> AcceptanceHead:
-        """Return this head for a draft model and its device.
+        """Return a copy of this head for a given draft model, on the model's device.
 
         Raises:
             ConfigError: The head was trained for a different draft model.
@@ -141,7 +145,7 @@ class AcceptanceHead:
     def save(self, directory: str | Path) -> None:
         """Write the weights and the card to a folder.
 
-        The card contains the weights' checksum, so that an interrupted save is detected.
+        The card contains the weights' checksum, so that `load` detects an interrupted save.
 
         Raises:
             ConfigError: The files cannot be written.
@@ -161,11 +165,10 @@ class AcceptanceHead:
         See equation 3.1 of SpecDec++.
 
         Args:
-            hidden: The draft model's last hidden state at each token, after it has processed the
-                token, [n, hidden].
-            log_probs: Log-probability of the token in its distribution (for a greedy draft, in the
-                softmax at temperature 1), [n].
-            entropies: Entropy of that distribution in nats, [n].
+            hidden: The draft model's last hidden state after processing each token, [n, hidden].
+            log_probs: Log-probability of each token in its distribution, [n]. For a greedy draft,
+                the distribution is the softmax at temperature 1.
+            entropies: Entropy of each distribution in nats, [n].
         Returns:
             Acceptance probabilities, float32 [n].
         """
@@ -181,11 +184,11 @@ class AcceptanceHead:
     def early_confidences(self, log_probs: Tensor, entropies: Tensor) -> Tensor:
         """Return acceptance probabilities of tokens whose hidden states are not known yet.
 
-        The estimate uses only the token's distribution. It is not part of SpecDec++.
+        The estimate uses only each token's distribution. It is not part of SpecDec++.
 
         Args:
-            log_probs: Log-probability of the token in its distribution, [n].
-            entropies: Entropy of that distribution in nats, [n].
+            log_probs: Log-probability of each token in its distribution, [n].
+            entropies: Entropy of each distribution in nats, [n].
         Returns:
             Acceptance probabilities, float32 [n].
         """

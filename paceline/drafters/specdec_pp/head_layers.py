@@ -1,4 +1,4 @@
-"""Compute the layers of an acceptance head, and check their tensors."""
+"""Evaluate the layers of an acceptance head, and check their tensors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def accept_logits(
 ) -> Tensor:
     """Return the logit of "accepted" minus the logit of "rejected" for hidden states.
 
-    The result is only the contribution of the hidden states. The caller adds the contribution of
-    the scalar inputs (`scalars_of`).
+    The result includes only the contribution of the hidden states. The caller adds the contribution
+    of the scalar inputs (`scalars_of`).
 
     Args:
         blocks: Weight [hidden, hidden] and bias [hidden] of each residual block.
         last: Weights of the last layer for "accepted" minus those for "rejected", [hidden].
-        bias: Bias of the last layer for "accepted" minus that for "rejected", [].
+        bias: Bias of the last layer for "accepted" minus that for "rejected"; a scalar tensor.
         hidden: Hidden states, [n, hidden].
     Returns:
         One difference of logits per hidden state, [n].
@@ -39,14 +39,18 @@ def accept_logits(
 def scalars_of(log_probs: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scalar inputs to the last layer, each [n].
 
-    They are the log-probability, the log of 1 - probability, and the entropy. The two logarithms
-    form log-odds, which separate 0.99 from 0.9999 better than the log-probability.
+    They are the log-probability, the log of 1 - probability, and the entropy. The first two form
+    the log-odds, which distinguish 0.99 from 0.9999 better than the log-probability alone.
+
+    Args:
+        log_probs: Log-probability of each token, [n].
+        entropies: Entropy of each token's distribution in nats, [n].
     """
     return log_probs, torch.expm1(log_probs).neg_().clamp_(min=MIN_OTHER_SHARE).log_(), entropies
 
 
 def check_tensors(card: HeadCard, tensors: dict[str, Tensor]) -> None:
-    """Reject tensors that do not match the description in the head's card.
+    """Reject tensors that do not match the head's card.
 
     Raises:
         ConfigError: Inputs, depth, names, shapes or data types differ.

@@ -12,24 +12,25 @@ from paceline.drafters.shared.length_rules import ThresholdRule
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.util.device_copies import upload
 
-_NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # marks a token that is not from the draft
+_NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # placeholder for the text token before a draft
 
 
 class HeadRule(ThresholdRule):
     """Stops drafting once the head expects a rejection (SpecDec++, 3.2, algorithm 2).
 
-    The hidden state of a token is known only one forward pass after the draft model has sampled
-    the token, so the head evaluates the token then. The method `confidences` therefore returns the
-    confidence in the token before each new token. For the newest token, the head estimates an early
-    confidence from the token's distribution (`AcceptanceHead.early_confidences`).
+    The hidden state of a token becomes known only one forward pass after the draft model has
+    sampled the token. The head therefore evaluates each token one pass later, and `confidences`
+    returns the confidence of the token before each new token. For the newest token, the head
+    estimates an early confidence from the token's distribution
+    (`AcceptanceHead.early_confidences`).
 
     Args:
         head: Acceptance head.
         threshold: Maximum probability of a rejection (h in the paper).
         min_tokens: Minimum number of tokens in a draft.
         max_tokens: Maximum number of tokens in a draft.
-        counts_newest: Whether to use the early confidence of the newest token, if the head was
-            trained to estimate early confidences.
+        counts_newest: Whether the rule also uses the newest token's early confidence. The rule
+            ignores this argument if the head was not trained to estimate early confidences.
     Attributes:
         keep_second_choices: Whether to record the draft model's most likely alternative to each
             token.
@@ -51,7 +52,7 @@ class HeadRule(ThresholdRule):
         self.keep_second_choices = False
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return statistics of the drawn tokens, and confidences in the preceding tokens.
+        """Compute statistics of the drawn tokens, and confidences of the preceding tokens.
 
         The statistics are log-probability, entropy and early confidence (an estimate from the
         token's distribution). With `keep_second_choices`, the two most likely tokens and their
@@ -74,9 +75,9 @@ class HeadRule(ThresholdRule):
         return [log_probs, entropies, early, confidences.view_as(early), *seconds]
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return the confidence in the token before each new token.
+        """Return the confidence of the token before each new token.
 
-        The token before a draft's first token was not drafted, so its confidence is 1.
+        The token before a draft's first token is part of the text, so its confidence is 1.
         """
         *figures, before = (figure.tolist() for figure in new.figures[:4])
         seconds = new.seconds(*new.figures[4:]) if self.keep_second_choices else ()
@@ -91,5 +92,5 @@ class HeadRule(ThresholdRule):
         return confidences
 
     def early_confidence(self, chain: Chain, index: int) -> float:
-        """Return the confidence in the newest token, or 1 if the rule ignores that token."""
+        """Return the newest token's early confidence, or 1 if the rule ignores that token."""
         return chain.drawn[index].early_confidence if self._counts_newest else 1.0

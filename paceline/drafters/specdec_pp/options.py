@@ -23,9 +23,9 @@ class SpecDecPPOptions:
             threshold costs, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
-        count_undecided: Include the newest draft token in the rejection probability. The head makes
-            only a first estimate for this token, whose hidden state is not known yet. Defaults to
-            true.
+        count_undecided: Include the newest draft token in the rejection probability. For this
+            token, whose hidden state is not known yet, the head makes only a rough estimate.
+            Defaults to true.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
         budget: Verify only the nodes that are expected to save time. The acceptance head estimates
             each node's acceptance probability. The budget never shortens sampled drafts, because

@@ -3,7 +3,7 @@
 A head consists of config.json, with `hidden_size` and `num_layers`, and model.safetensors. In the
 authors' code, all D blocks are the same module (a list multiplied by D). A checkpoint stores the
 tensors of this module D times under different keys, or only once if duplicates are omitted. In both
-cases, this module gives every block a separate copy.
+cases, the loaded head gets a separate copy of the tensors for every block.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ _WEIGHTS, _PICKLE, _CONFIG = "model.safetensors", "pytorch_model.bin", "config.j
 
 
 def is_published(folder: Path, card: str) -> bool:
-    """Return whether `folder` holds a head in the SpecDec++ authors' format.
+    """Return whether a folder contains a head in the format of the SpecDec++ authors.
 
-    Such a folder contains no file whose name is the value of `card`.
+    Args:
+        folder: Folder of the head.
+        card: Name of the card file, which only heads in this package's format contain.
     """
     return not (folder / card).exists() and (folder / _CONFIG).exists()
 
@@ -36,15 +38,18 @@ def is_published(folder: Path, card: str) -> bool:
 def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict[str, Tensor]]:
     """Read the card and the tensors of a head in the SpecDec++ authors' format.
 
+    Args:
+        folder: Folder of the head.
+        draft: Draft model in use.
     Raises:
-        ConfigError: The file is pickled or damaged or has another format, or the head does not
-            fit the draft model's hidden size.
+        ConfigError: The file is pickled or damaged, has a different format, or does not match the
+            draft model's hidden size.
     """
     where = str(folder)
     if not (folder / _WEIGHTS).exists() and (folder / _PICKLE).exists():
         raise ConfigError(
             f"head {where!r}: got a pickled file ({_PICKLE}), which can run code when it is read;"
-            f" expected {_WEIGHTS}. Save it as that where it is trusted."
+            f" expected {_WEIGHTS}. Convert it where it is trusted."
         )
     try:
         config = parse_json((folder / _CONFIG).read_bytes())
@@ -73,10 +78,14 @@ def read_published(folder: Path, draft: PreTrainedModel) -> tuple[HeadCard, dict
 
 
 def _untied(stored: dict[str, Tensor], depth: int, where: str) -> dict[str, Tensor]:
-    """Return the tensors of a published head, named as in `AcceptanceHead`.
+    """Rename the tensors of a published head to the names that `AcceptanceHead` uses.
 
-    If the file does not contain a block, the block gets a copy of the tensors of the first block in
-    the file.
+    If the file omits a block, the block gets a copy of the first stored block's tensors.
+
+    Args:
+        stored: Tensors in the file, by name.
+        depth: Number of residual blocks.
+        where: Folder of the head, for error messages.
     """
     blocks = sorted(
         {
@@ -94,7 +103,7 @@ def _untied(stored: dict[str, Tensor], depth: int, where: str) -> dict[str, Tens
     ):
         raise ConfigError(
             f"head {where!r}: got {', '.join(sorted(stored))}; expected {depth} residual blocks"
-            f" 'model.I.linear' as its config says, 0 to {MAX_BLOCKS}, and the last layer"
+            f" 'model.I.linear' (as in config.json; at most {MAX_BLOCKS}), and the last layer"
             " 'model.D'. Download it again."
         )
     tensors = {"last.weight": stored[f"{last}.weight"], "last.bias": stored.get(f"{last}.bias")}
