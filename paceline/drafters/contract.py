@@ -246,8 +246,8 @@ def _require_empty(drafter: Drafter, requests: list[Request]) -> None:
     names = leftovers(drafter, range(requests[0].id, last))
     if names:
         raise DrafterError(
-            f"the drafter {drafter.name!r} still holds state of stopped requests in"
-            f" {', '.join(names)}. Free it in stop."
+            f"the drafter {drafter.name!r} still holds stopped requests in {', '.join(names)}. Free"
+            " them in stop."
         )
 
 

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-EXTENDED_GUESSES = 2  # The first 2 guesses are extended with further n-grams from the pool.
+EXTENDED_GUESSES = 2  # Number of guesses, from the first on, that further n-grams extend.

@@ -1,7 +1,7 @@
 """Cache an engine's recent answers in memory, searchable like a datastore.
 
-The first shard holds finished answers. The second shard holds unfinished answers, and answers that
-finished after the first shard was last sorted. A shard is sorted again once it has grown by a
+The first shard contains finished answers. The second shard contains unfinished answers, and answers
+that finished after the first shard was last sorted. A shard is sorted again once it has grown by a
 quarter. Tokens added since the last sort cannot be found yet; they make up at most a fifth of a
 shard. Each token is sorted about ten times, which takes about a microsecond per token in total.
 """
@@ -25,13 +25,13 @@ _Text = NDArray[np.uint32]
 
 
 class AnswerMemory:
-    """Caches answers in memory, with the same update methods as `Datastore`.
+    """Caches answers in memory; its update methods are those of `Datastore`.
 
     Args:
-        max_tokens: Maximum number of tokens in all finished answers. The maximum also applies to
-            all unfinished answers, which are counted separately.
+        max_tokens: Maximum total number of tokens in finished answers. The same maximum applies
+            separately to unfinished answers.
     Attributes:
-        shards: Searchable shards. Each change replaces the whole tuple.
+        shards: Sorted shards to search. Each change replaces the whole tuple.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -40,12 +40,12 @@ class AnswerMemory:
         self._finished: list[_Text] = []  # answers that are not in the first shard yet
         self._unfinished = RunningOutputs(max_tokens)
         self._old_shard: tuple[Shard, ...] = ()
-        self._sorted = 0  # tokens in the second shard
+        self._sorted = 0  # number of tokens in the second shard
         self.shards: tuple[Shard, ...] = ()
         _shard([np.zeros(1, dtype=np.uint32)])  # compiles the sort now, not during an answer
 
     def follow(self, outputs: Mapping[int, Sequence[int]]) -> None:
-        """Add tokens of unfinished answers, and sort the shards if necessary.
+        """Add new tokens of unfinished answers, and sort the shards again if needed.
 
         Args:
             outputs: New tokens since the previous call, by request id.
@@ -54,7 +54,7 @@ class AnswerMemory:
             self._unfinished.extend(output, token_ids)
         finished = _size(self._finished)
         known = finished + self._unfinished.tokens
-        if known < self._sorted:  # some were dropped
+        if known < self._sorted:  # answers were dropped
             self._sorted = 0
         if known - self._sorted < max(MIN_NEW_TOKENS, self._sorted // GROWTH_SHARE):
             return
@@ -65,7 +65,7 @@ class AnswerMemory:
         self.shards = self._old_shard + _shard(texts)
 
     def unfollow(self, output: int) -> None:
-        """Drop an unfinished answer; `append` adds it again once it is finished."""
+        """Remove an unfinished answer; once it is finished, `append` adds it again."""
         self._unfinished.drop(output)
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -73,7 +73,7 @@ class AnswerMemory:
         self._finished.append(np.array(token_ids, dtype=np.uint32))
 
     def _age(self) -> None:
-        """Move finished answers to the first shard, and evict the oldest ones."""
+        """Move finished answers to the first shard, and evict its oldest answers."""
         self._old.extend(self._finished)
         self._finished.clear()
         spare = _size(self._old) - self._max_tokens
@@ -87,5 +87,5 @@ def _size(texts: Iterable[_Text]) -> int:
 
 
 def _shard(texts: Collection[_Text]) -> tuple[Shard, ...]:
-    """Build a shard from texts; return an empty tuple if there are no texts."""
+    """Build a sorted shard from texts; without texts, return an empty tuple."""
     return (Shard.in_memory(texts, _ANY_TOKEN, _WIDTH),) if texts else ()

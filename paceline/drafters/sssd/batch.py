@@ -1,4 +1,7 @@
-"""Draft for a batch in several threads; each handles one request at a time."""
+"""Draft for all requests of a batch in several threads.
+
+Each thread drafts for one request at a time.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from paceline.util.compiled import Records, compiled, record_dtype, take_number
 
 
 class DraftJob:
-    """A request in a batch.
+    """The inputs and outputs of drafting for one request.
 
     Attributes:
-        address: Address of the request's `RequestState`. The arrays of the state must have room for
-            the new tokens.
+        address: Memory address of the request's `RequestState`. The state's arrays must have room
+            for the new tokens.
         begin: Index of the request's first new token in `new_tokens`.
         end: Index after the request's last new token in `new_tokens`.
         nodes: Maximum number of nodes in the tree.
@@ -52,18 +55,19 @@ def draft_batch(
     taken: NDArray[np.int64],
     top_tokens: NDArray[np.int64],
 ) -> int:
-    """Append the new tokens to each request in a batch, and draft its tree.
+    """Append each request's new tokens to its index, and draft its tree.
 
-    If an argument is None, the code that needs the argument is removed at compile time.
+    Several threads call this function on the same arguments. If an argument is None, the code that
+    needs the argument is removed at compile time.
 
     Args:
         weights: Weights of the scoring network, [WEIGHTS]; None with `fusion=paper`.
         merging: True with `fusion=paper`, otherwise None.
-        jobs: Requests, [batch].
+        jobs: One job per request, [batch].
         new_tokens: New tokens of all requests.
         table: Shards of a snapshot of the datastore, [shards]; empty without a datastore.
         drafted: Output: nodes of all trees, [batch, max_nodes] records of DRAFT_NODE.
-        taken: Number of requests that the threads have started so far, [1]; initially 0.
+        taken: Number of requests that all threads have started so far, [1]; initially 0.
         top_tokens: The target's top tokens at the position of each request's newest token,
             [batch, k]; -1 marks a missing token.
     Returns:

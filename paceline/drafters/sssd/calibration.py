@@ -23,12 +23,14 @@ WEIGHTS_FILE = Path(__file__).parent / "calibration.json"
 
 
 def load_weights(path: Path = WEIGHTS_FILE) -> NDArray[np.float32]:
-    """Return the network's weights, in the order in which `network.py` reads them.
+    """Load the weights of the scoring network, in the order that `network.py` expects.
 
-    They apply to inputs that are not scaled. The result has the shape [WEIGHTS].
+    The network's inputs are not normalised.
 
+    Returns:
+        Weights, float32 [WEIGHTS].
     Raises:
-        ConfigError: The file is missing, damaged, or belongs to another release.
+        ConfigError: The file is missing, damaged, or belongs to a different release.
     """
     try:
         content = parse_json(path.read_bytes())

@@ -11,7 +11,7 @@ match pointers; "match" is the number of matching tokens:
     9          REQUEST   2       8       output (position 9 is in the answer)
     40         0         5       8       store (shard 0 of the datastore)
 
-The pointers lead to two different tokens, 7 and 8. Each triple stands for prompt, output and store:
+The pointers lead to two different tokens, 7 and 8. Each triple lists prompt, output and store:
 
     counts      token   by_band                        longest     nearest   tokens
     =========   =====   ============================   =========   =======   =========
@@ -46,10 +46,10 @@ PROMPT, OUTPUT, STORE = range(3)  # indices of the sources
 ORIGINS = np.array([Origin.PROMPT, Origin.OUTPUT, Origin.DATASTORE], dtype=np.int8)  # by source
 _CACHED = np.int8(Origin.POOL)
 BANDS = len(BAND_STARTS)
-# Band by length of match; a match of no tokens counts in the first band.
+# Index of the band for each match length; length 0 belongs to the first band.
 _BAND_OF = np.searchsorted(BAND_STARTS, np.arange(LONGEST + 1), side="right") - 1
 _BAND_OF = np.maximum(_BAND_OF, 0).astype(np.int64)
-_SLOTS = 512  # of the hash table over tokens; a power of two above MAX_TOKENS
+_SLOTS = 512  # size of the hash table of tokens; a power of two above MAX_TOKENS
 
 Int32 = Annotated[int, np.int32]
 BySource = Annotated[NDArray[np.int32], np.int32, len(COUNTED_TEXTS)]
@@ -57,7 +57,7 @@ BySourceAndBand = Annotated[NDArray[np.int32], np.int32, (len(COUNTED_TEXTS), BA
 
 
 class PointerCounts:
-    """Counts of a node's match pointers to one token.
+    """Counts of the match pointers that lead from a node to the same next token.
 
     A match pointer is the position after an earlier match of the newest tokens.
 
@@ -65,16 +65,16 @@ class PointerCounts:
         token: Token id.
         by_band: Number of matching pointers, by source (prompt, output or datastore) and by band of
             match lengths.
-        longest: Length of the longest match, by source; 0 if the source does not offer the token.
+        longest: Length of the longest match, by source; 0 if the source does not propose the token.
         cached: Length of the longest match in recent answers (in-memory shards of the datastore).
         pointers: Number of pointers, including weak matches.
         skips: Number of pointers that skip the newest token (`weak_matches`).
         votes: Number of votes for the token as a related token (`weak_matches`).
         hinted: Source of the weak match that was counted last.
         nearest: Latest position of the token after a match in the request, or -1.
-        off: Distance in tokens between two positions in the request: where the text is being copied
-            from (`follow_copy`), and the token's closest position after a match. At most
-            MAX_DISTANCE.
+        off: Distance in tokens between two positions in the request: the position from which text
+            is being copied (`follow_copy`), and the token's closest position after a match. At
+            most MAX_DISTANCE.
     """
 
     token: int
@@ -98,7 +98,7 @@ class NodeCounts:
         by_band: Number of matching pointers, by source (prompt, output or datastore) and by band of
             match lengths.
         longest: Length of the longest match, by source.
-        tokens: Number of different tokens, by source.
+        tokens: Number of different next tokens, by source.
         skips: Number of pointers that skip the newest token (`weak_matches`).
         matches: Number of matching pointers, which excludes weak matches.
     """
@@ -114,7 +114,7 @@ POINTER_COUNTS, NODE_COUNTS = record_dtype(PointerCounts), record_dtype(NodeCoun
 
 
 class SuccessorCounts(NamedTuple):
-    """Counts of the tokens that may follow a node.
+    """Match statistics of all tokens that may follow a node.
 
     Attributes:
         tokens: Counts per token, [MAX_TOKENS], in the order in which the tokens were first found.
@@ -129,7 +129,7 @@ class SuccessorCounts(NamedTuple):
 
 @subroutine
 def new_counts() -> SuccessorCounts:
-    """Allocate arrays for counting, which are reused for every node."""
+    """Allocate the arrays for counting; the caller reuses them for every node."""
     tokens, node = np.empty(MAX_TOKENS, dtype=POINTER_COUNTS), np.empty(1, dtype=NODE_COUNTS)
     return SuccessorCounts(tokens, node, np.empty(_SLOTS, dtype=np.int16))
 
@@ -149,7 +149,7 @@ def count_tokens(
         table: Shards of the datastore.
         pool: Match pointers of all nodes in the tree.
         pointers: Range of the node's match pointers in `pool`.
-        prompt_length: Length of the prompt.
+        prompt_length: Length of the prompt, in tokens.
         copy_position: Position in the request from which text is being copied (`follow_copy`).
         counts: Counts to overwrite.
     Returns:
@@ -213,9 +213,9 @@ def _count(
 
 @kernel
 def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, int]:
-    """Return a token's index in `counts.tokens`, and the number of tokens there.
+    """Return a token's index in `counts.tokens`, and the new number of tokens.
 
-    A new token is added to `counts.tokens`. If there is no room for it, the index is -1.
+    A new token is added to `counts.tokens`. If the array is full, the index is -1.
     """
     slot = (token * 0x9E3779B1 >> 7) & (_SLOTS - 1)
     while counts.slots[slot] >= 0 and counts.tokens[counts.slots[slot]].token != token:
@@ -233,7 +233,7 @@ def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, in
 
 @kernel
 def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
-    """Return whether a token can be skipped without scoring.
+    """Return whether a token is so unlikely that scoring it can be skipped.
 
     A token is skipped if the node has many tokens, and the token has only one match pointer, with a
     short match. A short match is at least two tokens shorter than the node's longest match.
@@ -268,9 +268,9 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 
 @kernel
 def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the index of the token with the longest match in the request, or -1.
+    """Return the index of the token after the longest match in the request, or -1.
 
-    If several tokens have matches of this length, the token with the latest position wins.
+    If several tokens follow matches of this length, the token with the latest position wins.
     """
     best, longest = -1, 0
     for which in range(num_tokens):
@@ -285,9 +285,9 @@ def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
 
 @kernel
 def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
-    """Return the index of the token with the longest match in the datastore, or -1.
+    """Return the index of the token after the longest match in the datastore, or -1.
 
-    If several tokens have matches of this length, the token with the most matches wins.
+    If several tokens follow matches of this length, the token with the most matches wins.
     """
     best, longest, max_matches = -1, 0, 0
     for which in range(num_tokens):

@@ -4,14 +4,16 @@ Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=pape
 sources and fixed weights. `fusion=calibrated` predicts the probability of each token from the
 match statistics of both sources (`features`). It also searches the engine's recent answers.
 
-- `request_index`: earlier positions of the newest tokens in the request.
-- `request_matches`, `store_matches`, `weak_matches`: match pointers of a node (positions after
-  earlier matches), stored in a `pool`.
-- `counting`: match statistics by token.
-- `features`: inputs of a small network. `network`: the probability that this network predicts.
-- `search`: growth of the tree, best first. `paper`: growth of the tree with `fusion=paper`.
-- `last_top_tokens`: candidates from the target's last logits.
-- `batch`: all requests of a step. `answer_memory`: recent answers.
+The modules of this package do the following:
+
+- `request_index` finds earlier positions of the newest tokens in the request.
+- `request_matches`, `store_matches` and `weak_matches` find a node's match pointers (positions
+  after earlier matches), and store them in a `pool`.
+- `counting` computes match statistics by token.
+- `features` computes the inputs of a small network; `network` predicts a token's probability.
+- `search` grows the tree, most likely nodes first; `paper` does so with `fusion=paper`.
+- `last_top_tokens` adds candidates from the target's last logits.
+- `batch` drafts for all requests of a step; `answer_memory` caches recent answers.
 """
 
 from __future__ import annotations
@@ -49,9 +51,9 @@ from paceline.util.threads import Threads
 
 
 class Sssd(Drafter):
-    """Finds draft tokens in the request, recent answers and a datastore; lossless.
+    """Finds draft tokens in the request, in recent answers and in a datastore.
 
-    One compiled call drafts for all requests of a batch, on all cores.
+    A single compiled call drafts for all requests of a batch, on all cores.
     """
 
     name = "sssd"
@@ -73,7 +75,7 @@ class Sssd(Drafter):
         self._store = None if options.datastore is None else datastore.open(options.datastore)
         if self._store is not None:
             self.ids_below = self._store.vocab_size
-        self._limit = 0  # vocabulary size of the target, if the store's is larger
+        self._limit = 0  # the target's vocabulary size if smaller than the datastore's, else 0
         self._memory = AnswerMemory(options.memory_tokens) if options.memory_tokens else None
         self._learning = self._store if options.update_datastore else self._memory
         self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
@@ -81,7 +83,7 @@ class Sssd(Drafter):
         self.top_k = 1 + len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0
         self._top_tokens = LastTopTokens(len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0)
         self._index: dict[int, RequestIndex] = {}
-        # Append once, so that the code is compiled before a request waits for it.
+        # This call compiles the code before the first request needs it.
         RequestIndex().append([])
         self._workers = usable_cores()
         self._threads = Threads(max(1, self._workers - 1), "paceline sssd")
@@ -96,7 +98,7 @@ class Sssd(Drafter):
         return cls(options)
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Propose only token ids below the size of the target's vocabulary."""
+        """Limit drafts to token ids below the size of the target's vocabulary."""
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._snapshot = Snapshot(self._snapshot.path, ())
@@ -113,7 +115,7 @@ class Sssd(Drafter):
             self._store.refresh()
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft one tree per request.
+        """Draft one tree of retrieved tokens per request.
 
         Raises:
             DatastoreError: A shard of the datastore is damaged; the message names it.
@@ -123,7 +125,14 @@ class Sssd(Drafter):
         return self.retrieve(requests, max_nodes).draft_trees()
 
     def retrieve(self, requests: Sequence[Request], max_nodes: list[int]) -> ArrayTrees:
-        """Draft like `propose`, but return the trees as arrays; `requests` is not empty."""
+        """Draft trees like `propose`, but return them as arrays.
+
+        Args:
+            requests: Requests to draft for; at least one.
+            max_nodes: Maximum number of nodes for each request.
+        Raises:
+            DatastoreError: A shard of the datastore is damaged; the message names it.
+        """
         batch = _SearchBatch(self._options.max_nodes or MAX_NODES)
         for request, limit in zip(requests, max_nodes, strict=True):
             batch.add(request, self._index[request.id], limit)
@@ -144,11 +153,11 @@ class Sssd(Drafter):
         return batch.trees()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Store the target's top tokens at the position of each request's newest token."""
+        """Store the target's top tokens that the last logits of each request contain."""
         self._top_tokens.observe(outcomes)
 
     def stop(self, request: Request) -> None:
-        """Drop the request's index, and store its answer for later drafts.
+        """Free the request's index, and store its answer for later drafts.
 
         The last tokens of the prompt are stored together with the answer.
         """
@@ -183,20 +192,27 @@ class Sssd(Drafter):
         return self._snapshot
 
     def _searched(self, count: int, *arguments: Any) -> list[int]:
-        """Search a batch in this thread and, depending on its size, in other threads."""
+        """Draft for a batch in this thread and, if the batch is large, in further threads.
+
+        Args:
+            count: Number of requests.
+            arguments: Arguments of `draft_batch`.
+        Returns:
+            Result of each thread: -1, or the index of a damaged shard.
+        """
         helpers = min(self._workers, count // REQUESTS_PER_THREAD) - 1
         others = [self._threads.submit(draft_batch, *arguments) for _ in range(helpers)]
         return [draft_batch(*arguments), *(other.result() for other in others)]
 
 
 class _SearchBatch:
-    """Collects the arrays for one compiled call.
+    """Collects the requests of a batch as arrays for one compiled call.
 
     Args:
         max_tree: Maximum number of nodes in a tree.
     Attributes:
-        outputs: New output tokens by request id. A request's first entry starts with the end of
-            the prompt.
+        outputs: New output tokens by request id. A request's first entry starts with the end of the
+            prompt.
     """
 
     def __init__(self, max_tree: int) -> None:
@@ -208,7 +224,13 @@ class _SearchBatch:
         self.outputs: dict[int, list[int]] = {}
 
     def add(self, request: Request, index: RequestIndex, limit: int) -> None:
-        """Add a request whose tree may have at most `limit` nodes."""
+        """Add a request to the batch.
+
+        Args:
+            request: Request to draft for.
+            index: Index of the request's text.
+            limit: Maximum number of nodes in the tree.
+        """
         token_ids, known, begin = request.token_ids, len(index), len(self._new_tokens)
         length, prompt_length = len(token_ids), request.prompt_length
         new = token_ids[known:]
@@ -223,7 +245,7 @@ class _SearchBatch:
         self._jobs.append((index.address, begin, begin + len(new), nodes, levels, 0))
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
-        """Allocate the output, and return the arguments of `draft_batch` for this batch.
+        """Allocate the output arrays, and return the arguments of `draft_batch`.
 
         They are `jobs`, `new_tokens`, `table`, `drafted` and `taken`.
         """

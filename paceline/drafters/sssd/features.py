@@ -30,7 +30,7 @@ from paceline.drafters.sssd.settings import ESCAPE, HIDDEN, NEVER, SHARE_FLOOR
 from paceline.util.compiled import kernel, record_dtype
 
 Number = Annotated[Any, np.float32]
-# of the prompt, the own output, the datastore
+# One value each for the prompt, the output and the datastore.
 OfSources = Annotated[NDArray[np.float32], np.float32, len(COUNTED_TEXTS)]
 
 
@@ -42,10 +42,10 @@ class Inputs:
     follows the match (`pointers`).
 
     Attributes:
-        blend: Share of the token, blended over match lengths (`_blend`); log odds, or 0 if the
-            source does not offer the token.
-        top_share: Share of the token among the longest matches of the node; log odds, or 0 if the
-            source does not offer the token.
+        blend: Fraction of the node's matches that the token follows, blended over match lengths
+            (`_blend`); log odds, or 0 if the source does not propose the token.
+        top_share: Fraction of the node's longest matches that the token follows; log odds, or 0 if
+            the source does not propose the token.
         longest_of_token: Length of the longest match before the token; log(1 + tokens).
         count: Number of matching pointers to the token; log(1 + n).
         latest_of_longest: 1 for the token after the longest match in the request, or for the most
@@ -59,7 +59,8 @@ class Inputs:
             log(1 + n).
         vote_share: Number of votes for the token as a related token (`weak_matches`), divided by
             the node's number of matching pointers.
-        skip_share: Share of the token among pointers that skip the newest token; log odds.
+        skip_share: Fraction of the pointers skipping the newest token that lead to this token; log
+            odds.
         skips: Number of pointers to the token that skip the newest token; log(1 + n).
         top_pointers: Number of the node's pointers whose matches are in the same length band as its
             longest match; log(1 + n).
@@ -98,7 +99,7 @@ class Inputs:
 
 
 INPUTS = record_dtype(Inputs)
-TOKEN_INPUTS: int = INPUTS.fields["top_pointers"][1] // 4  # inputs from here on belong to the node
+TOKEN_INPUTS: int = INPUTS.fields["top_pointers"][1] // 4  # inputs of the token; the node's follow
 
 
 def _names() -> Iterator[str]:
@@ -110,7 +111,7 @@ def _names() -> Iterator[str]:
 
 FEATURES = tuple(_names())
 WEIGHTS = (len(FEATURES) + 2) * HIDDEN + 1  # both layers with their biases
-_MAX_LOG = 1023  # larger counts enter as this one
+_MAX_LOG = 1023  # maximum count; higher counts are treated as this value
 _LOGS = np.log1p(np.arange(_MAX_LOG + 1)).astype(np.float32)
 _ESCAPE, _FLOOR = np.float32(ESCAPE), np.float32(SHARE_FLOOR)
 _NOTHING = math.log(SHARE_FLOOR / (1 + SHARE_FLOOR))  # log odds of no share
@@ -124,7 +125,15 @@ def describe_node(
     parent_confidence: float,
     request: RequestState,
 ) -> None:
-    """Fill in the network inputs that describe a node."""
+    """Fill in the network inputs that describe the node before a token.
+
+    Args:
+        inputs: Inputs to fill.
+        counts: Counts of the tokens that follow the node.
+        depth: Depth of the node.
+        parent_confidence: Confidence of the node.
+        request: State of the request.
+    """
     node = counts.node[0]
     for source in range(len(COUNTED_TEXTS)):
         total, top = 0, 0
@@ -188,13 +197,15 @@ def describe_token(
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
     """Estimate a token's probability from one source, by blending match lengths.
 
-    The method is that of PPM (prediction by partial matching).
-    At each match length, the token's share of all matches is blended with its share at the next
-    shorter length.
+    The method is that of PPM (prediction by partial matching). At each match length, the fraction
+    of matches that the token follows is blended with the same fraction at the next shorter length.
 
+    Args:
+        node: Number of the node's matches, by length band.
+        token: Number of these matches that the token follows, by length band.
     Returns:
-        The blended share, the share among the longest matches, and the number of matches that the
-        token follows.
+        The blended fraction, the fraction among the longest matches, and the total number of
+        matches that the token follows.
     """
     all_above, token_above = 0, 0
     for band in range(BANDS):

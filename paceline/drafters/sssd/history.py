@@ -1,4 +1,4 @@
-"""Track acceptance and source accuracy for one request."""
+"""Track how often a request's draft tokens and its sources' guesses are correct."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from paceline.drafters.sssd.request_index import RequestState
 from paceline.drafters.sssd.settings import INITIAL_ACCEPTED, INITIAL_HITS, MEAN_RATE
 from paceline.util.compiled import kernel
 
-_NO_COPY = -(1 << 30)  # as copy_position: below 0 whatever the length of the output
+_NO_COPY = -(1 << 30)  # initial copy_position, which stays below 0 however long the output is
 
 
 @kernel
 def note_step(request: RequestState, new_tokens: NDArray[np.int64]) -> None:
-    """Update the mean number of accepted tokens and each source's share of hits.
+    """Update a request's mean number of accepted tokens and its sources' hit rates.
 
     A source has a hit if the token that it guessed is the first new token.
+
+    Args:
+        request: State of the request.
+        new_tokens: Tokens generated since the previous call.
     """
     if not request.started:
         request.accepted = INITIAL_ACCEPTED

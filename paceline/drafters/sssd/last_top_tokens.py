@@ -1,7 +1,7 @@
-"""Offer the target's latest top tokens as children of the root (LogitSpec).
+"""Draft the target's latest top tokens as children of the root (LogitSpec).
 
 The root is the token that the target chose from its last logits. The other top tokens in these
-logits often occur one position later. For example, if "the" was chosen and "new" was second, the
+logits often occur one position later. For example, if "the" was chosen and "new" ranked second, the
 text may continue with "the new". The search then extends such a child like any other node.
 """
 
@@ -24,7 +24,9 @@ _RECYCLED = int(Origin.RECYCLED)
 
 
 class LastTopTokens:
-    """The target's top tokens at the position of each request's newest token.
+    """Stores the target's top tokens in the last logits of each request.
+
+    These are the logits from which the request's newest token was chosen.
 
     Args:
         count: Maximum number of tokens per request; 0 disables this source of draft tokens.
@@ -38,14 +40,14 @@ class LastTopTokens:
         """Store the top tokens after the last accepted node of each outcome."""
         if self._count:
             for outcome in outcomes:
-                if outcome.target_top is None:  # the drafter rests
+                if outcome.target_top is None:  # no top tokens are reported while drafting pauses
                     self._tokens.pop(outcome.request.id, None)
                 else:
                     row = outcome.accepted[-1] + 1 if outcome.accepted else 0
                     self._tokens[outcome.request.id] = outcome.target_top.token_ids[row].tolist()
 
     def rows(self, requests: Sequence[Request]) -> IntArray:
-        """Return each request's stored top tokens, leaving out its newest token.
+        """Return each request's stored top tokens, except for the request's newest token.
 
         The result has the shape [batch, count] and is padded with -1.
         """
@@ -63,11 +65,16 @@ class LastTopTokens:
 
 @kernel
 def offer_top_tokens(frontier: Records[Child], waiting: int, top_tokens: NDArray[np.int64]) -> int:
-    """Offer top tokens as children of the root; return the number of candidates.
+    """Add top tokens to the frontier as children of the root; return its new size.
 
-    The frontier holds the candidates for the next tree node. The candidates that retrieval has
+    The frontier contains the candidates for the next tree node. The candidates that retrieval has
     found keep their probabilities. Each top token that retrieval has not found becomes a candidate,
-    and gets a share of the remaining probability.
+    and is assigned a fraction of the remaining probability.
+
+    Args:
+        frontier: Candidates; only the first `waiting` entries are valid.
+        waiting: Number of candidates on the frontier so far.
+        top_tokens: Top tokens, most likely first, [count]; -1 marks a missing token.
     """
     found = 0.0
     for index in range(waiting):

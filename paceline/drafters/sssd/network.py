@@ -5,8 +5,8 @@ The `sssd` drafter uses the network if its option `fusion` is `calibrated`:
     inputs of the token [19] and of the node [17] -> first layer -> 16 ReLU units -> second layer
     -> logistic unit
 
-All candidate tokens after a node share the node's inputs. `begin_node` computes the contribution of
-these inputs to the first layer once per node.
+All candidate tokens after a node have the same node inputs. `begin_node` computes the contribution
+of these inputs to the first layer once per node.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Network(NamedTuple):
 
     Attributes:
         inputs: Inputs by name, [1].
-        columns: A view of `inputs` as a plain array, [len(FEATURES)].
-        node_units: Sums of the first layer over the node's inputs only, [HIDDEN].
-        units: Sums of the first layer over all inputs, [HIDDEN].
-        alike: By match length, the confidence of tokens that occur once in the datastore and not
-            in the request, [LONGEST + 1]. Index 0 is for matches that skip the newest token. The
-            value -1 means that the confidence has not been computed yet.
+        columns: View of the memory of `inputs` as a plain array, [len(FEATURES)].
+        node_units: First-layer sums over the bias and the node's inputs only, [HIDDEN].
+        units: First-layer sums over all inputs, [HIDDEN].
+        alike: For each match length, the confidence of tokens that occur once in the datastore and
+            not in the request, [LONGEST + 1]. Index 0 is for matches that skip the newest token.
+            The value -1 means that the confidence has not been computed yet.
     """
 
     inputs: Records[Inputs]
@@ -51,7 +51,7 @@ class Network(NamedTuple):
 
 @subroutine
 def new_network() -> Network:
-    """Return scratch arrays for processing one node at a time."""
+    """Return scratch arrays for evaluating the network one token at a time."""
     columns = np.empty(len(FEATURES), dtype=np.float32)
     units = np.empty(HIDDEN, dtype=np.float32)
     return Network(
@@ -70,8 +70,8 @@ def begin_node(network: Network, weights: NDArray[np.float32]) -> None:
     Call `describe_node` first.
 
     Args:
-        network: Values of the network.
-        weights: Weights, [WEIGHTS], with the first layer stored input by input.
+        network: Inputs and hidden units, to be updated.
+        weights: Weights, [WEIGHTS]; the first layer is stored input by input.
     """
     columns, node_units = network.columns, network.node_units
     network.alike[:] = -1.0
@@ -93,11 +93,20 @@ def confidence_of(
     seen: int,
     weights: NDArray[np.float32],
 ) -> float:
-    """Return the confidence of one token; call `begin_node` first.
+    """Return the network's confidence in one token; call `begin_node` first.
 
     Among the tokens that occur once in the datastore and not in the request, all tokens with
     matches of the same length have the same inputs. The function computes the confidence of such
     tokens only once.
+
+    Args:
+        network: Inputs and hidden units, to be updated.
+        counts: Counts of the tokens that follow the node.
+        which: Index of the token in `counts.tokens`.
+        best: Index of the token with the longest match in the request, or -1.
+        end: Text position after the node.
+        seen: Latest position of the token in the request, or -1.
+        weights: Weights of the network, [WEIGHTS].
     """
     token = counts.tokens[which]
     match = token.longest[STORE]
@@ -113,7 +122,7 @@ def confidence_of(
 
 @kernel
 def _run(network: Network, weights: NDArray[np.float32]) -> float:
-    """Run the network: a layer of ReLU units, followed by a logistic unit."""
+    """Evaluate the network: a layer of ReLU units, followed by a logistic unit."""
     columns, units = network.columns, network.units
     for unit in range(HIDDEN):
         units[unit] = network.node_units[unit]

@@ -2,7 +2,7 @@
 
 The datastore yields one tree. The drafter looks up the last 4 tokens of the text in the datastore,
 then the last 3, 2 and 1, and counts the tokens that follow the matches. Each look-up uses at most
-100 matches. The drafter stops once it knows 50 continuations.
+100 matches. The drafter stops once it has found 50 continuations.
 
 The request yields four trees, one for each match length m from 1 to 4. As in the authors' code, a
 match in the output counts only if the text contains at least 8 tokens from the start of the match.
@@ -14,16 +14,16 @@ depends on the share. The fixed weights are those of the authors' code:
     request, first level       0.6 * share
     request, deeper levels     (0.6 + 0.1 m) * share * parent's score
 
-A heap merges the five trees: the token with the highest score is taken next. If two sources offer a
-token, the larger score counts.
+A heap merges the five trees: the token with the highest score is added next. If two sources propose
+a token, the higher score applies.
 
 For example, the newest tokens are "1 2". The request contains "1 2 3" twice and "1 2 4" once. In
 the datastore, 9 of 10 matches of "1 2" continue with 4.
 
     heap == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
-    1. Take 4.
-    2. Take 3 (m=2). The children of 3 enter the heap with the scores 0.4 * (0.6 + 0.1 m) * share.
-    3. Take 3 (m=1), which is already in the tree.
+    1. Add 4 to the tree.
+    2. Add 3 (m=2). The children of 3 enter the heap with the scores 0.4 * (0.6 + 0.1 m) * share.
+    3. Skip 3 (m=1), which is already in the tree.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 class Candidate:
     """A token from one source that may be added to the draft tree.
 
-    A match pointer (`pointers`) is an earlier occurrence of the parent's path. All match pointers
-    of a parent and source have consecutive indices.
+    A match pointer (`pointers`) leads to an earlier occurrence of the parent's path. All match
+    pointers of a parent and source have consecutive indices.
 
     Attributes:
         token: Token id.
@@ -80,7 +80,7 @@ class Candidate:
         begin: Index of the first match pointer of this parent and source.
         end: Index after the last match pointer of this parent and source.
         source: 0 for the datastore; m for matches of m tokens in the request.
-        path_confidence: Probability of the whole path from the root to the token.
+        path_confidence: Score of the whole path from the root to the token.
     """
 
     token: int
@@ -101,8 +101,8 @@ class Merge(NamedTuple):
     Every new draft tree overwrites the arrays.
 
     Attributes:
-        pool: Match pointers of the tree's nodes: earlier occurrences of each node's path (module
-            `pointers`).
+        pool: Match pointers of the tree's nodes, which lead to earlier occurrences of each node's
+            path (module `pointers`).
         waiting: Heap of tokens that may be added to the tree, followed by unused entries.
         tree: Root and nodes of the tree, [1 + max_nodes].
     """
@@ -122,7 +122,7 @@ def new_merge(max_nodes: int, shards: int) -> Merge:
 
 @kernel
 def branch_length(nodes: int) -> int:
-    """Return the maximum length of a datastore branch in a tree of `nodes` nodes."""
+    """Return the maximum length of a datastore branch in a tree with `nodes` nodes."""
     if nodes <= SHORT_TREE:
         return max(1, nodes - 1)
     for max_nodes, length in BRANCH_LENGTHS:
@@ -182,7 +182,8 @@ def _first_candidates(sources: Sources, merge: Merge) -> tuple[int, int]:
     """Push the tokens that follow the newest tokens in each source onto the heap.
 
     Returns:
-        The number of match pointers and of tokens, or (-1 - i, 0) if shard i is damaged.
+        The number of match pointers and the number of tokens. If shard i is damaged, the result is
+        (-1 - i, 0).
     """
     pool = merge.pool
     context = copy_newest(sources.text, pool)
@@ -207,13 +208,13 @@ def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
     """Add pointers to the tokens that follow the newest tokens in the datastore.
 
     Returns:
-        The number of pointers, or `-1 - i` if shard i is damaged.
+        The number of pointers in the pool, or `-1 - i` if shard i is damaged.
     """
     table, begin, ranges = sources.table, used, pool.ranges[0]
     for size in range(min(PREFIX, context), 0, -1):
         query = query_of(pool, size, 0)
         total, shard = look_up(table, pool.tail, query.begin, query.end, ranges)
-        if total > 0:  # the query is the suffix, so nothing before it is read
+        if total > 0:  # the query is the whole suffix, so no earlier tokens are compared
             used, shard = sample(
                 table,
                 pool,
@@ -232,7 +233,7 @@ def _from_store(sources: Sources, pool: Pool, used: int, context: int) -> int:
 
 @kernel
 def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: int) -> int:
-    """Add pointers to tokens after earlier occurrences of the last `size` tokens."""
+    """Add pointers to the tokens after earlier occurrences of the last `size` tokens."""
     query, chain = query_of(pool, context, 0), CHAIN_OF_MATCH[size - 1]
     matches = occurrences(text, chain, query, LONGEST + 1, pool.scratch, 0, MAX_LINKS)
     for index in range(matches):
@@ -249,7 +250,7 @@ def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: 
 def _push(
     merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
 ) -> int:
-    """Push the tokens that pointers lead to onto the heap; return the heap's size."""
+    """Push the tokens to which pointers lead onto the heap; return the heap's size."""
     begin, end = pointers
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1

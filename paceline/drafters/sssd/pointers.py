@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from paceline.util.compiled import record_dtype
 
-REQUEST = -1  # as shard: the request itself
-SKIPPED = -(1 << 20)  # as match: agrees up to the token before the newest one
-ENDS = -1  # as token: the text ends there
-UNREADABLE = -2  # as token: the page is damaged
+REQUEST = -1  # Value of `shard` for a position in the request itself.
+SKIPPED = -(1 << 20)  # Value of `match` if only the tokens before the newest token match.
+ENDS = -1  # Value of `token` if the text ends at the position.
+UNREADABLE = -2  # Value of `token` if the page is damaged.
 
 
 class Pointer:
@@ -48,7 +48,12 @@ class Pointer:
 
 
 class RankRange:
-    """The ranks [low, high) of matching suffixes in a shard's suffix array."""
+    """The range of matching suffixes in a shard's suffix array.
+
+    Attributes:
+        low: Rank of the first matching suffix.
+        high: Rank after the last matching suffix.
+    """
 
     low: int
     high: int
