@@ -1,9 +1,9 @@
 """Store the match pointers of all nodes of a tree, and the text to match.
 
 A match pointer leads to an earlier occurrence of the newest tokens (`pointers`). The pool stores
-the pointers node by node. The pool's tail holds the text to match: the newest tokens of the
-request, followed by the path to the current node. For example, with LONGEST = 32, the request 5 1 2
-7 4 1 2, and a node 7 4:
+the pointers node by node. The pool's tail contains the text to match: the newest tokens of the
+request, followed by the path to the current node. For example, let LONGEST be 32, the request be
+5 1 2 7 4 1 2, and the path to the node be 7 4:
 
     index == 0 ... 24   25  26  27  28  29  30  31   32  33
     tail  == unused      5   1   2   7   4   1   2    7   4
@@ -31,7 +31,7 @@ from paceline.util.compiled import Records, compiled, kernel
 
 
 class Sources(NamedTuple):
-    """The texts to search.
+    """The texts to search: a request, and a datastore with recent answers.
 
     Attributes:
         text: Text of the request.
@@ -43,7 +43,12 @@ class Sources(NamedTuple):
 
 
 class PointerRange(NamedTuple):
-    """The range [begin, end) of match pointers in a pool."""
+    """A range of match pointers in a pool.
+
+    Attributes:
+        begin: Index of the first pointer.
+        end: Index after the last pointer.
+    """
 
     begin: int
     end: int
@@ -54,14 +59,14 @@ class Pool(NamedTuple):
 
     Attributes:
         pointers: Pointers of all nodes, node by node, [room].
-        scratch: Pointers of one look-up, [max_matches].
+        scratch: Buffer for the pointers of one look-up, [max_matches].
         ranges: For each suffix of the text to match, the range of the suffix's matches in each
             shard's suffix array, [len(STORE_SIZES), shards].
         totals: Number of matches of each suffix in all shards, [len(STORE_SIZES)].
         tail: Text to match: the last LONGEST tokens of the request, followed by the path to a
             node, [LONGEST + depth].
-        votes: For each distance d, number of votes that the next token repeats the token d
-            positions before the next token (`weak_matches`), [LONGEST].
+        votes: For each distance d, the number of votes that the next token repeats the token d
+            positions earlier (`weak_matches`), [LONGEST].
     """
 
     pointers: Records[Pointer]
@@ -87,9 +92,17 @@ def new_pool(room: int, max_matches: int, depth: int, shards: int) -> Pool:
 
 @kernel
 def put(pool: Pool, count: int, position: int, shard: int, match: int, token: int) -> int:
-    """Append a match pointer; return the new number of pointers in the pool.
+    """Append a match pointer to the pool; return the new number of pointers.
 
     The pool must not be full.
+
+    Args:
+        pool: Pool to append to.
+        count: Number of pointers in the pool.
+        position: Position directly after the match.
+        shard: Index of the shard that contains the match, or REQUEST.
+        match: Length of the match in tokens; negative for a weak match.
+        token: Token at the position.
     """
     pointer = pool.pointers[count]
     pointer.position, pointer.shard, pointer.match, pointer.token = position, shard, match, token
@@ -107,9 +120,13 @@ def copy_newest(text: RequestText, pool: Pool) -> int:
 
 @kernel
 def query_of(pool: Pool, context: int, depth: int) -> Query:
-    """Return a node's query: the text whose earlier occurrences are searched for.
+    """Return a node's query: the tokens whose earlier occurrences are searched for.
 
-    It consists of the request's `context` newest tokens and the `depth` tokens on the path to the
-    node.
+    The query consists of the request's newest tokens and the path to the node.
+
+    Args:
+        pool: Pool whose tail contains these tokens.
+        context: Number of newest tokens of the request.
+        depth: Number of tokens on the path to the node.
     """
     return Query(pool.tail, LONGEST - context, LONGEST + depth)

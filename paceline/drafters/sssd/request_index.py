@@ -9,8 +9,8 @@ a chained hash table. For example, for n = 2 and the request 5 1 2 7 1 2 8 1 2:
     previous == -  -  -  -  -  2  -  -  5        heads[bucket of "1 2"] is 8, the newest position
 
 From the head, the links lead to all positions of "1 2": 8, 5, 2. Adding a token takes constant
-time. The index takes 56 bytes of memory per token of capacity. Chains may contain other n-grams in
-the same bucket, so the match length (up to `LONGEST` tokens) is computed from the text.
+time. The index needs 56 bytes of memory per token of capacity. A chain may also contain other
+n-grams in the same bucket, so match lengths (up to `LONGEST` tokens) are computed from the text.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype, subr
 
 
 class RequestState:
-    """The array addresses of one request, and its drafting history.
+    """A request's array addresses and drafting history, for compiled code.
 
     Attributes:
-        ids: Address of the tokens [room].
+        ids: Address of the tokens, [room].
         previous: Address of the links from each position to the previous one in the same hash
-            bucket [len(NGRAM_SIZES), room].
-        heads: Address of the newest position in each hash bucket [len(NGRAM_SIZES), buckets].
+            bucket, [len(NGRAM_SIZES), room].
+        heads: Address of the newest position in each hash bucket, [len(NGRAM_SIZES), buckets].
         room: Capacity, in tokens.
         length: Number of tokens.
         prompt_length: Number of tokens in the prompt.
@@ -69,7 +69,7 @@ REQUEST_ROW = record_dtype(RequestState)
 
 
 class RequestText(NamedTuple):
-    """A request in the form that compiled code reads.
+    """A request's text and n-gram index, as arrays for compiled code.
 
     Attributes:
         ids: Tokens, [room], of which `length` are used; the first `prompt_length` are the prompt.
@@ -85,7 +85,7 @@ class RequestText(NamedTuple):
 
 
 def _pointer_of(typing_context: Any, address: Any) -> Any:
-    """Return the type and code of a function that converts an address to a pointer."""
+    """Return the type and the code generator of an address-to-pointer function."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -98,7 +98,7 @@ _pointer = numba.extending.intrinsic(_pointer_of)
 
 @compiled
 def request_at(address: int) -> RequestState:
-    """Return the request at an address, for reading and writing in place."""
+    """Return the request state at a memory address, for reading and writing in place."""
     requests: Any = numba.carray(_pointer(address), (1,), REQUEST_ROW)
     request: RequestState = requests[0]
     return request
@@ -138,7 +138,7 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 
 @kernel
 def last_position(text: RequestText, token: int) -> int:
-    """Return the latest position of a token; -1 if the index has none."""
+    """Return the latest position of a token in the request; -1 if there is none."""
     mixed = _mixed(np.uint64(NGRAM_SIZES[0]), token)
     position = int(text.heads[0, _bucket_of(mixed, text.heads.shape[1])])
     return position if position >= 0 and text.ids[position] == token else -1
@@ -160,7 +160,7 @@ def link(text: RequestText, begin: int, end: int) -> None:
 
 @subroutine
 def extend(request: RequestState, new_tokens: NDArray[np.int64]) -> RequestText:
-    """Append tokens to a request, whose arrays must have room; return its text."""
+    """Append tokens to a request, and return its text; the arrays must have room."""
     text = text_of(request)
     begin = text.length
     for index in range(new_tokens.size):  # compiles faster than an assignment to a slice
@@ -178,7 +178,7 @@ def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
 
 @kernel
 def match_length(text: RequestText, position: int, query: Query) -> int:
-    """Return how many tokens up to `position` match the end of the query."""
+    """Return how many tokens ending at `position` match the end of the query."""
     longest = min(query.end - query.begin, position + 1, LONGEST)
     length = 0
     while length < longest and text.ids[position - length] == query.ids[query.end - 1 - length]:
@@ -196,7 +196,7 @@ def occurrences(
     count: int,
     max_links: int,
 ) -> int:
-    """Find earlier positions of the last tokens of a query, the latest first.
+    """Find earlier positions of the last tokens of a query, latest first.
 
     Args:
         text: Text of the request.
@@ -228,28 +228,28 @@ def occurrences(
 
 
 class RequestIndex:
-    """The arrays of one request, which compiled code reads via `RequestState`.
+    """Allocates the arrays of one request, which compiled code reads and updates.
 
     Args:
         prompt_length: Number of tokens in the prompt.
     Attributes:
-        request: Record of REQUEST_ROW, [1]. It is valid until this object is deleted or `reserve`
-            is called.
-        address: Address of `request`.
+        request: Record of type REQUEST_ROW, [1]. It is valid until this object is deleted or
+            `reserve` is called.
+        address: Memory address of `request`.
     """
 
     def __init__(self, prompt_length: int = 0) -> None:
         self.request: NDArray[np.void] = np.zeros(1, dtype=REQUEST_ROW)
         self.request["prompt_length"] = prompt_length
         self.address = int(self.request.ctypes.data)
-        self._length = self.request["length"].data  # faster than an array of one number
+        self._length = self.request["length"].data  # faster to read than an array
         self._allocate(MIN_ROOM)
 
     def __len__(self) -> int:
         return int(self._length[0])
 
     def reserve(self, length: int) -> None:
-        """Grow the arrays so that `length` tokens fit."""
+        """Enlarge the arrays if needed, so that they have room for `length` tokens."""
         if length <= self._ids.size:
             return
         old, count = self._ids, len(self)
@@ -258,7 +258,7 @@ class RequestIndex:
         _extend_at(self.address, old[:count])
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Append tokens to the request; for callers in Python code that is not compiled."""
+        """Append tokens to the request, from Python code that is not compiled."""
         self.reserve(len(self) + len(token_ids))
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 

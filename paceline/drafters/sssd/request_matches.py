@@ -1,6 +1,7 @@
 """Find matches in the request, and advance a node's matches to its children.
 
-A match is an earlier occurrence of the newest tokens. Its pointer is the position that follows it.
+A match is an earlier occurrence of the newest tokens. Its pointer is the position directly after
+the match.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ def point_into_request(
 
     Args:
         text: Text of the request.
-        pool: Pointers of the tree.
+        pool: Match pointers of the tree.
         count: Number of pointers in the pool so far.
         query: Text whose last tokens are matched.
         below: Only matches shorter than this number of tokens are added.
     Returns:
-        The new number of pointers in the pool, and the match length down to which the request was
-        searched.
+        The new number of pointers in the pool, and the shortest match length that was searched.
     """
     first, lowest = count, below
     max_links = ROOT_LINKS if query.end == LONGEST else NODE_LINKS
@@ -64,14 +64,14 @@ def advance(
     limit: int,
     depth: int,
 ) -> tuple[int, int]:
-    """Add a child's pointers: the parent's pointers, advanced by one token.
+    """Add a child's match pointers: the parent's pointers, advanced by one token.
 
     A pointer is the position after an earlier occurrence of the newest tokens. The child inherits
     only the parent's pointers to positions that contain the child's token.
 
     Args:
         sources: Texts into which the pointers lead.
-        pool: Pointers of the tree.
+        pool: Match pointers of the tree.
         parent: Range of the parent's pointers in the pool.
         token: Token of the child.
         count: Number of pointers in the pool so far.

@@ -1,6 +1,6 @@
-"""Grow a draft tree best first, by path probability, for `fusion=calibrated`.
+"""Grow a draft tree, most likely paths first, for `fusion=calibrated`.
 
-The frontier holds the candidates for the next node, with their path probabilities. For example:
+The frontier contains the candidates for the next node, with their path probabilities. For example:
 
 1. The tree contains only the root.               frontier == []
 2. Find the matches of the root, and add the
@@ -66,8 +66,8 @@ class SearchWorkspace(NamedTuple):
 
     Attributes:
         pool: Match pointers of all nodes: earlier positions in the texts that match a node's path.
-        counts: Counts of the tokens that follow the matches of one node.
-        network: Intermediate values of the network that estimates a token's confidence.
+        counts: Statistics of the tokens that follow the matches of one node.
+        network: Inputs and hidden units of the network that estimates a token's confidence.
         tree: The root and the draft nodes, [1 + max_nodes].
         frontier: Candidates for the next node, followed by unused entries.
     """
@@ -81,7 +81,7 @@ class SearchWorkspace(NamedTuple):
 
 @compiled
 def new_workspace(max_nodes: int, shards: int) -> SearchWorkspace:
-    """Return scratch arrays for one tree of up to `max_nodes` nodes at a time."""
+    """Allocate scratch arrays for growing trees of up to `max_nodes` nodes."""
     room = SPARE_POINTERS + POINTERS_PER_NODE * max_nodes
     pool = new_pool(room, ROOT_SAMPLES, max_nodes + 1, shards)
     tree = np.empty(1 + max_nodes, dtype=TREE_NODE)
@@ -161,10 +161,14 @@ def _gather(
 ) -> tuple[int, int]:
     """Find the match pointers of a node: earlier text positions that match its path.
 
-    `context` is the number of the request's tokens in `pool.tail`. `used` is the number of pointers
-    of earlier nodes. `look_ups` is the number of datastore searches so far for nodes below the
-    root.
-
+    Args:
+        sources: Request and datastore to search.
+        workspace: Scratch arrays, which contain the tree.
+        node: Index of the node.
+        context: Number of the request's tokens in `pool.tail`.
+        used: Number of pointers of earlier nodes.
+        look_ups: Number of datastore searches so far for nodes below the root.
+        request: State of the request.
     Returns:
         The new values of `used` and `look_ups`, or (-1 - i, 0) if shard i is damaged.
     """
@@ -200,7 +204,7 @@ def _point_from_root(
     """Add pointers to the root's matches in the request and the datastore.
 
     Returns:
-        (number of pointers, -1), or (DAMAGED, damaged shard).
+        The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
     """
     used, root.request_size = point_into_request(sources.text, pool, used, query, LONGEST + 1)
     limits = StoreLimits(LONGEST + 1, ENOUGH_STORE, ROOT_SAMPLES)
@@ -219,10 +223,11 @@ def _point_from_parent(
     used: int,
     look_ups: int,
 ) -> tuple[int, int, int]:
-    """Inherit the parent's match pointers; if none fit, look up shorter matches.
+    """Inherit the parent's match pointers; if there are too few, find shorter matches.
 
     Returns:
-        (number of pointers, -1, number of searches), or (DAMAGED, damaged shard, 0).
+        The new number of pointers, -1, and the number of datastore searches. If a shard is damaged:
+        (DAMAGED, index of the shard, 0).
     """
     pointers = PointerRange(parent.begin, parent.end)
     used, last = advance(sources, pool, pointers, this.token, used, MAX_ADVANCED, this.depth)
@@ -253,7 +258,10 @@ def _offer(
     weights: NDArray[np.float32],
     request: RequestState,
 ) -> int:
-    """Add a node's possible children to the frontier, and return the frontier's size."""
+    """Add a node's possible children to the frontier, and return its new size.
+
+    The children are the tokens that follow the node's matches and are likely enough.
+    """
     counts, network, frontier = workspace.counts, workspace.network, workspace.frontier
     text, this = sources.text, workspace.tree[node]
     depth = this.depth

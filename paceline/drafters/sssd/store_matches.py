@@ -14,16 +14,16 @@ from paceline.drafters.sssd.pool import Pool, put
 from paceline.drafters.sssd.settings import FIRST_SIZE, LONGEST, STORE_SIZES
 from paceline.util.compiled import Records, kernel
 
-_UNKNOWN = -1  # number of matches of a suffix that was not looked up
+_UNKNOWN = -1  # value in `Pool.totals` for a suffix that was not looked up
 
 
 class SuffixMatches(NamedTuple):
-    """The matches of one suffix.
+    """The occurrences of one suffix of the text in the datastore.
 
     Attributes:
         size: Number of tokens in the suffix.
-        ranges: Ranks of the matches, [shards].
-        total: Number of matches in all shards.
+        ranges: Range of the occurrences in each shard's suffix array, [shards].
+        total: Number of occurrences in all shards.
     """
 
     size: int
@@ -37,7 +37,7 @@ class StoreLimits(NamedTuple):
     A pointer marks the token that follows an earlier occurrence (match) of the newest tokens.
 
     Attributes:
-        below: The search skips pointers whose match is this long or longer.
+        below: Maximum match length plus 1, in tokens; the search skips longer matches.
         enough: Number of added pointers after which the search looks up no shorter suffixes.
         samples: Maximum number of pointers sampled per suffix.
     """
@@ -57,13 +57,13 @@ def point_into_store(
 
     Args:
         table: Shards of the datastore.
-        pool: Pointers of the tree.
+        pool: Match pointers of the tree.
         count: Number of pointers in the pool so far.
         query: Text to match.
-        limits: Limits of the search.
+        limits: Limits on the search.
     Returns:
         The new number of pointers, and the shortest match length that was searched. If a shard is
-        damaged, DAMAGED and the index of that shard.
+        damaged: (DAMAGED, index of the shard).
     """
     first, upper = count, limits.below
     size_index = len(STORE_SIZES) - 1
@@ -127,10 +127,16 @@ def look_up(
     end: int,
     ranges: Records[RankRange],
 ) -> tuple[int, int]:
-    """Return how often the datastore contains tail[begin:end].
+    """Find all occurrences of tail[begin:end] in the datastore.
 
+    Args:
+        table: Shards of the datastore.
+        tail: Text to match.
+        begin: Start of the suffix in `tail`.
+        end: End of the suffix in `tail` (exclusive).
+        ranges: Output: range of the occurrences in each shard's suffix array, [shards].
     Returns:
-        The number of occurrences and -1; or (DAMAGED, shard).
+        The number of occurrences, and -1. If a shard is damaged: (DAMAGED, index of the shard).
     """
     total = 0
     for shard in range(len(table)):
@@ -159,15 +165,14 @@ def sample(
 
     Args:
         table: Shards of the datastore.
-        pool: Pointers of the tree.
+        pool: Match pointers of the tree.
         count: Number of pointers in the pool so far.
         query: Text to match, which ends with the suffix.
         matches: Matches of the suffix.
-        upper: The function skips pointers whose match is this long or longer.
+        upper: Matches of this length or more are skipped.
         samples: Maximum number of matches to read.
     Returns:
-        The new number of pointers, and -1. If a shard is damaged, DAMAGED and the index of that
-        shard.
+        The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
     """
     wanted, size = min(matches.total, samples), matches.size
     damaged = _read_matches(table, matches, wanted, pool.scratch)
@@ -198,6 +203,11 @@ def _read_matches(
 
     The iterations do not depend on each other, so slow memory reads can overlap.
 
+    Args:
+        table: Shards of the datastore.
+        matches: Matches of the suffix.
+        wanted: Number of matches to read.
+        out: Output: position, shard and token of each match, [wanted].
     Returns:
         -1, or the index of a damaged shard.
     """
@@ -213,7 +223,7 @@ def _read_matches(
         if token == UNREADABLE:
             return shard
         out[index].position, out[index].shard, out[index].token = start + size, shard, token
-        # Together they are the index times total, divided by wanted and rounded down.
+        # Over all shards, the next rank is (index + 1) * total / wanted, rounded down.
         rank, rest = (rank + total // wanted, rest + total % wanted)
         if rest >= wanted:
             rank, rest = rank + 1, rest - wanted
@@ -222,7 +232,10 @@ def _read_matches(
 
 @kernel
 def stored_token(row: ShardRow, position: int) -> int:
-    """Return a token of a shard, ENDS at the end of a document, or UNREADABLE."""
+    """Return the token at a position in a shard.
+
+    The result is ENDS at the end of a document, and UNREADABLE on a damaged page.
+    """
     if position >= row.text_size:
         return ENDS
     if not text_sound(row, position, 1):

@@ -21,16 +21,16 @@ from paceline.util.compiled import Records, kernel, record_dtype
 
 
 class TreeNode:
-    """A tree node.
+    """A node of the growing draft tree.
 
-    The fields from `begin` onwards are used only by `fusion=calibrated`.
+    Only `fusion=calibrated` uses the fields from `begin` onwards.
 
     Attributes:
         token: Token id.
         parent: Index of the parent; 0 for the root.
         depth: Depth of the node; 0 for the root.
-        confidence: Probability given the parent.
-        path_confidence: Probability of the whole path.
+        confidence: Acceptance probability, given that the parent is accepted.
+        path_confidence: Acceptance probability of the whole path.
         origin: Source of the token, as a value of `Origin`.
         begin: Index in `Pool.pointers` of the node's first match (earlier occurrence in a text).
         end: Index after the node's last match.
@@ -57,11 +57,11 @@ class Child:
     """A candidate token, which may become a node of the tree.
 
     Attributes:
-        parent: Node of the tree; 0 for the root.
+        parent: Index of the parent in the tree; 0 for the root.
         origin: Source of the token, as a value of `Origin`.
         token: Token id.
-        confidence: Probability given the parent.
-        path_confidence: Probability of the whole path.
+        confidence: Acceptance probability, given that the parent is accepted.
+        path_confidence: Acceptance probability of the whole path.
     """
 
     parent: Annotated[int, np.int32]
@@ -78,7 +78,9 @@ CHILD = record_dtype(Child)
 def highest(waiting: Any, count: int) -> int:
     """Return the index of the candidate with the highest path confidence.
 
-    Only the first `count` candidates in `waiting` are compared.
+    Args:
+        waiting: Candidates.
+        count: Number of candidates to compare, from the first one on.
     """
     best = 0
     for index in range(1, count):
@@ -89,7 +91,13 @@ def highest(waiting: Any, count: int) -> int:
 
 @kernel
 def write_tree(tree: Records[TreeNode], size: int, drafted: Records[DraftNode]) -> None:
-    """Write the `size` nodes below the root to `drafted`."""
+    """Write all nodes below the root to an array of draft nodes.
+
+    Args:
+        tree: Root and nodes of the tree.
+        size: Number of nodes, excluding the root.
+        drafted: Output: nodes whose parent index -1 means the root, [size].
+    """
     for index in range(size):
         node, out = tree[index + 1], drafted[index]
         out.token, out.parent, out.origin, out.confidence = (

@@ -14,7 +14,7 @@ Related tokens: suppose that the request is 20 7 21 7 ... 20 9 21.
 
 The pointer to this 9 has the match value -1 for one vote, -2 for two votes, and so on.
 
-If only weak matches offer the token of a draft node, the node inherits the pointers of these weak
+If only weak matches propose the token of a draft node, the node inherits the pointers of these weak
 matches. Each inherited pointer then counts as a match of one token.
 """
 
@@ -37,8 +37,8 @@ from paceline.drafters.sssd.settings import (
 from paceline.drafters.sssd.store_matches import SuffixMatches, look_up, sample, stored_token
 from paceline.util.compiled import kernel
 
-_PAIR = 1  # index of 2 in NGRAM_SIZES
-_ANYWHERE = 1 << 30  # a distance without limit
+_PAIR = 1  # index of the n-gram size 2 in NGRAM_SIZES
+_ANYWHERE = 1 << 30  # larger than any distance
 
 
 @kernel
@@ -49,7 +49,7 @@ def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
     position 15. The result is then 15.
 
     Args:
-        pool: Match pointers of the tree: earlier positions where the same tokens occur.
+        pool: Match pointers of the tree: positions after earlier occurrences of the same tokens.
         begin: Index of the first match pointer of the root.
         end: Index after the last match pointer of the root.
         expected: Position at which the copy continues if nothing was inserted or omitted.
@@ -65,7 +65,7 @@ def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
     min_match, distance = (longest, _ANYWHERE) if anchored else (1, NEAR_COPY)
     for index in range(begin, end):
         pointer = pool.pointers[index]
-        # Going back costs twice as much as skipping text.
+        # Moving backwards counts as twice the distance of moving forwards.
         off = pointer.position - expected
         off = off if off >= 0 else -2 * off
         if pointer.shard == REQUEST and pointer.match >= min_match and off < distance:
@@ -86,13 +86,13 @@ def add_weak_matches(
 
     Args:
         sources: Texts that are searched.
-        pool: Match pointers of the tree: earlier positions where the same tokens occur.
+        pool: Match pointers of the tree: positions after earlier occurrences of the same tokens.
         begin: Index of the first match pointer of the node.
         count: Number of match pointers in the pool. The pointers from `begin` on belong to the
             node.
         query: Text to match.
     Returns:
-        (new number of match pointers in the pool, -1), or (DAMAGED, index of the damaged shard).
+        The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
     """
     for index in range(begin, count):
         if pool.pointers[index].match >= STRONG_MATCH:
@@ -107,12 +107,13 @@ def add_weak_matches(
 
 @kernel
 def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[int, int]:
-    """Match the two tokens before the newest one, and skip the token after each match.
+    """Propose tokens from earlier text in which only the newest token differs.
 
-    The token after the skipped one is proposed.
+    The function finds earlier occurrences of the two tokens before the newest token. In each of
+    them, it skips the next token, and proposes the token after it.
 
     Returns:
-        (new number of match pointers in the pool, -1), or (DAMAGED, damaged shard).
+        The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
     """
     text, table = sources
     before = Query(query.ids, query.begin, LONGEST - 1)
@@ -143,12 +144,12 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 
 @kernel
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
-    """Propose repeats of recent tokens, at the same distances as in earlier text.
+    """Propose repetitions of recent tokens, at the same distances as in earlier text.
 
     1. Each pointer in `offered` leads to a token after matching text. If that token repeats a token
-       shortly before it, the distance between the two tokens gets one vote.
-    2. The function selects the distances with the most votes, at most MAX_RELATED distances.
-    3. For each selected distance d, the function proposes the token d positions before the next
+       shortly before it, the distance between the two tokens gets one vote. 2. The function selects
+    up to MAX_RELATED distances, those with the most votes. 3. For each selected distance d, the
+    function proposes the token d positions before the next
        token.
 
     For example, earlier text was "= 7 >> 7", and the text now ends in "= 9 >>". In the earlier
@@ -184,12 +185,18 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
     """Return the distance to an earlier token that a proposed token repeats, or 0.
 
-    `pointer` proposes the token that followed a match. For example, the text 20 7 21 7 and the
-    query 20 9 21 match at 21, so `pointer` proposes the second 7. This 7 repeats the token two
-    positions earlier, where the text has 20 7 and the query has 20 9. The distance is 2.
+    For example, the text 20 7 21 7 and the query 20 9 21 match at 21, so `pointer` proposes the
+    second 7. This 7 repeats the token two positions earlier, where the text has 20 7 and the query
+    has 20 9. The distance is 2.
 
     In general, the text and the query must have different tokens at that distance, but equal tokens
     one position earlier. The distance is longer than the match, and at most `reach`.
+
+    Args:
+        sources: Texts that are searched.
+        query: Text to match.
+        pointer: Match pointer to the proposed token.
+        reach: Maximum distance, in tokens.
     """
     text, table = sources
     token, position, first = pointer.token, pointer.position, pointer.match + 1

@@ -1,8 +1,8 @@
 """Draft trees with a head that reads the target's hidden states, such as EAGLE-3.
 
 The head first reads the tokens that the target chose, each with the hidden states from which the
-target chose the token. The tree then grows level by level, as with a draft model. Drafts are
-deterministic, so a seed yields the same text with and without drafts.
+target chose it. The tree then grows level by level, as with a draft model. Drafts are
+deterministic, so for a given seed, the text is the same with and without drafts.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class _HeadRequest:
     """A request's text in the head's cache, its calibration, and its newest tree.
 
     Attributes:
-        text: The request's text.
+        text: The request's text in the head's cache.
         calibration: Acceptance rates of the head's most likely tokens in this request.
         tree: Newest tree, most likely paths first.
-        first_choice_probs: For each node that was the head's most likely token after the node's
-            parent, the token's probability; None for other nodes.
+        first_choice_probs: The head's probability for each node that was its most likely token
+            after the parent; None for other nodes.
     """
 
     text: HeadText
@@ -80,7 +80,7 @@ class StateHeadDrafter(Drafter):
         """Build the drafter from its options.
 
         Raises:
-            ConfigError: No head was named, or the folder does not contain one.
+            ConfigError: The options name no head, or the folder does not contain a head.
         """
         if options.head is None:
             raise ConfigError(
@@ -99,14 +99,14 @@ class StateHeadDrafter(Drafter):
         """Load the head for its target.
 
         Raises:
-            ConfigError: The head does not fit the target.
+            ConfigError: The head was not made for this target.
             UnsupportedModelError: The target's embedding or LM head cannot be read.
         """
         self._head.attach(target)
         self._is_attached = True
 
     def start(self, request: Request) -> None:
-        """Reserve a slot in the head's cache, and start recording the target's states."""
+        """Reserve a slot in the head's cache, and start recording target hidden states."""
         if self._is_attached:
             request.states = HiddenStateLog(self._head.layers)
             self._records[request.id] = _HeadRequest(
@@ -120,7 +120,7 @@ class StateHeadDrafter(Drafter):
             self._head.close(record.text)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Update the calibration with the outcomes of the step."""
+        """Update each request's measured acceptance rates with the outcome of the step."""
         for outcome in outcomes:
             record = self._records.get(outcome.request.id)
             if record is not None and record.tree.token_ids:
@@ -154,7 +154,7 @@ class StateHeadDrafter(Drafter):
         return trees
 
     def _read(self, requests: Sequence[Request]) -> None:
-        """Process the tokens whose target states were recorded in the last step."""
+        """Process the tokens whose target hidden states were recorded in the last step."""
         texts: list[HeadText] = []
         token_ids: list[list[int]] = []
         states: list[Tensor] = []
@@ -164,7 +164,7 @@ class StateHeadDrafter(Drafter):
             first, known = request.states.known(text.end, len(request))
             if not len(known):
                 continue
-            if first != text.end:  # the states of the tokens before are not known
+            if first != text.end:  # the states of the preceding tokens are not known
                 text.restart(first)
             texts.append(text)
             token_ids.append(request.token_ids[first : first + len(known)])
@@ -176,7 +176,12 @@ class StateHeadDrafter(Drafter):
             request.states.forget(self._records[request.id].text.end)
 
     def _grow(self, requests: Sequence[Request], limits: list[int]) -> list[GuessTree]:
-        """Grow one tree per request, level by level, for all requests together."""
+        """Grow one tree per request, level by level; each pass processes all requests.
+
+        Args:
+            requests: Requests to draft for.
+            limits: Maximum number of nodes in each tree.
+        """
         options = self._options
         max_depth = min(options.max_depth, self._head.max_depth or options.max_depth)
         records = [self._records[request.id] for request in requests]

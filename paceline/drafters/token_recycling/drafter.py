@@ -1,7 +1,7 @@
 """Token Recycling (Luo et al. 2024): draft from cached next-token distributions.
 
 The paper uses contexts of one token and a fixed tree of 80 nodes. Here, contexts have up to 3
-tokens, and the tree grows best first, by calibrated acceptance probability.
+tokens. The tree grows in order of path probability, using calibrated acceptance probabilities.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from paceline.drafters.token_recycling.settings import MAX_NODES
 
 
 class TokenRecycling(RecyclingDrafter):
-    """Drafts from a cache shared by all requests; lossless at any temperature."""
+    """Drafts from the target's earlier next-token distributions, cached by context.
+
+    All requests share the cache.
+    """
 
     name = "token_recycling"
     keeps_tokens = True
@@ -36,12 +39,12 @@ class TokenRecycling(RecyclingDrafter):
         """Build the drafter from its options.
 
         Raises:
-            ConfigError: The pool file cannot be used.
+            ConfigError: The pool file is damaged or invalid, or its folder does not exist.
         """
         return cls(options)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft one tree per request."""
+        """Draft one tree per request from cached next-token distributions."""
         most = self._options.max_nodes or MAX_NODES
         limits = [min(limit, most) for limit in max_nodes]
         return self._recycler.draft(requests, limits, self._options.min_path_probability)
