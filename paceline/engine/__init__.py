@@ -1,1 +1,1 @@
-"""Run decode steps for requests from many callers."""
+"""Schedule the requests of many callers, and decode them in shared steps."""

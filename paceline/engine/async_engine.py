@@ -23,9 +23,9 @@ class _LoopState:
 
     Attributes:
         steps: Task that runs the engine's steps while at least one caller waits.
-        waiting: One future per request, set when the request has new outcomes or has ended. Because
-            thousands of callers may wait, a future wakes only the callers that wait for the
-            future's request.
+        waiting: For each request, the future that is set when the request has new outcomes or has
+            ended. Thousands of callers may wait, so a future wakes only the callers that wait for
+            this request.
         streams: For each streamed request, the outcomes that its caller has not collected yet.
     """
 
@@ -44,7 +44,7 @@ class _LoopState:
                 news.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Make all waiting callers raise the error that ended a step."""
+        """Raise the error that ended a step in all waiting callers."""
         for news in {*self.waiting.values()}:
             if isinstance(error, asyncio.CancelledError):
                 news.cancel()
@@ -62,7 +62,7 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Two threads: callers that wait for a slow drafter to be built do not delay steps.
+        # Two threads, so that building a slow drafter does not delay steps.
         self._stepping = Threads(1, "paceline-steps")
         self._making = Threads(1, "paceline-drafters")
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = (
@@ -72,7 +72,16 @@ class AsyncEngine:
     async def submit(
         self, requests: Sequence[Request], keep_outcomes: bool = False
     ) -> list[RequestHandle]:
-        """Call `Engine.submit`, in another thread if it must build drafters."""
+        """Submit requests to the engine without blocking the event loop.
+
+        If `Engine.submit` must build drafters, another thread calls it.
+
+        Args:
+            requests: Requests to submit.
+            keep_outcomes: Whether to keep the outcomes of each step for `collect`.
+        Returns:
+            One handle per request.
+        """
         if self._engine.has_drafters(requests):
             return self._engine.submit(requests, keep_outcomes=keep_outcomes)
         loop = asyncio.get_running_loop()
@@ -89,13 +98,18 @@ class AsyncEngine:
     def _withdraw(
         self, loop: asyncio.AbstractEventLoop, submitted: asyncio.Future[list[RequestHandle]]
     ) -> None:
-        """Withdraw requests whose caller was cancelled during `submit`."""
+        """Withdraw requests whose caller was cancelled during `submit`.
+
+        Args:
+            loop: Event loop of the caller.
+            submitted: The finished call of `Engine.submit`.
+        """
         if submitted.exception() is None:
             loop.run_in_executor(None, self._engine.withdraw, submitted.result())
 
     @asynccontextmanager
     async def holding(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[None, None]:
-        """Return a context manager that withdraws the requests on exit, even on errors."""
+        """Withdraw the requests when the `async with` block ends, even on errors."""
         loop = asyncio.get_running_loop()
         state = self._loops.setdefault(loop, _LoopState())
         state.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})
@@ -108,7 +122,7 @@ class AsyncEngine:
             await asyncio.shield(loop.run_in_executor(None, self._engine.withdraw, handles))
 
     async def finish(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until all requests are done.
+        """Wait until all given requests are done.
 
         Raises:
             Exception: The error that ended a request.
@@ -118,7 +132,12 @@ class AsyncEngine:
             raise_errors(handles)
 
     async def collect(self, handle: RequestHandle) -> tuple[list[Outcome], bool]:
-        """Wait for a streamed request's outcomes; return the same as `Engine.collect`."""
+        """Wait for new outcomes of a streamed request, and return them.
+
+        Returns:
+            The outcomes since the last call, and whether the request is done, as from
+            `Engine.collect`.
+        """
         collected = self._loops[asyncio.get_running_loop()].streams[handle]
         while not collected:
             if not handle.outcomes:
@@ -127,9 +146,9 @@ class AsyncEngine:
         return collected.popleft()
 
     async def _wait_for_news(self, handles: Sequence[RequestHandle]) -> None:
-        """Wait until a request has new outcomes (`Outcome`) or is done.
+        """Wait until one of the requests has new outcomes (`Outcome`) or is done.
 
-        If the event loop is not running any steps, start them.
+        If the event loop is not running any steps, the function starts them.
         """
         loop = asyncio.get_running_loop()
         state = self._loops[loop]

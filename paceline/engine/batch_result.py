@@ -1,4 +1,4 @@
-"""Complete the verification results of a step, and group them by drafter."""
+"""Complete the verification outcomes of a step, and group them by drafter."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.verification.logprobs import score_outcomes
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The verification results of a step, for the requests of one drafter.
+    """The verification outcomes of a step, for the requests of one drafter.
 
     Attributes:
         batch: The drafter and its requests.
-        outcomes: One verification result for each request that was ready to decode.
+        outcomes: One outcome for each request that was ready to decode.
         draft_seconds: Seconds spent in the draft model and in the hidden-state draft head.
         error: Error that the drafter raised, or None. The error affects only the requests in this
             batch.
@@ -77,7 +77,15 @@ def _complete(
     logprobs: list[dict[int, float]] | None,
     head_draft: DraftTree | None,
 ) -> None:
-    """Add to an outcome the values that its drafter and request need."""
+    """Add the values that the drafter and the request need to an outcome.
+
+    Args:
+        outcome: Outcome to update.
+        top_k: Number of the target's most likely tokens that the drafter needs per node; 0 for
+            none.
+        logprobs: Log-probabilities of the new tokens, if the request asks for them.
+        head_draft: Draft tree from the draft head, if the drafter requested one.
+    """
     top = outcome.target_top
     if top is not None and top.token_ids.shape[1] != top_k:
         outcome.target_top = top.first(top_k) if top_k else None

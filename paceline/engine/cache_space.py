@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class CacheSpace(ABC):
-    """Memory of an engine's KV cache.
+    """The memory of an engine's KV cache, which grows with the requests.
 
     Args:
         model: The target.
         max_slots: Maximum number of slots; None means no limit.
-        max_bytes: Maximum size of keys, values and states in bytes; None means no limit.
+        max_bytes: Maximum size of keys, values and recurrent states in bytes; None means no limit.
         kept: Finished requests that are still in the cache.
         forget_oldest: Function that evicts the oldest finished request from the cache, and returns
             False if there is no finished request.
@@ -72,7 +72,7 @@ class CacheSpace(ABC):
         """Return the number of allocated cache positions."""
 
     def preallocate(self, max_length: int) -> None:
-        """Prepare the cache for the longest requests, so that growing never copies it.
+        """Prepare the cache for the longest requests, so that it is never copied to grow.
 
         Args:
             max_length: Maximum number of tokens per request.
@@ -93,7 +93,11 @@ class CacheSpace(ABC):
             ) from error
 
     def max_positions(self, slots: int) -> int:
-        """Return the maximum number of cache positions, counted over all slots."""
+        """Return the maximum number of cache positions within the memory limit.
+
+        Args:
+            slots: Number of slots over which the positions are counted.
+        """
         if self._max_bytes is None:
             return UNLIMITED_POSITIONS
         left = self._max_bytes - slots * self._model.state_bytes
@@ -102,10 +106,14 @@ class CacheSpace(ABC):
         return UNLIMITED_POSITIONS if left >= 0 else 0
 
     def _growth(self, size: int, needed: int) -> int:
-        """Return the capacity to allocate for `size` positions; at least `needed`.
+        """Return the number of cache positions to allocate; at least `needed`.
 
         `size` is rounded up to a multiple of the growth step, but not beyond the number of
         positions for which `preallocate` has prepared memory.
+
+        Args:
+            size: Preferred number of positions.
+            needed: Minimum number of positions.
         """
         step = self._model.growth_step
         return max(needed, min(-(-size // step) * step, self._num_prepared))
@@ -121,7 +129,11 @@ class CacheSpace(ABC):
         return True
 
     def _preferred_slots(self, slots: int) -> int:
-        """Return the number of slots to allocate; spare slots make reallocation rare."""
+        """Return the number of slots to allocate; spare slots make reallocation rare.
+
+        Args:
+            slots: Minimum number of slots.
+        """
         current = len(self._model.slots)
         if slots <= current or self._max_slots is None:
             return max(slots, current)
@@ -129,7 +141,7 @@ class CacheSpace(ABC):
 
 
 class EqualSlots(CacheSpace):
-    """Memory in which every slot is as long as the longest request."""
+    """Cache memory in which all slots have the length that the longest request needs."""
 
     @property
     def num_positions(self) -> int:
@@ -157,7 +169,7 @@ class EqualSlots(CacheSpace):
     def _ensure(self, num_active: int, positions: int, ideal: int) -> bool:
         """Allocate slots of a given length; return False if memory runs out.
 
-        False is returned only after all finished requests have been evicted.
+        Before it returns False, the function evicts all finished requests.
 
         Args:
             num_active: Number of active requests.
@@ -182,7 +194,7 @@ class EqualSlots(CacheSpace):
 
 
 class SlotRegions(CacheSpace):
-    """Memory in which each slot is as long as its request needs."""
+    """Cache memory in which each slot has the length that its request needs."""
 
     @property
     def num_positions(self) -> int:
@@ -194,7 +206,7 @@ class SlotRegions(CacheSpace):
     ) -> bool:
         """Make room for another request; return False if memory runs out.
 
-        Once the request has a slot, `lengthen` assigns cache positions to it.
+        `_lengthen` assigns cache positions to the request after it has received a slot.
         """
         length = self._model.slots.length
         running = sum(max(length(member), _admission_length(member)) for member in active)
@@ -258,11 +270,17 @@ class SlotRegions(CacheSpace):
 
 
 def _admission_length(request: Request) -> int:
-    """Return the number of cache positions that a running request will soon need."""
+    """Return the number of cache positions that a request needs to be admitted.
+
+    The number includes room for the next tokens.
+    """
     return SPARE_NODE_POSITIONS + min(request.max_length, len(request) + ADMISSION_HEADROOM)
 
 
 def region_length(request: Request) -> int:
-    """Return the length of a new slot for a request, in cache positions."""
+    """Return the length of a request's new slot, in cache positions.
+
+    The slot has room for the tokens so far and for further growth.
+    """
     growth = max(MIN_REGION_GROWTH, len(request) // REGION_GROWTH_DIVISOR)
     return SPARE_NODE_POSITIONS + min(request.max_length, len(request) + growth)

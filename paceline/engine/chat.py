@@ -1,4 +1,4 @@
-"""Constrain and parse the answers to one conversation."""
+"""Constrain and parse the model's answers to a conversation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.text.stop_strings import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """Constraints and parsers for the answers to one conversation.
+    """The prompt of a conversation, and how to constrain and parse its answers.
 
     Attributes:
         tokenizer: Tokenizer of the model.
@@ -40,8 +40,14 @@ class ChatPlan:
         tools: Any,
         tool_choice: Any,
     ) -> ChatPlan:
-        """Return the constraints and parsers for the answers to a prompt.
+        """Plan how to constrain and parse the answers to a prompt.
 
+        Args:
+            tokenizer: Tokenizer of the model.
+            prompt_ids: Token ids of the conversation.
+            eos_token_ids: Tokens that end an answer.
+            tools: Tool definitions, or None.
+            tool_choice: Whether and which tool the model must call; see `LLM.chat`.
         Raises:
             ConfigError: `tools` or `tool_choice` is invalid, or a schema cannot be compiled.
         """
@@ -54,7 +60,7 @@ class ChatPlan:
         return planned_params(params or SamplingParams(), self.answers)
 
     def with_messages(self, completion: Completion, params: SamplingParams | None) -> Completion:
-        """Add the parsed messages to all completions for a prompt.
+        """Add the parsed message to each answer to a prompt.
 
         Args:
             completion: First answer to the prompt; the other answers are in `others`.
@@ -88,9 +94,9 @@ class ChatPlan:
 
 
 def planned_params(params: SamplingParams, plan: AnswerPlan) -> SamplingParams:
-    """Add the plan's logits processors to `params`.
+    """Add the plan's logits processors to the sampling parameters.
 
-    If the plan parses answers, the answers keep their special tokens.
+    If the plan parses answers, the returned parameters keep special tokens in the text.
     """
     skips = params.skip_special_tokens and plan.new_reader is None
     processors = (*params.logits_processors, *plan.processors)

@@ -1,4 +1,4 @@
-"""Add chat methods to an engine that answers prompts."""
+"""Add the methods for conversations to an engine that answers prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ChatFacade(EngineFacade):
-    """Renders conversations, and parses the answers to them.
+    """Renders conversations as prompts, and parses the answers to them.
 
     Attributes:
         tokenizer: Tokenizer of the model, or None.
@@ -43,10 +43,10 @@ class ChatFacade(EngineFacade):
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
     ) -> Completion:
-        """Answer a conversation.
+        """Generate the assistant's next message in a conversation.
 
-        `Completion.message` contains the reasoning and the tool calls. `chat_prompt` and `generate`
-        describe the errors, and all arguments except `tool_choice`.
+        `Completion.message` contains the reasoning and the tool calls. The docstrings of
+        `chat_prompt` and `generate` describe the errors, and all arguments except `tool_choice`.
 
         Args:
             tool_choice: With "auto", the model decides whether to call a tool. With "required" or

@@ -1,4 +1,4 @@
-"""Define answers and the chunks of streamed answers."""
+"""Define completions (finished answers) and the chunks of streamed answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.sampling.stream_writer import TokenMark, token_origins
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer to one prompt.
+    """A finished answer to one prompt.
 
     Attributes:
         text: Text of the answer, cut before a stop string; "" without a tokenizer. The text
@@ -21,7 +21,7 @@ class Completion:
             becomes U+FFFD.
         token_ids: Tokens of the answer, including an end-of-sequence token.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
-        stats: Counts for the request.
+        stats: Statistics of the request, such as its number of accepted draft tokens.
         logprobs: If `SamplingParams.logprobs` is set, one mapping from token ids to
             log-probabilities per token of the answer. The log-probabilities are computed from the
             model's own logits, before any option changes the logits. A mapping starts with the most
@@ -97,7 +97,7 @@ class Chunk:
         forwards: int,
         completion: Completion | None = None,
     ) -> Chunk:
-        """Return the chunk of a streamed answer for one step.
+        """Build the chunk of a streamed answer for one step.
 
         Args:
             outcome: Verification result of the step.

@@ -1,4 +1,4 @@
-"""Build completions, and the chunks of streams, from requests and step outcomes."""
+"""Build completions and stream chunks from requests and step outcomes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Chunks:
         self._writer = writer_of(handle.request, tokenizer)
 
     def of(self, outcomes: Sequence[Outcome], done: bool) -> Iterator[Chunk]:
-        """Yield one chunk per step.
+        """Yield one chunk per step for the new outcomes of the stream.
 
         Args:
             outcomes: Outcomes since the previous call.
@@ -46,7 +46,7 @@ class Chunks:
 
 
 def stream_chunks(engine: Engine, request: Request, tokenizer: Any) -> Generator[Chunk, None, None]:
-    """Run steps until a request ends, and yield one chunk per step.
+    """Submit a request and run steps until it ends; yield one chunk per step.
 
     Args:
         engine: Engine that runs the request.
@@ -64,7 +64,7 @@ def stream_chunks(engine: Engine, request: Request, tokenizer: Any) -> Generator
 
 
 def writer_of(request: Request, tokenizer: Any) -> StreamWriter:
-    """Return the writer that turns an answer's tokens into text."""
+    """Return a writer that converts the tokens of a request's answer to text."""
     return StreamWriter(
         tokenizer,
         request.token_ids[: request.prompt_length],
@@ -74,7 +74,7 @@ def writer_of(request: Request, tokenizer: Any) -> StreamWriter:
 
 
 def completion_of(handle: RequestHandle, tokenizer: Any) -> Completion:
-    """Return the completion for a request, even if the request is still running."""
+    """Build the completion of a request, even if the request is still running."""
     ids, writer = handle.request.output_ids, writer_of(handle.request, tokenizer)
     writer.write(ids, [Origin.TARGET] * len(ids), last=True)
     return _completion(handle, writer.text)
@@ -92,7 +92,7 @@ def _completion(handle: RequestHandle, text: str) -> Completion:
 def completions_of(
     groups: Sequence[list[Request]], handles: Sequence[RequestHandle], tokenizer: Any
 ) -> list[Completion]:
-    """Return one completion per prompt, with any further answers in `others`.
+    """Build one completion per prompt, with any further answers in `others`.
 
     Args:
         groups: For each prompt, the requests for its answers.

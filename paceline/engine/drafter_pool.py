@@ -1,4 +1,4 @@
-"""Hold an engine's drafters: the default one, and those named in requests."""
+"""Store an engine's drafters: the default one, and those named in requests."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def refuse_others(spec: str) -> Drafter:
 
 
 class DrafterPool:
-    """Creates one drafter for each spec named in a request, and holds its statistics.
+    """Creates one drafter for each spec named in a request, and stores its statistics.
 
     Args:
         make: Function that creates a drafter from its spec.
-        check: Function that raises an error if a drafter does not fit the engine.
+        check: Function that raises an error if a drafter cannot be used with the engine.
         new_stats: Function that returns empty statistics for a drafter. None if the engine has no
             draft budget.
     """
@@ -68,7 +68,8 @@ class DrafterPool:
         self._own: DrafterState | None = None
         self._own_key: SpecKey | None = None
         self._lock = threading.Lock()  # guards the dictionaries
-        # Held while a drafter is created, which may take seconds. Other requests do not wait.
+        # Held while a drafter is created, which may take seconds. Requests for existing drafters
+        # do not wait for this lock.
         self._making = threading.Lock()
 
     @property
@@ -79,18 +80,18 @@ class DrafterPool:
     @property
     def own(self) -> DrafterState:
         """Return the default drafter, for requests that do not name one."""
-        assert self._own is not None, "use comes first"
+        assert self._own is not None, "call use first"
         return self._own
 
     def use(self, drafter: Drafter, spec: str | None) -> None:
         """Make a drafter the engine's default.
 
         Args:
-            drafter: The drafter.
+            drafter: Drafter for requests that do not name one.
             spec: Spec from which the drafter was created, if known. Requests that name this spec
                 use the same object.
         Raises:
-            ConfigError, DatastoreError: The drafter does not fit the engine.
+            ConfigError, DatastoreError: The drafter cannot be used with the engine.
         """
         self._check(drafter)
         self._own, self._own_key = self._state_of(drafter), None if spec is None else spec_key(spec)
@@ -105,7 +106,7 @@ class DrafterPool:
             in_use: Function that returns the drafters of open requests. To make room for a new
                 drafter, the pool evicts only drafters that are not in use.
         Raises:
-            ConfigError: The drafter cannot be created or does not fit.
+            ConfigError: The drafter cannot be created, or cannot be used with the engine.
             BusyError: Too many drafters are in use.
         """
         if spec is None:
@@ -127,8 +128,11 @@ class DrafterPool:
     def find_all(
         self, requests: Sequence[Request], in_use: Callable[[], AbstractSet[DrafterState]]
     ) -> list[DrafterState]:
-        """Return the drafter for every request, according to its `params.speculation`.
+        """Return the drafter of every request, according to its `params.speculation`.
 
+        Args:
+            requests: Requests whose drafters are needed.
+            in_use: Function that returns the drafters of open requests.
         Raises:
             ConfigError, BusyError: As for `find`; the message names the prompt.
         """
@@ -142,7 +146,7 @@ class DrafterPool:
         return states
 
     def knows(self, spec: str | None) -> bool:
-        """Return True if the drafter for a spec already exists."""
+        """Return whether the drafter for a spec already exists."""
         if spec is None:
             return True
         try:

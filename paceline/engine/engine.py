@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Engine(SharedSteps):
     """Runs decode steps for requests from any number of callers.
 
-    `paceline.llm.LLM` describes the other arguments.
+    `paceline.llm.LLM` describes the arguments that are not listed here.
 
     Args:
         model: Decoder-only transformers model, in eval mode, on its device.
@@ -60,8 +60,8 @@ class Engine(SharedSteps):
         costs: Measured cost of forward passes; None with ranks.
         draft_budget: Draft budget that cuts draft trees; None with ranks.
     Raises:
-        ConfigError, DatastoreError: The drafter does not fit the model, or batch invariance is
-            required but impossible.
+        ConfigError, DatastoreError: The drafter cannot be used with the model, or batch invariance
+            is required but impossible.
         UnsupportedModelError: The model cannot be verified losslessly.
     """
 
@@ -87,7 +87,8 @@ class Engine(SharedSteps):
         draft_budget: DraftBudgetSettings | None = None,
         verify: Verifier | None = None,
     ) -> None:
-        # These import model code, which takes seconds and is not needed to read or test the engine.
+        # These modules import model code, which takes seconds. Reading or testing the engine does
+        # not require it.
         from paceline.engine.step_runner import StepRunner
         from paceline.engine.target_setup import TargetOptions, set_up_target
 
@@ -114,7 +115,7 @@ class Engine(SharedSteps):
         self._use(drafter, spec)
         max_bytes = max_cache_bytes(model, cache_gib)
         self._kv_cache = KVCacheManager(self.model, max_batch, keep_prefixes, max_bytes)
-        # On a GPU, other programs and models may need the memory that no limit reserves.
+        # On a GPU without a limit, other programs and models may need the memory.
         if model.device.type == "cpu" or cache_gib is not None:
             self._kv_cache.preallocate(max_length)
         self._schedule = Scheduler(
@@ -126,7 +127,7 @@ class Engine(SharedSteps):
             lambda: [self._drafters_turn, self._schedule.waiting.lock, *self._drafters.locks]
         )
         self._stepping = False
-        self._withdrawn: deque[RequestHandle] = deque()  # during a step
+        self._withdrawn: deque[RequestHandle] = deque()  # requests withdrawn during a step
 
     @property
     def drafter(self) -> Drafter:
@@ -137,8 +138,8 @@ class Engine(SharedSteps):
         """Change the default drafter; allowed only while no request is open.
 
         Raises:
-            ConfigError: Requests are open, `drafter` is not a drafter, or it does not fit the
-                model.
+            ConfigError: Requests are open, `drafter` is not a drafter, or it cannot be used with
+                the model.
         """
         require_drafter("change_drafter", drafter)
         with self._turn:
@@ -153,7 +154,7 @@ class Engine(SharedSteps):
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Observed acceptance rates, binned by confidence; None without a draft budget."""
+        """Measured acceptance rates, binned by confidence; None without a draft budget."""
         stats = self._drafters.own.stats
         return None if stats is None else stats.acceptance_calibration
 
@@ -168,7 +169,7 @@ class Engine(SharedSteps):
 
     @property
     def load(self) -> EngineLoad:
-        """Counts of completed work and of open requests."""
+        """Totals of completed work, and the current number of open requests."""
         return self._lifecycle.load
 
     @property
@@ -190,7 +191,7 @@ class Engine(SharedSteps):
             keep_slots: Whether to keep the cache slots of ended requests until `withdraw` is
                 called.
         Raises:
-            CapacityError: A request does not fit into the cache, even without other requests.
+            CapacityError: A request needs more cache memory than the limit allows.
             ConfigError: A drafter named in a request cannot be used, or the number of torch
                 threads has changed since the batch-invariance check. Also raised if this process
                 was forked while another thread ran a step.
@@ -243,17 +244,17 @@ class Engine(SharedSteps):
                     self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
     def check_loaded_costs(self) -> None:
-        """Check the cost curve from disk now, so that no answer waits for the check.
+        """Check the cost curve from disk immediately, so that no answer waits for it.
 
-        Nothing is checked if the caller gave the curve, this engine measured it, or no curve is
-        needed.
+        The method does nothing if the caller passed the curve, if this engine measured it, or if no
+        curve is needed.
         """
         with self._turn:
             if self.draft_budget is not None:
                 self.draft_budget.check_loaded()
 
     def finish_draft_head(self) -> None:
-        """Load or fit the draft head of the default drafter now, if the drafter uses one."""
+        """Load or fit the default drafter's draft head immediately, if it uses one."""
         with self._turn, self._drafters_turn:
             self._runner.finish_draft_head(self.drafter)
 
@@ -264,7 +265,7 @@ class Engine(SharedSteps):
                 self._lifecycle.admit()
 
     def withdraw(self, handles: Iterable[RequestHandle]) -> None:
-        """Drop requests in any state, and free everything they hold."""
+        """End requests in any state, and free their resources."""
         if self._turn.torn:
             return
         with self._turn, self._drafters_turn:

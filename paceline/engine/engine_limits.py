@@ -23,7 +23,7 @@ def check_limits(
     max_length: object,
     on_drafter_error: object,
 ) -> None:
-    """Reject invalid limits; each limit is an argument of `paceline.llm.LLM`.
+    """Reject invalid values of the limits that are arguments of `paceline.llm.LLM`.
 
     Raises:
         ConfigError: A limit is out of range.

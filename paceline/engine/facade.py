@@ -1,4 +1,4 @@
-"""Expose the state and metrics of an `LLM`'s engine."""
+"""Forward the properties and metrics of an `LLM` to its engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class EngineFacade:
-    """Forwards queries for state and metrics to an engine; subclasses set `_engine`."""
+    """Forwards queries for state and metrics to an engine.
+
+    Subclasses set `_engine`.
+    """
 
     _engine: Engine
 
@@ -37,7 +40,7 @@ class EngineFacade:
         Args:
             drafter: The new drafter.
         Raises:
-            ConfigError: Requests are open, or the drafter does not fit the model.
+            ConfigError: Requests are open, or the drafter cannot be used with the model.
         """
         self._engine.change_drafter(drafter)
 
@@ -48,7 +51,7 @@ class EngineFacade:
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Observed acceptance rates, binned by confidence; None without a draft budget."""
+        """Measured acceptance rates, binned by confidence; None without a draft budget."""
         return self._engine.acceptance_calibration
 
     @property
@@ -69,15 +72,15 @@ class EngineFacade:
         return self._engine.costs
 
     def check_loaded_costs(self) -> None:
-        """Check the cost curve from disk now, so that no answer waits for the check.
+        """Check the cost curve from disk immediately, so that no answer waits for it.
 
-        Without this call, the engine checks the curve after using it for a second. Call the method
-        after the first answer, which loads the curve.
+        Without this call, the engine checks the curve after using it for a second. The first answer
+        loads the curve, so call the method after that answer.
         """
         self._engine.check_loaded_costs()
 
     def finish_draft_head(self) -> None:
-        """Load or fit the draft head of the drafter now, if the drafter uses one.
+        """Load or fit the drafter's draft head immediately, if it uses one.
 
         Without this call, an engine on a GPU fits the head in portions between the first decode
         steps. The drafter does not use the head until the fit is complete.
@@ -88,14 +91,14 @@ class EngineFacade:
     def draft_decisions(self) -> list[StepDecision]:
         """The draft budget's decisions in the most recent steps, oldest first.
 
-        Empty unless `DraftBudgetSettings.recorded_steps` is set.
+        The list is empty unless `DraftBudgetSettings.recorded_steps` is set.
         """
         draft_budget = self._engine.draft_budget
         return [] if draft_budget is None else list(draft_budget.decisions)
 
     @property
     def plain_seconds(self) -> float | None:
-        """Seconds per step for one request without drafts.
+        """Seconds per step of plain decoding for a single request.
 
         The value comes from the cost curve, corrected by measured steps. It is None whenever
         `cost_curve` is None.
@@ -110,5 +113,8 @@ class EngineFacade:
 
     @property
     def load(self) -> EngineLoad:
-        """Counts for completed work and open requests, over all callers."""
+        """Totals of completed work, and the current number of open requests.
+
+        The values cover all callers of the engine.
+        """
         return self._engine.load

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """The requests in one step.
+    """The requests that share a step.
 
     Attributes:
         handles: The requests, in the order of their slots.
@@ -39,7 +39,12 @@ class StepGroup:
 
 
 def num_pending(handle: RequestHandle, prefill_chunk: int) -> int:
-    """Return the number of a request's pending tokens that the step processes."""
+    """Return the number of a request's pending tokens that the step processes.
+
+    Args:
+        handle: Handle of the request.
+        prefill_chunk: Maximum number of pending tokens that the step processes per request.
+    """
     return min(handle.request.pending, prefill_chunk)
 
 
@@ -51,9 +56,8 @@ def select_prompts(
 ) -> list[RequestHandle]:
     """Choose the prompts that the next forward pass processes together.
 
-    The first prompt is the one that comes first by priority and age. The prompts in the following
-    cache slots join this prompt, as long as they need little padding and the forward pass stays
-    within the row limit.
+    The first prompt is chosen by priority and age. The prompts in the following cache slots join
+    it, as long as they need little padding and the forward pass stays within the row limit.
 
     Args:
         prompts: Requests in prefill; at least one.
@@ -96,7 +100,7 @@ def group_by_drafter(
     num_drafting = group.num_drafting
     batches: dict[DrafterState, DrafterBatch] = {}
     limits: dict[DrafterState, int] = {}
-    admitted: dict[DrafterState, int] = {}  # requests that may still get drafts
+    admitted: dict[DrafterState, int] = {}  # number of requests that may still draft
     for handle in group.handles:
         state, requested = handle.drafter_state, handle.request.params.max_nodes
         if state not in batches:

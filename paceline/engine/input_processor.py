@@ -1,4 +1,4 @@
-"""Validate prompts and sampling parameters, and turn them into requests."""
+"""Validate prompts and sampling parameters, and convert them to requests."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _BYTES = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """Turns prompts into requests.
+    """Validates prompts and sampling parameters, and converts them to requests.
 
     Attributes:
         tokenizer: The model's tokenizer, or None.
-        source: The caller's `model` argument; an error message quotes it if there is no tokenizer.
+        source: The caller's `model` argument, quoted in an error message if there is no tokenizer.
         vocab_size: Size of the model's vocabulary.
         eos_token_ids: Tokens that end an answer.
         max_length: Maximum number of tokens in the prompt and answer together.
@@ -49,7 +49,7 @@ class InputProcessor:
     media: MediaProcessor
 
     def requests(self, prompts: Any, params: Any) -> list[Request]:
-        """Return one request per prompt.
+        """Convert prompts to requests, one per prompt.
 
         Args:
             prompts: A string or a list of strings; a list of token-id sequences (lists, tuples,
@@ -79,7 +79,7 @@ class InputProcessor:
         ]
 
     def single(self, prompt: Any, params: Any) -> Request:
-        """Return the request for a prompt with a single answer.
+        """Convert a prompt to a request for a single answer.
 
         Raises:
             ConfigError, CapacityError: As for `requests`, or the parameters request several
@@ -94,9 +94,9 @@ class InputProcessor:
         return request
 
     def request_groups(self, prompts: Any, params: Any) -> list[list[Request]]:
-        """Return each prompt's requests, one per answer; answer i uses seed + i.
+        """Convert each prompt to a list of requests, one per answer.
 
-        Arguments and errors are the same as for `requests`.
+        Answer i uses seed + i. Arguments and errors are the same as for `requests`.
         """
         return [
             [first, *(self._sibling(first, number) for number in range(1, first.params.n))]
@@ -151,7 +151,11 @@ class InputProcessor:
         return params
 
     def _predicted_ids(self, text: str) -> list[int]:
-        """Return the token ids of a predicted text; this requires a tokenizer."""
+        """Return the token ids of a predicted text.
+
+        Raises:
+            ConfigError: There is no tokenizer.
+        """
         if self.tokenizer is None:
             raise ConfigError(
                 "prediction: got text and no tokenizer; expected both, or token ids. Pass"
@@ -224,7 +228,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _message_hint(prompt: Any) -> str:
-    """Return what to do with messages instead; empty if the prompt contains none."""
+    """Return advice for prompts that contain chat messages, or an empty string."""
     parts = prompt if isinstance(prompt, list | tuple) else [prompt]
     if not any(isinstance(part, Mapping) and "role" in part for part in parts):
         return ""

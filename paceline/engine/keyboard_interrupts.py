@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held(hold: bool = True) -> Iterator[None]:
-    """Delay SIGINT while the context is open, and run its handler at the end.
+    """Delay Ctrl-C (SIGINT) until the context ends, and then call its handler.
 
     Args:
-        hold: Whether to delay SIGINT. Outside the main thread, it is never delayed.
+        hold: Whether to delay SIGINT. Outside the main thread, SIGINT is never delayed.
     """
     handler = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()

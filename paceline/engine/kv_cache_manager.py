@@ -31,9 +31,10 @@ class KVCacheManager:
 
     Args:
         model: Target model.
-        max_batch: Maximum number of requests with a slot at the same time; None means no limit.
-        max_kept: Maximum number of finished requests that stay cached; the least recently used is
-            evicted first.
+        max_batch: Maximum number of requests that have a slot at the same time; None means no
+            limit.
+        max_kept: Maximum number of finished requests that stay cached; the least recently used
+            request is evicted first.
         max_bytes: Maximum size of the cache in bytes; None means no limit.
     Attributes:
         reused: Number of prompt tokens found in the cache so far.
@@ -48,7 +49,8 @@ class KVCacheManager:
             share = int(CHECKPOINT_SHARE * (max_bytes or UNKNOWN_MEMORY))
             model.slots.checkpoints.max_bytes = share
             max_bytes = None if max_bytes is None else max_bytes - share
-        self._kept: OrderedDict[Request, IntArray] = OrderedDict()  # tokens; last used at the end
+        # Tokens of each finished request in the cache, least recently used request first.
+        self._kept: OrderedDict[Request, IntArray] = OrderedDict()
         max_slots = None if max_batch is None else max_batch + max_kept
         space = SlotRegions if model.slots.has_regions else EqualSlots
         self._space: CacheSpace = space(
@@ -57,7 +59,7 @@ class KVCacheManager:
         self.reused = 0
 
     def preallocate(self, max_length: int | None) -> None:
-        """Prepare the cache for its maximum size, so that growth never copies the cache.
+        """Prepare the cache for its maximum size, so that it is never copied to grow.
 
         Args:
             max_length: Maximum number of tokens per request; None means the model's context length.
@@ -74,9 +76,9 @@ class KVCacheManager:
         return len(self._kept)
 
     def usage(self) -> float:
-        """Return how much of the cache's memory limit is in use, from 0 to 1.
+        """Return the fraction of the cache's memory limit that is in use, from 0 to 1.
 
-        Without a limit, return the share of the allocated memory that is in use.
+        Without a limit, return the fraction of the allocated memory that is in use.
         """
         each, slots = self._model.position_bytes, len(self._model.slots)
         states = self._model.state_bytes
@@ -85,7 +87,7 @@ class KVCacheManager:
         return min(1.0, used / limit) if limit else 0.0
 
     def check(self, request: Request) -> None:
-        """Check that the cache could hold a request if it were the only request.
+        """Check that the cache can hold a request if no other request is open.
 
         Raises:
             CapacityError: The request needs more memory than the cache may use.
@@ -101,7 +103,7 @@ class KVCacheManager:
     def open(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request] = ()
     ) -> bool:
-        """Assign a slot, and fill the slot with the longest cached prefix of the prompt.
+        """Assign a slot to a request, and fill it with the longest cached prefix.
 
         Args:
             request: The request to admit.
@@ -117,7 +119,7 @@ class KVCacheManager:
         if self._model.stale:
             self.forget_all()
         source, length = self._longest_prefix(request, active)
-        inherited = None  # tokens of a finished request whose slot the new request takes over
+        inherited = None  # tokens of a finished request whose slot the new request inherits
         if source is not None and source in self._kept:
             self._kept.move_to_end(source)
             if length >= INHERITED_SHARE * len(self._kept[source]):
@@ -132,7 +134,7 @@ class KVCacheManager:
             return False
         self._model.open(request, None if inherited is None else source, length)
         self._model.slots.lengthen(request, region_length(request))
-        # The source has no slot if `request` took it over, or if it was dropped to make room.
+        # The source has no slot if `request` inherited it, or if the source was evicted.
         if source is not None and source.slot >= 0:
             self._model.slots.copy(request, source, length)
         request.counters.cached_tokens += request.cached
@@ -149,11 +151,16 @@ class KVCacheManager:
         return self._space.grow(active)
 
     def close(self, request: Request, reusable: bool = True) -> None:
-        """End a request; if `reusable`, keep its slot for later prompts, else free it."""
-        # Accepted tokens are pending if recurrent states could not advance by them.
+        """End a request, and free its slot or keep the slot's contents for later prompts.
+
+        Args:
+            request: Request to end.
+            reusable: Whether later prompts may reuse the cached tokens.
+        """
+        # Accepted tokens are pending if recurrent states could not be advanced past them.
         checked = self._model.keeps_states and len(request) > request.prompt_length
         if request.pending > 1 and not checked:
-            # No logits have shown yet whether its keys and values are finite.
+            # No logits have been computed that would reveal non-finite keys and values.
             request.tainted, reusable = True, False
         if reusable and self._max_kept and request.cached >= MIN_PREFIX_TOKENS:
             self._keep(request)
@@ -169,7 +176,7 @@ class KVCacheManager:
             pass
 
     def _keep(self, request: Request) -> None:
-        """Keep the cache of a finished request; drop kept requests that are its prefixes."""
+        """Keep a finished request in the cache, and evict kept requests that it extends."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
         prefix.prompt_length = min(request.prompt_length, request.cached)
@@ -193,14 +200,18 @@ class KVCacheManager:
     def _longest_prefix(
         self, request: Request, active: Sequence[Request]
     ) -> tuple[Request | None, int]:
-        """Return the cached request with the longest common prefix, and the prefix length."""
+        """Find the cached request whose tokens match the longest prefix of the prompt.
+
+        Returns:
+            The cached request and the prefix length in tokens, or (None, 0).
+        """
         if request.scoring:  # scoring needs logits, which are not cached
             return None, 0
         if not self._max_kept and request.media is None:
             return None, 0
         # The last token is always computed, because its logits choose the next token.
         prompt = np.array(request.token_ids[:-1], dtype=np.int64)
-        # An image is worth copying even if it takes few tokens.
+        # An image is copied even if it has few tokens, because encoding it again is slow.
         best, best_length = None, 0 if request.media else MIN_PREFIX_TOKENS - 1
         running = (
             (member, np.array(member.token_ids[: member.cached], dtype=np.int64))

@@ -1,6 +1,6 @@
-"""Admit requests, deliver their tokens, and end them.
+"""Admit requests, deliver their tokens, and end requests.
 
-An error in one request does not affect the others.
+An error in one request does not affect other requests.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Handles one engine's requests between forward passes.
+    """Admits, updates and ends an engine's requests between forward passes.
 
     Args:
         schedule: Waiting and active requests.
         kv_cache: Manager of the cache slots.
-        survives_drafter_errors: Whether a request continues, without drafts, after its drafter has
+        survives_drafter_errors: Whether a request continues without drafts after its drafter has
             failed.
     """
 
@@ -40,7 +40,7 @@ class Lifecycle:
 
     @property
     def load(self) -> EngineLoad:
-        """Return the load: totals so far, numbers of open requests, and cache usage."""
+        """Return totals of completed work, numbers of open requests, and cache usage."""
         schedule, kv_cache = self._schedule, self._kv_cache
         return replace(
             self._load,
@@ -65,7 +65,10 @@ class Lifecycle:
                     raise
 
     def _start_drafter(self, handle: RequestHandle) -> None:
-        """Start an admitted request's drafter, unless the request was preempted before."""
+        """Start the drafter of an admitted request, unless it has already been started.
+
+        Requests that are admitted again after a preemption have a started drafter.
+        """
         if handle.started:
             return
         handle.started, handle.admitted = True, time.perf_counter()
@@ -81,7 +84,8 @@ class Lifecycle:
 
     def deliver(self, handle: RequestHandle, outcome: Outcome) -> None:
         """Add a step's outcome to its request, and end the request if it has finished."""
-        # The cache was dropped: the prompt is computed again with different rotary frequencies.
+        # An empty cache means that the prompt must be computed again, with different rotary
+        # frequencies.
         handle.prefilling = handle.request.cached == 0
         self._load.new_tokens += len(outcome.new_token_ids)
         self._load.drafted_tokens += len(outcome.tree)
@@ -98,7 +102,14 @@ class Lifecycle:
                 handle.error = error
 
     def drafter_failed(self, handles: list[RequestHandle], error: Exception) -> bool:
-        """Detach requests from a failed drafter; return whether they continue."""
+        """Handle an error in a drafter; return whether its requests continue.
+
+        The requests end with the error, or continue without drafts.
+
+        Args:
+            handles: Requests of the drafter.
+            error: Error that the drafter raised.
+        """
         if not self._survives_drafter_errors:
             self.fail(handles, error)
             return False
@@ -118,13 +129,18 @@ class Lifecycle:
         return True
 
     def fail(self, handles: list[RequestHandle], error: BaseException) -> None:
-        """End requests with an error, which is raised in the calls that wait for them."""
+        """End requests with an error, which is then raised in the waiting calls.
+
+        Args:
+            handles: Requests to end.
+            error: Error that ended the requests.
+        """
         reason = (
             error
             if isinstance(error, Exception)
             else PacelineError(
-                f"the step this request took part in was ended by {type(error).__name__} in"
-                " another call. Send the request again."
+                f"the step of this request was ended by {type(error).__name__} in another call."
+                " Send the request again."
             )
         )
         for handle in handles:
@@ -144,7 +160,7 @@ class Lifecycle:
                 self._retire(handle)
 
     def drop(self, handle: RequestHandle) -> None:
-        """End a request whose caller has stopped waiting, and free everything it holds."""
+        """End a request whose caller no longer waits for it, and free its resources."""
         if handle in self._schedule.active or handle in self._schedule.waiting:
             self._retire(handle)
         if handle.keep_slot:

@@ -1,4 +1,4 @@
-"""Define the handle of a submitted request."""
+"""Define the handle through which callers and the engine track a request."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class RequestHandle:
             collect outcomes.
         keep_slot: Whether the request keeps its cache slot after its end, until the request is
             withdrawn.
-        batch_invariant: Whether the engine computes the request batch-invariantly.
+        batch_invariant: Whether batch invariance is on for the request.
         prefilling: Whether some prompt tokens have not been computed yet.
         started: Whether the drafter has been started for the request.
-        done: Whether the request has produced its last outcome.
+        done: Whether the request has ended, so that no outcome follows.
         error: Error that ended the request early, or None.
         admitted: Time of admission to the batch, from `time.perf_counter`; 0 if not yet admitted.
         ended: Time at which the request left the batch; 0 if still open.
@@ -47,11 +47,14 @@ class RequestHandle:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Return the request's sort key: priority, then age; lower keys go first."""
+        """Return the request's sort key (priority, age); lower keys are admitted first."""
         return self.request.params.priority, self.request.id
 
     def stats(self) -> Stats:
-        """Return the counts so far, and the seconds from admission to now or to the end."""
+        """Return the request's statistics so far.
+
+        The duration is counted from the admission to now, or to the end of the request.
+        """
         return Stats.of(
             self.request, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant
         )
@@ -73,7 +76,7 @@ class CallProgress:
 
     @staticmethod
     def of(handles: Sequence[RequestHandle]) -> CallProgress:
-        """Return the progress of a call from the handles of its requests."""
+        """Compute the progress of a call from the handles of its requests."""
         tokens = sum(len(handle.request) - handle.request.prompt_length for handle in handles)
         return CallProgress(sum(handle.done for handle in handles), len(handles), tokens)
 

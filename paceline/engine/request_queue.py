@@ -1,4 +1,4 @@
-"""Hold the requests waiting for a cache slot, ordered by priority, then age."""
+"""Queue the requests waiting for a cache slot, ordered by priority, then age."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from paceline.engine.request_handle import RequestHandle
 
 
 class RequestQueue:
-    """The requests waiting for a slot; any thread may add to the queue during a step.
+    """The requests waiting for a slot, ordered by priority, then age.
+
+    Any thread may add requests to the queue, even during a step.
 
     Attributes:
-        lock: Held while the queue changes.
+        lock: Lock that is held while the queue changes.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class RequestQueue:
         return iter(self._handles.copy())
 
     def join(self, handles: Iterable[RequestHandle]) -> None:
-        """Queue requests; preempted requests return to their earlier place."""
+        """Queue requests; preempted requests return to their earlier position."""
         with self.lock:
             for handle in handles:
                 insort(self._handles, handle, key=attrgetter("rank"))

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """Holds an engine's waiting and active requests, and selects those for each step.
+    """Stores an engine's waiting and active requests, and selects those for each step.
 
-    The scheduler selects prompts first, in separate forward passes. While a stream is open, it
-    alternates decode steps with prompt chunks that are short enough not to stall the stream.
+    Prompts are processed before decode steps, in separate forward passes. While a stream is open,
+    the scheduler alternates decode steps with prompt chunks that are short enough not to stall the
+    stream.
 
     Args:
         model: Target model.
@@ -50,14 +51,14 @@ class Scheduler:
         self.active: list[RequestHandle] = []
         self.preemptions = 0
         self._chunking = chunking
-        self._in_prefill = False  # whether the newest group holds prompts
+        self._in_prefill = False  # whether the newest group consists of prompts
 
     def drafters_in_use(self) -> set[DrafterState]:
         """Return the drafters of all waiting and active requests."""
         return {handle.drafter_state for handle in (*self.waiting, *self.active.copy())}
 
     def admit(self, handle: RequestHandle) -> bool:
-        """Assign a slot to a waiting request; preempt others of lower priority if needed.
+        """Assign a slot to a waiting request; if needed, preempt lower-priority requests.
 
         Returns:
             True if the request has a slot. False if no slot is free and no active request has a
@@ -88,7 +89,7 @@ class Scheduler:
         return [handle.request for handle in islice(self.waiting, number)]
 
     def preempt(self, handle: RequestHandle) -> None:
-        """Take the slot away from an active request, which will continue later."""
+        """Take the slot of an active request; the request waits and will continue later."""
         self.active.remove(handle)
         self._kv_cache.close(handle.request)
         handle.request.cached = 0
@@ -101,7 +102,10 @@ class Scheduler:
             self.active.remove(handle)
 
     def grow_cache(self) -> None:
-        """Grow the cache for longer answers; if that fails, preempt the newest requests."""
+        """Grow the cache for the next tokens, and preempt requests if memory runs out.
+
+        Requests with the lowest priority are preempted first, and among them the newest.
+        """
         while (
             not self._kv_cache.grow([handle.request for handle in self.active])
             and len(self.active) > 1
@@ -135,6 +139,8 @@ class Scheduler:
 
     def record_step(self, tokens: int, seconds: float) -> None:
         """Record the duration of the step whose requests `next_group` chose last.
+
+        The controller of the prefill chunks uses these durations.
 
         Args:
             tokens: Number of pending tokens that the step computed.

@@ -1,8 +1,8 @@
-"""Run steps in the threads of callers that wait for answers.
+"""Run decode steps in the threads of callers that wait for answers.
 
 The engine starts no thread. A caller that waits for an answer runs steps for all callers
-(`advance`), and takes turns with other waiting threads. In this way, their requests share forward
-passes.
+(`advance`), and takes turns with other waiting threads. The requests of all callers therefore share
+forward passes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class SharedSteps(ABC):
-    """Lets a waiting caller run steps for all callers; `Engine` sets the attributes."""
+    """Lets a waiting caller run steps for all callers; `Engine` is the only subclass.
+
+    The subclass sets the attributes.
+    """
 
     _parallel: ParallelLM | None
     _runner: StepRunner
@@ -61,7 +64,7 @@ class SharedSteps(ABC):
 
         Args:
             handles: Requests to finish.
-            stepped: Callback invoked after each step with the number of requests that ended in
+            stepped: Callback to call after each step with the number of requests that ended in
                 that step.
         Raises:
             Exception: The error that ended one of `handles`.
@@ -77,7 +80,7 @@ class SharedSteps(ABC):
         Args:
             handle: Request submitted with `keep_outcomes`.
         Returns:
-            The outcomes, and whether they are the last.
+            The outcomes, and whether the request has ended, so that no further outcomes follow.
         Raises:
             Exception: The error that ended the request, once all its outcomes have been collected.
         """

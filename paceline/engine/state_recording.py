@@ -14,7 +14,7 @@ from paceline.core.request import Request
 
 
 def recorded_layers(requests: Sequence[Request]) -> tuple[int, ...]:
-    """Return, in ascending order, the layers whose states any request records."""
+    """Return the layers whose hidden states any request records, in ascending order."""
     return tuple(
         sorted(
             {
@@ -38,7 +38,7 @@ def record_states(
     Args:
         requests: Requests in the forward pass.
         logits: Result of the forward pass, with hidden states.
-        layers: Layers whose states `logits` contains.
+        layers: Layers whose states are in `logits`, in ascending order.
         accepted: Accepted nodes for each request.
     """
     assert logits.states is not None, "forward_with_states fills it"

@@ -46,7 +46,7 @@ def decode_step(
         requests: Requests to advance.
         max_nodes: For each request, the maximum number of nodes that may be verified.
         verify: Verification rule that chooses the tokens.
-        reduced_logits: Whether the rule reads only the logits of a reduced vocabulary; see
+        reduced_logits: Whether logits over a reduced vocabulary suffice for the rule; see
             `CachedLM.forward_nodes`.
     Raises:
         DrafterError: The drafter broke its contract.
@@ -78,7 +78,7 @@ def run_step(
         draft_budget: Draft budget that cuts the trees; None verifies the trees as proposed.
         prefill_chunk: Maximum number of pending tokens per request; None means the model's
             `prefill_chunk`.
-        reduced_logits: Whether the rule reads only the logits of a reduced vocabulary; see
+        reduced_logits: Whether logits over a reduced vocabulary suffice for the rule; see
             `CachedLM.forward_nodes`.
     Returns:
         One result per batch; the results of failed drafters come first.
@@ -117,10 +117,10 @@ def _end_step(model: Target, result: BatchResult) -> None:
 
 
 def _propose(model: Target, batch: DrafterBatch, chunk: int) -> Drafts | BatchResult:
-    """Propose trees for the requests that are ready to decode.
+    """Propose draft trees for the requests in a batch that are ready to decode.
 
     Returns:
-        The drafts, or a result with the drafter's error.
+        The drafts, or a result with the error that the drafter raised.
     """
     ready: list[Request] = []
     max_nodes: list[int] = []
@@ -152,7 +152,7 @@ def _in_slot_order(drafts: Sequence[Drafts]) -> list[Request]:
 
 
 def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
-    """Return the row count, with padding, of a forward pass without draft nodes."""
+    """Return the number of rows, with padding, in a forward pass without draft nodes."""
     pending = [min(request.pending, chunk) for request in requests]
     return sum(pending) if model.packs else len(requests) * max(pending)
 
@@ -160,7 +160,7 @@ def _num_rows(model: Target, requests: Sequence[Request], chunk: int) -> int:
 def _trees_of(
     drafts: Sequence[Drafts], requests: Sequence[Request]
 ) -> tuple[list[DraftTree], list[int]]:
-    """Return one tree per request, and the indices of requests ready to decode."""
+    """Return one tree per request, and the indices of the requests ready to decode."""
     if len(drafts) == 1 and len(drafts[0].ready) == len(requests):  # in the order of `requests`
         return list(drafts[0].trees), list(range(len(requests)))
     by_request = {
@@ -246,9 +246,9 @@ def _verify_drafts(
 
 
 def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
-    """Remove requests that must run again from the drafts, and mark them.
+    """Remove requests that must run again from the drafts.
 
-    A marked request runs again without a draft tree.
+    Each of these requests is marked, so that it runs again without a draft tree.
     """
     for request in retries:
         request.without_draft = True
@@ -268,7 +268,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Pass outcomes to their drafter; return the result, with any drafter error."""
+    """Pass the outcomes to their drafter; return the result with any drafter error."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter
@@ -283,7 +283,7 @@ def _observe(result: BatchResult) -> BatchResult:
 
 
 def _end_scored(batch: DrafterBatch) -> list[Outcome]:
-    """End requests that only compute their prompt, once it is fully cached."""
+    """End requests that only process their prompt, once it is completely cached."""
     outcomes = []
     for request in batch.requests:
         if request.prefill_only and not request.pending:

@@ -1,4 +1,4 @@
-"""Run one engine's steps, and deliver outcomes and errors to requests."""
+"""Run an engine's steps, and deliver outcomes and errors to requests."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class StepRunner:
     Args:
         target: Target model and its draft budget.
         schedule: Scheduler that chooses the requests for a step.
-        lifecycle: Receiver of outcomes and errors.
+        lifecycle: Object that admits requests, and receives outcomes and errors.
         max_nodes: Maximum number of draft nodes verified per request and step.
-        verify: Verification rule; None means the default. In a lookahead-parallel run,
-            `ParallelLM.verify` replaces the rule.
+        verify: Verification rule; None means the default. A lookahead-parallel run always uses
+            `ParallelLM.verify`.
     Attributes:
         steps: Number of steps so far.
     """
@@ -58,7 +58,7 @@ class StepRunner:
     def run(self) -> list[Outcome]:
         """Admit waiting requests, and run one step for a group of requests.
 
-        An error ends the requests in the group, and is raised in their callers.
+        If the step fails, the error ends the requests in the group, and their callers raise it.
         """
         start = time.perf_counter()
         handles: list[RequestHandle] = []
@@ -69,7 +69,7 @@ class StepRunner:
             return self._decode(group) if handles else []
         except BaseException as error:
             self._lifecycle.fail(handles, error)
-            # Without a group, no request would end, and the same error would recur for ever.
+            # If there is no group, no request has ended, and the same error would recur forever.
             if not isinstance(error, Exception) or not handles:
                 raise
             return []
@@ -78,7 +78,7 @@ class StepRunner:
             self._step_seconds += time.perf_counter() - start
 
     def finish_draft_head(self, drafter: Drafter) -> None:
-        """Load or fit a drafter's draft head now, if the drafter uses one."""
+        """Load or fit a drafter's draft head immediately, if the drafter uses one."""
         if self._draft_heads is None:
             return
         try:
@@ -122,8 +122,8 @@ class StepRunner:
         the head first.
 
         Returns:
-            The batches that can take part in the step. Also, one result with the error for each
-            batch whose drafter raised an error.
+            The batches for the step, without those whose drafter raised an error; and for each of
+            the latter, a result with the error.
         """
         if self._draft_heads is None:
             return batches, []

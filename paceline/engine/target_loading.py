@@ -1,4 +1,4 @@
-"""Load an engine's model with transformers or llama.cpp."""
+"""Load an engine's target model with transformers or llama.cpp."""
 
 from __future__ import annotations
 
@@ -31,13 +31,20 @@ def load_target(
     unpack: bool = True,
     weights: str | None = None,
 ) -> PreTrainedModel | GgufModel:
-    """Return the target model, loaded for transformers or llama.cpp.
+    """Load the target model for transformers or llama.cpp.
 
     Args:
         model: Directory, hub id, GGUF file, built-in name or loaded model.
         engine: "transformers" or "llama.cpp".
-        dtype, device, unpack, weights: As in `load_model`. llama.cpp always computes in the formats
-            of the file, so with llama.cpp, `dtype` and `weights` must keep their defaults.
+        dtype: Data type of the weights, as in `load_model`. With llama.cpp, which computes in the
+            formats of the file, `dtype` must be "auto".
+        device: Device of the model, as in `load_model`.
+        unpack: Whether to convert a GGUF file to a checkpoint, as in `load_model`. llama.cpp
+            ignores `unpack`.
+        weights: Format into which the weights are packed, as in `load_model`. With llama.cpp,
+            `weights` must be None.
+    Returns:
+        The loaded model; a model that is already loaded is returned as it is.
     Raises:
         ConfigError: As in `load_model`. Also raised if `engine` is unknown or cannot run the model.
     """
@@ -68,7 +75,7 @@ def load_target(
 
 
 def context_length(model: LoadedModel) -> int:
-    """Return the maximum length of a text in tokens."""
+    """Return the model's maximum text length, in tokens."""
     if isinstance(model, PreTrainedModel):
         return Architecture.from_model(model).context_length
     return model.context_length

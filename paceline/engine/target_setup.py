@@ -1,4 +1,4 @@
-"""Set up a transformers model as the target of an engine.
+"""Set up a loaded model as the target of an engine.
 
 The engine imports this module, and with it the model code, only when an engine is constructed.
 Afterwards, the engine uses the model only through the protocol `paceline.core.target.Target`.
@@ -47,11 +47,12 @@ class TargetOptions:
         max_nodes: Maximum number of draft nodes verified per request and step.
         prefill_chunk: Maximum number of a request's pending tokens per step; None means the
             default for the model's device.
-        batch_invariant: True, False or "auto".
-        fixed_shapes: True, False or "auto".
+        batch_invariant: Whether logits must not depend on the batch: True, False or "auto".
+        fixed_shapes: Whether forward passes are padded to fixed shapes: True, False or "auto".
         ranks: Processes that share the computation of every draft tree; None means this process
             alone.
-        cost_curve: Cost of forward passes; None means that it is measured.
+        cost_curve: Cost of forward passes by number of rows; None means that the engine measures
+            it.
         draft_budget: Settings for the draft budget; None means the defaults.
     """
 
@@ -89,17 +90,18 @@ class TargetSetup:
 
     @property
     def parallel(self) -> ParallelLM | None:
-        """Return the model if processes share its computation, otherwise None."""
+        """Return the model if several processes share its computation, otherwise None."""
         return self.model if isinstance(self.model, ParallelLM) else None
 
     def check_drafter(self, drafter: Drafter, tokenizer: Any) -> None:
-        """Check that a drafter fits the target, and attach it to the target.
+        """Attach a drafter to the target, after checking that their vocabularies match.
 
         Args:
             drafter: Drafter to attach.
             tokenizer: Tokenizer of the prompts; None means unknown.
         Raises:
-            ConfigError, DatastoreError, UnsupportedModelError: The drafter does not fit.
+            ConfigError, DatastoreError, UnsupportedModelError: The drafter cannot be used with the
+                target.
         """
         check_vocabulary(drafter, self.model.vocab_size, tokenizer)
         drafter.attach(self.model.model, tokenizer)
@@ -110,11 +112,11 @@ class TargetSetup:
 
 
 def set_up_target(model: LoadedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:
-    """Validate a loaded model, and create its KV cache.
+    """Check that a loaded model can be verified, and create its KV cache.
 
     Args:
-        model: Decoder-only transformers model, in eval mode, on its device; or a GGUF
-            file that llama.cpp has loaded.
+        model: Decoder-only transformers model, in eval mode, on its device; or a GGUF file that
+            llama.cpp has loaded.
         drafter: The engine's drafter. In a lookahead-parallel run, its trees must be divisible
             among the ranks (processes).
         options: The engine's options for the model.
@@ -156,7 +158,7 @@ def set_up_target(model: LoadedModel, drafter: Drafter, options: TargetOptions) 
 
 
 def _set_up_gguf(model: GgufModel, options: TargetOptions) -> TargetSetup:
-    """Create the KV cache of a llama.cpp model."""
+    """Create the KV cache of a model that llama.cpp runs."""
     from paceline.llama_cpp.exactness import resolve_exactness
     from paceline.llama_cpp.target import GgufTarget
 

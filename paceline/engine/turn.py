@@ -1,4 +1,7 @@
-"""Lock an engine while its state changes, and detect forks during a change."""
+"""Lock an engine while its state changes, and detect forks during a change.
+
+A fork during a change leaves the child process with an inconsistent engine.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from paceline.util.threads import follow_forks
 
 
 class Lock(Protocol):
-    """The methods that both lock types of `threading` have."""
+    """The interface of the locks `threading.Lock` and `threading.RLock`."""
 
     def acquire(self, blocking: bool = ...) -> bool:
         """Acquire the lock, or return False if it is not free."""
@@ -31,8 +34,8 @@ class Turn:
         others: Function that returns additional locks that protect the engine's state.
     Attributes:
         torn: Whether this process is a forked child with an inconsistent engine.
-        inherited: Whether the engine still holds requests that were open when the process forked;
-            the parent process completes them.
+        inherited: Whether this process is a forked child, and the engine may still contain requests
+            of the parent process, which completes them.
     """
 
     def __init__(self, others: Callable[[], list[Lock]]) -> None:
@@ -68,13 +71,13 @@ class Turn:
             )
 
     def become_child(self) -> None:
-        """Determine whether the engine can be used in this new child process."""
+        """Determine in a new child process whether its copy of the engine can be used."""
         self.torn = self.torn or not all(map(_is_free, (self._lock, *self._others())))
         self.inherited = True
 
 
 def _is_free(lock: Lock) -> bool:
-    """Return True if this thread can acquire a lock."""
+    """Return whether this thread can acquire a lock at once."""
     if not lock.acquire(blocking=False):
         return False
     lock.release()

@@ -1,1 +1,1 @@
-"""Split the computation of draft trees among processes (lookahead parallelism)."""
+"""Divide the computation of draft trees among processes (lookahead parallelism)."""

@@ -1,11 +1,11 @@
-"""Split a step's draft tree among processes that have copies of the model.
+"""Divide a step's draft trees among processes that have copies of the model.
 
 This is lookahead parallelism (Fu et al. 2024, "Break the Sequential Dependency of LLM Inference
 Using Lookahead Decoding", section 3.4). Every process (rank) runs the same loop, proposes the same
-trees and computes its share of the nodes. The ranks then exchange integers once, so that every rank
+trees and computes a subset of the nodes. The ranks then exchange integers once, so that every rank
 knows the target's token and argmax after every node. Random numbers depend only on seed and
-position, so all ranks draw the same numbers. If a node is accepted that a rank has not computed,
-this rank computes the node's token as a pending token in the next step.
+position, so all ranks draw the same numbers. If the target accepts a node that a rank has not
+computed, this rank computes the node's token as a pending token in the next step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from paceline.verification.verify import TargetTokens, target_tokens
 class ParallelLM(CachedLM):
     """A model that verifies each draft tree jointly with other processes (ranks).
 
-    `forward_nodes` returns the logits for this rank's share of the nodes; `verify` combines the
+    `forward_nodes` returns the logits for the nodes that this rank computes; `verify` combines the
     results of all ranks. `Request.cached` and `Stats.query_tokens` count only the tokens that this
     rank has computed.
 
@@ -48,7 +48,8 @@ class ParallelLM(CachedLM):
         ranks: The processes in the run.
         drafter: Drafter whose trees are verified.
         max_nodes: Maximum number of nodes in a tree.
-        prefill_chunk: Argument of `CachedLM`, raised to 1 + `max_nodes` if it is smaller.
+        prefill_chunk: Maximum number of pending tokens in a forward pass, as in `CachedLM`. Values
+            below 1 + `max_nodes` are raised to that number.
         options: The other arguments of `CachedLM`.
 
     Raises:
@@ -66,7 +67,7 @@ class ParallelLM(CachedLM):
         **options: Any,
     ) -> None:
         check_columns(drafter, ranks.size)
-        # Recomputed tokens must fit in one forward pass, or the ranks would get out of step.
+        # Recomputed tokens must fit in one forward pass, so that all ranks take the same steps.
         super().__init__(model, max(prefill_chunk, 1 + max_nodes), **options)
         if self.architecture.states:
             raise UnsupportedModelError(
@@ -94,7 +95,9 @@ class ParallelLM(CachedLM):
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
     ) -> NodeLogits:
-        """Run `CachedLM.forward_nodes` over this rank's share of every tree.
+        """Run the forward pass over the nodes of each tree that this rank computes.
+
+        The arguments are those of `CachedLM.forward_nodes`.
 
         Raises:
             DrafterError: A tree has sampled nodes. To verify them, the ranks would have to exchange
@@ -120,7 +123,7 @@ class ParallelLM(CachedLM):
         return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Commit those accepted nodes that this rank has computed.
+        """Commit the accepted nodes that this rank has computed to the KV cache.
 
         Args:
             accepted: Accepted nodes for each request, as indices into the whole trees.
@@ -137,7 +140,7 @@ class ParallelLM(CachedLM):
 
         Args:
             requests: Requests in the last `forward_nodes` call that are ready to decode.
-            trees: Their draft trees.
+            trees: Whole draft tree of each request.
             logits: Logits of these requests, from the last `forward_nodes` call.
         Raises:
             DrafterError: The ranks have different trees.
@@ -173,18 +176,19 @@ class ParallelLM(CachedLM):
         trees: Sequence[DraftTree],
         target: TargetTokens,
     ) -> IntArray:
-        """Return this rank's results, [batch, 2, 2 + max_nodes]; -1 means unknown.
+        """Return this rank's results as a table, [batch, 2, 2 + max_nodes].
 
         For each request, row 0 contains the target's tokens, and row 1 the target's argmaxes.
         Column 0 contains a checksum of the tree, column 1 the value after the root, and the other
-        columns the values after the nodes. The shape is the same for all trees. Ranks with
-        different trees can therefore still exchange tables, and detect the difference.
+        columns the values after the nodes. Unknown values are -1. The shape is the same for all
+        trees. Ranks with different trees can therefore still exchange tables, and detect the
+        difference.
         """
         table = np.full((len(requests), 2, 2 + self._max_nodes), -1, dtype=np.int64)
         for row, (request, tree) in enumerate(zip(requests, trees, strict=True)):
-            # shifted, so that the negated value fits as well
+            # The shift ensures that the negated value also fits into 64 bits.
             check = hash((len(request), request.token_ids[-1], *tree.token_ids, *tree.parents)) >> 1
-            table[row, :, 0] = check, -check  # the maxima cancel out only if all values are equal
+            table[row, :, 0] = check, -check  # the two maxima cancel out only if all ranks agree
             own = self._parts[request.id][0]
             known = np.array([target.tokens[row], target.argmax[row]])
             table[row][:, 2 + own.nodes[own.owned]] = known[:, 1 + own.owned]
@@ -193,15 +197,15 @@ class ParallelLM(CachedLM):
         return table
 
     def check_drafter(self, drafter: Drafter) -> None:
-        """Reject a drafter whose trees cannot be split among the ranks.
+        """Reject a drafter whose trees cannot be divided among the ranks.
 
         Raises:
-            ConfigError: The trees cannot be split, or there are more ranks than branches.
+            ConfigError: The trees cannot be divided, or there are more ranks than branches.
         """
         check_columns(drafter, self.ranks.size)
 
     def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
-        """Check, once per engine call, that all ranks have the same requests.
+        """Check that all ranks have the same requests; called once per engine call.
 
         Args:
             requests: Requests on this rank.
@@ -213,8 +217,8 @@ class ParallelLM(CachedLM):
         for name in ("bad_words", "logits_processors", "logprobs", "prompt_logprobs"):
             if any(getattr(request.params, name) not in ((), None) for request in requests):
                 raise ConfigError(
-                    f"{name}: got some in a parallel run; expected none there. Leave it out, or"
-                    " use one process."
+                    f"{name}: got a value in a parallel run, which does not support this option."
+                    " Leave it out, or use one process."
                 )
         arguments = [
             (request.token_ids, request.params, request.max_length, sorted(request.eos_token_ids))
@@ -231,10 +235,11 @@ class ParallelLM(CachedLM):
 def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...], int]]:
     """Return the name, dtype, shape and checksum of every parameter and buffer.
 
-    Equal models have equal checksums on all devices. The checksum is a sum modulo 2**64: each
-    element's bit pattern, read as an integer, times an odd number that depends on the element's
-    index. Changing an element or swapping two elements changes the checksum, but the order of
-    summation does not. Quantised weights that are not plain tensors have checksum 0.
+    Equal models have equal checksums on all devices. To compute the checksum, each element's bit
+    pattern is read as an integer, and multiplied by an odd number that depends on the element's
+    index. The checksum is the sum of the products modulo 2**64. Changing an element or swapping two
+    elements changes the checksum, but the order of summation does not. Quantised weights that are
+    not plain tensors have checksum 0.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [
@@ -250,7 +255,7 @@ def weight_sums(model: PreTrainedModel) -> list[tuple[str, str, tuple[int, ...],
 
 def _weighted_sum(tensor: Tensor) -> int:
     flat = tensor.detach().reshape(-1)
-    width = math.gcd(flat.nbytes, 8) or 8  # read as the widest integers that fit, for speed
+    width = math.gcd(flat.nbytes, 8) or 8  # the widest integers that divide the tensor's bytes
     if flat.storage_offset() * flat.element_size() % width:
         flat = flat.clone()
     bits = as_integers(flat, width)

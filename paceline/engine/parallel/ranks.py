@@ -1,7 +1,7 @@
 """Connect the processes in a lookahead-parallel run.
 
-The processes connect through torch.distributed and exchange small integer tensors. If one of them
-ends, all of them end.
+The processes connect through torch.distributed and exchange small integer tensors. If one process
+ends, all processes end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Ranks:
     Args:
         timeout: Number of seconds to wait for a message from another process before the run fails;
             None uses the timeout of an existing process group.
-        store: Key-value store used for the rendezvous, if `join` created the group.
+        store: Key-value store through which the processes found each other, if `join` created the
+            group.
     Attributes:
         rank: Index of this process.
         size: Number of processes.
@@ -48,7 +49,7 @@ class Ranks:
 
     @staticmethod
     def join(device: str = "auto", timeout: float = 60.0) -> Ranks:
-        """Return the existing process group, or create the one that torchrun configured.
+        """Join the existing process group, or create the one that torchrun configured.
 
         Args:
             device: Device of the model, as in `LLM`. The group uses NCCL on GPUs and gloo
@@ -60,8 +61,8 @@ class Ranks:
         """
         if not dist.is_available():
             raise ConfigError(
-                "lookahead parallelism needs torch.distributed, which this build of torch lacks;"
-                " install another."
+                "lookahead parallelism needs torch.distributed, which this build of torch lacks."
+                " Install another build."
             )
         if dist.is_initialized():
             return Ranks()
@@ -125,14 +126,18 @@ class Ranks:
         return merged[1:].view(table.shape)
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """Return the lists of values from all ranks; the lists must have equal lengths."""
+        """Return the lists of values from all ranks, in the order of the ranks.
+
+        Args:
+            values: This rank's values; all lists must have the same length.
+        """
         table = torch.full((self.size, len(values)), _MINIMUM, dtype=torch.int64)
         table[self.rank] = torch.tensor(values, dtype=torch.int64)
         rows: list[list[int]] = self.merge(table).tolist()
         return rows
 
     def first(self, value: int) -> int:
-        """Return rank 0's value as soon as every rank has made this call."""
+        """Return rank 0's value, once every rank has made this call."""
         return self.gather([value])[0][0]
 
     def agree(self, what: str, value: object, advice: str) -> None:
@@ -141,7 +146,7 @@ class Ranks:
         Args:
             what: Name of the value, for the message.
             value: This rank's value.
-            advice: Last sentence of the message.
+            advice: How to fix the difference; the last sentence of the message.
         Raises:
             ConfigError: The values differ. Raised on all ranks; the message names the ranks that
                 differ from rank 0.
@@ -155,7 +160,7 @@ class Ranks:
             )
 
     def hold_interrupts(self) -> None:
-        """Make Ctrl-C end all ranks together, when they next exchange data.
+        """Delay Ctrl-C until the ranks next exchange data, so that all ranks end together.
 
         A second Ctrl-C ends this process immediately.
         """
@@ -168,7 +173,11 @@ class Ranks:
         signal.signal(signal.SIGINT, interrupt)
 
     def first_to_say(self, error: Exception) -> bool:
-        """Return True if no other rank has reported the same error."""
+        """Return whether this rank is the first one to report an error.
+
+        Args:
+            error: Error to report; other ranks may report the same error.
+        """
         if self._store is None:
             return True
         try:
@@ -180,7 +189,7 @@ class Ranks:
 
 
 def join_ranks(ranks: object, device: str) -> Ranks:
-    """Connect the processes of a lookahead-parallel run, unless they are connected.
+    """Return the ranks of a lookahead-parallel run, and connect them if needed.
 
     Args:
         ranks: True to connect the processes, or the `Ranks` object of connected processes.
@@ -193,8 +202,7 @@ def join_ranks(ranks: object, device: str) -> Ranks:
         return Ranks.join(device)
     if not isinstance(ranks, Ranks):
         raise ConfigError(
-            f"\0lookahead_parallel\0: got {ranks!r}; expected True, False or the Ranks that were"
-            " joined."
+            f"\0lookahead_parallel\0: got {ranks!r}; expected True, False or a Ranks object."
         )
     return ranks
 
@@ -206,7 +214,7 @@ def check_columns(drafter: Drafter, size: int) -> None:
         drafter: Drafter to check.
         size: Number of ranks.
     Raises:
-        ConfigError: The trees cannot be split, or there are more ranks than branches.
+        ConfigError: The trees cannot be divided, or there are more ranks than branches.
     """
     if drafter.columns < 2:
         raise ConfigError(
@@ -229,7 +237,7 @@ def check_columns(drafter: Drafter, size: int) -> None:
 
 
 def local_device(device: str) -> str:
-    """Return this process's device; a GPU is chosen by the local rank.
+    """Return the device of this process; on GPUs, the local rank selects the GPU.
 
     Args:
         device: The `device` argument of `LLM`.

@@ -2,9 +2,9 @@
 
 The nodes are listed in depth-first order, and each rank owns a run of consecutive nodes. A rank
 must also compute the ancestors of its nodes. Only ancestors of the run's first node can lie outside
-the run. A rank's share consists of the run and of these ancestors. The runs are chosen so that the
-largest share is as small as possible. For example, node a has the children b and d, and b has the
-child c:
+the run. A rank's share consists of the run and these ancestors. The runs are chosen so that the
+largest share is as small as possible. For example, let node a have the children b and d, and let b
+have the child c:
 
     a b || c d    shares of 2 and 4 nodes (the second rank also computes a and b)
     a b c || d    shares of 3 and 2 nodes (the second rank also computes a): chosen
@@ -30,8 +30,8 @@ class Share:
         nodes: Nodes that the rank computes, in ascending order: the nodes that the rank owns, and
             all their ancestors.
         parents: Parent of each of these nodes, as an index into `nodes`; -1 means the root.
-        owned: Indices into `nodes` of the nodes that the rank owns, in ascending order. Exactly one
-            rank owns each node.
+        owned: Indices into `nodes` of the nodes that the rank owns, in ascending order. Each node
+            of the tree is owned by exactly one rank.
     """
 
     nodes: IntArray
@@ -39,7 +39,7 @@ class Share:
     owned: IntArray
 
     def part(self, tree: DraftTree) -> DraftTree:
-        """Return the part of a draft tree that consists of this share's nodes.
+        """Return the draft tree that consists of this share's nodes only.
 
         Args:
             tree: Whole draft tree; it must not contain sampled nodes.
@@ -47,7 +47,9 @@ class Share:
         return DraftTree([tree.token_ids[node] for node in self.nodes.tolist()], self.parents)
 
     def path_indices(self, path: Sequence[int]) -> list[int]:
-        """Convert a path to indices into `nodes`, up to the first node not in `nodes`.
+        """Convert a path in the whole tree to indices into `nodes`.
+
+        The result ends before the first node that is not in `nodes`.
 
         Args:
             path: Nodes in the whole tree, from a child of the root downwards.
@@ -63,7 +65,7 @@ class Share:
 
 @lru_cache(maxsize=CACHED_TREE_SHAPES)
 def share(parents: tuple[int, ...], ranks: int, rank: int) -> Share:
-    """Return one rank's share of the nodes in a draft tree.
+    """Return the share of a draft tree's nodes that a given rank computes.
 
     Args:
         parents: Parents of the nodes in the whole tree.
@@ -101,9 +103,9 @@ def _depth_first(parents: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 
 def _cut(num_ancestors: list[int], ranks: int) -> list[int]:
-    """Cut the nodes into runs so that the largest share is minimal.
+    """Divide the nodes into runs so that the largest share is as small as possible.
 
-    A run consists of consecutive nodes. The share of a run consists of the run's nodes and of all
+    A run consists of consecutive nodes. The share of a run consists of the run's nodes and all
     their ancestors.
 
     Args:
