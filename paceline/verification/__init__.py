@@ -1,1 +1,1 @@
-"""Decide which draft tokens the target accepts."""
+"""Verify draft tokens: decide which of them the target accepts."""

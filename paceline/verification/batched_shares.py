@@ -26,7 +26,7 @@ from paceline.util.device_copies import Arrays, Pending, upload
 
 
 class NodeShares(NamedTuple):
-    """Precomputed values for the walk through one tree.
+    """Precomputed values for verifying the sampled nodes of one tree.
 
     Attributes:
         reaches: Acceptance probability of each node, for use if no token may follow the node, such
@@ -65,7 +65,7 @@ class _Round(NamedTuple):
 def prepare_shares(
     scores: Tensor, requests: Sequence[Request], trees: Sequence[DraftTree], rows: Sequence[int]
 ) -> Pending:
-    """Start computing the `NodeShares` of requests with sampled drafts.
+    """Start computing acceptance probabilities for requests with sampled drafts.
 
     Args:
         scores: Scores from `target_scores`, [batch, 1 + width, vocab].
@@ -121,7 +121,10 @@ def prepare_shares(
 
 
 def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
-    """Return, for the root and each node, the key of the noise for the token after it."""
+    """Return the noise keys of the tokens after the root and after each node.
+
+    A key selects the random noise with which a token is sampled.
+    """
     start = len(request) - request.prompt_length
     return [
         sampler.noise_key(request.params.seed, start + depth, sampler.RESIDUAL)
@@ -130,10 +133,10 @@ def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
 
 
 def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
-    """Split the nodes into rounds, which are computed one after another.
+    """Divide the nodes of all trees into rounds, which are computed one after another.
 
-    A node's parent and earlier siblings belong to earlier rounds. Of a tree's rows, row 0 belongs
-    to the root, and row i + 1 to node i.
+    A node's parent and earlier siblings belong to earlier rounds. Among a tree's rows, row 0
+    belongs to the root, and row i + 1 to node i.
     """
     rounds: list[_Round] = []
     start = 0
@@ -157,9 +160,9 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the nodes' shares, and their parents' values if the nodes are rejected.
+    """Return the nodes' shares, and the parents' values after the nodes' rejection.
 
-    Each parent has exactly one of the nodes.
+    Each of the nodes has a different parent.
 
     Args:
         shares: Share of each parent (see `rules`), [n].
@@ -176,7 +179,8 @@ def _split(
         drafted = torch.stack([dist for dist in probs if dist is not None])
         reach = own / drafted.gather(1, columns)
     else:
-        # A guess has no distribution: it is accepted with its own weight, which a rejection takes.
+        # A node that was not sampled is accepted with its target probability. A rejection removes
+        # this probability from the distribution.
         nothing = torch.zeros_like(weights[0])
         drafted = torch.stack([nothing if dist is None else dist for dist in probs])
         (sampled,) = upload(weights.device, np.array([[dist is not None] for dist in probs]))

@@ -1,4 +1,4 @@
-"""Describe how a drafter's trees break the rules of `propose`."""
+"""Describe which rules of `Drafter.propose` a drafter's trees break."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ORIGINS = set(Origin) - {Origin.TARGET}
 
 
 def broken_list(trees: object, num_requests: int) -> str | None:
-    """Return what is wrong with a list of trees, or None.
+    """Return a message about a list of trees that breaks the rules, or None.
 
     Args:
         trees: Result of `propose`.
@@ -30,7 +30,7 @@ def broken_list(trees: object, num_requests: int) -> str | None:
 
 
 def broken_tree(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
-    """Return a message that says which rule a tree breaks, or None if it breaks none.
+    """Return a message about the rule that a tree breaks, or None.
 
     The message contains the field `{request}`, which the caller replaces with the request's name.
 
@@ -67,9 +67,9 @@ def _broken_type(tree: DraftTree) -> str | None:
 
 
 def _short(value: object) -> str:
-    """Return a value as short text without braces, for error messages.
+    """Convert a value to short text without braces, for error messages.
 
-    Braces are removed because `str.format` would treat them as fields.
+    Braces are replaced because `str.format` would treat them as fields.
     """
     return f"{str(value)[:40]!r} ({type(value).__name__})".replace("{", "(").replace("}", ")")
 

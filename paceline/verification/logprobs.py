@@ -20,7 +20,13 @@ Scored = list[dict[int, float]]
 
 
 class _Tokens(NamedTuple):
-    """A request's tokens to be scored, and the rows of the logits that predict them."""
+    """The tokens of a request whose log-probabilities are needed.
+
+    Attributes:
+        rows: Row of the logits that predicts each token.
+        token_ids: Token ids.
+        num_best: Number of most likely tokens to report for each row.
+    """
 
     rows: Sequence[int]
     token_ids: Sequence[int]
@@ -28,13 +34,13 @@ class _Tokens(NamedTuple):
 
 
 def score_outcomes(outcomes: Sequence[Outcome], logits: NodeLogits) -> Pending:
-    """Start computing the log-probabilities of new tokens; return the pending result.
+    """Start computing the log-probabilities of a step's new tokens.
 
     Args:
         outcomes: Outcomes of a step.
         logits: Logits with rows in the order of `outcomes`.
     Returns:
-        Pending list with one entry per outcome. For each new token, the entry holds the
+        Pending list with one entry per outcome. For each new token, the entry contains the
         log-probabilities of the most likely tokens and of the new token. The entry is None if the
         request needs no log-probabilities.
     """
@@ -59,11 +65,14 @@ def score_outcomes(outcomes: Sequence[Outcome], logits: NodeLogits) -> Pending:
 
 
 def _score(flat: Tensor, texts: Sequence[_Tokens]) -> Pending:
-    """Start scoring the tokens of several requests; return the pending result.
+    """Start computing the log-probabilities of several requests' tokens.
 
     Args:
-        flat: Logits [rows, vocab].
+        flat: Logits, [rows, vocab].
         texts: Tokens of each request.
+    Returns:
+        Pending list with one entry per request: for each token, the log-probabilities of the most
+        likely tokens and of the token itself.
     """
     rows = [row for tokens in texts for row in tokens.rows]
     if not rows:
@@ -114,15 +123,17 @@ def _most_likely(logits: Tensor, count: int) -> Tensor:
         logits: Logits, float32 [rows, vocab].
         count: Number of tokens per row; at most the vocabulary size.
     """
-    bits = (logits + 0.0).view(torch.int32).long()  # the sum turns -0.0 into 0.0
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the logits
+    bits = (logits + 0.0).view(torch.int32).long()  # adding 0.0 turns -0.0 into 0.0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers that sort in the order of the logits
     last = logits.shape[-1] - 1
     ranks = (ordered << 32) + torch.arange(last, -1, -1, device=logits.device)
     return ranks.topk(count, dim=-1).indices
 
 
 def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -> NodeLogits:
-    """Add log-probabilities of processed prompt tokens to the requests that need them.
+    """Add the log-probabilities of processed prompt tokens to their requests.
+
+    Requests that do not need these log-probabilities are unchanged.
 
     Args:
         requests: Requests, before this step's tokens are committed to the cache.
@@ -146,13 +157,13 @@ def score_prompts(requests: Sequence[Request], logits: NodeLogits, chunk: int) -
 
 
 def _processed(request: Request, start: int, num_processed: int) -> _Tokens:
-    """Return the prompt tokens that a forward pass scores.
+    """Return the prompt tokens whose log-probabilities a forward pass computes.
 
     After a preemption, the first tokens are processed again, but not scored again.
 
     Args:
         request: Request with `prompt_logprobs`.
-        start: Row of logits that the request's newest processed token yields.
+        start: Row of the logits after the request's newest processed token.
         num_processed: Number of the request's pending tokens in the forward pass.
     """
     known, count = request.prompt_logprobs, request.params.prompt_logprobs

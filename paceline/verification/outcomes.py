@@ -37,7 +37,7 @@ def make_outcome(
     argmax: list[int],
     top: TopTokens | None = None,
 ) -> Outcome:
-    """Return a request's outcome, and record NaN or infinite logits.
+    """Build a request's outcome, and record whether logits were NaN or infinite.
 
     Args:
         request: Verified request.
@@ -64,7 +64,7 @@ def token_chooser(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> Callable[[int], int]:
-    """Return a function from which `follow` gets the target's token after a node.
+    """Return the function that tells `follow` the target's token after a node.
 
     Args:
         request: Request being verified.

@@ -22,10 +22,10 @@ _ORIGINS = set(Origin) - {Origin.TARGET}
 def check_plain_trees(
     trees: Sequence[DraftTree], max_nodes: Sequence[int], vocab: int
 ) -> FlatTrees | None:
-    """Return draft trees as arrays, or None if a tree needs a detailed check.
+    """Check draft trees, and return them as arrays if they follow the rules.
 
-    A tree needs a detailed check if it breaks a rule, is sampled, has nodes that are never accepted
-    (`DraftTree.probes`), or lacks confidences.
+    The result is None if a tree needs a detailed check. This is the case if the tree breaks a rule,
+    is sampled, has nodes that are never accepted (`DraftTree.probes`), or lacks confidences.
 
     Args:
         trees: Proposed trees.

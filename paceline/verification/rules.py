@@ -28,7 +28,7 @@ from typing import Any
 from paceline.core.not_numbers import NO_TOKEN
 from paceline.core.tree import DraftTree
 
-# Any type with indexing, -, /, .sum() and .clip(0): a Tensor, or an array of fractions in tests.
+# Any type with indexing, -, /, .sum() and .clip(0): a Tensor, or an array of `Fraction` in tests.
 Vector = Any
 
 
@@ -44,16 +44,16 @@ def follow(
         ended: Function that returns whether the last of the tokens emitted so far ends the request.
             `follow` calls it after every token.
     Returns:
-        Accepted nodes and emitted tokens. There is one more token than nodes, or the same number if
-        an accepted node ended the request. Both lists are empty if there is no token after the
-        root.
+        Accepted nodes and emitted tokens. The number of tokens is one more than the number of
+        nodes, or the same if an accepted node ended the request. Both lists are empty if there is
+        no token after the root.
     """
     accepted: list[int] = []
     run: list[int] = []
     node: int | None = -1
     while node is not None:
         token = draw(node)
-        if token == NO_TOKEN:  # the cached keys and values of this node are not finite either
+        if token == NO_TOKEN:  # this node's cached keys and values are not finite, so drop it
             return accepted[:-1], run
         run.append(token)
         node = tree.child(node, token)
@@ -67,7 +67,7 @@ def follow(
 def follow_chosen(
     tree: DraftTree, tokens: Sequence[int], ending: Container[int], max_tokens: int
 ) -> tuple[list[int], list[int]]:
-    """Walk the tree along the target's tokens, which are all known in advance.
+    """Walk the tree along the target's own tokens, which are all known in advance.
 
     The result is the same as that of `follow`, which calls two functions for each token. This
     function calls none, and is therefore faster.
@@ -182,7 +182,7 @@ def reject(
 
 
 def leaves_first(tree: DraftTree) -> Iterator[int]:
-    """Yield the nodes, each after all its descendants; the root (-1) comes last."""
+    """Yield every node after all its descendants; the root (-1) comes last."""
     children = tree.children()
     stack = [(-1, False)]
     while stack:
@@ -200,7 +200,7 @@ def emit(
     draw: Callable[[int], int] | None,
     ended: Callable[[list[int]], object],
 ) -> tuple[list[int], list[int]]:
-    """Return the accepted nodes of a path, and the tokens that the request emits.
+    """Return the nodes of an accepted path, and the tokens that the request emits.
 
     Args:
         tree: Draft tree.
@@ -247,6 +247,6 @@ def _split(
         reach, rest = joint[token] / drawn_from[token], (joint - drawn_from).clip(0)
     total = rest.sum()
     divisor = 1 - share + total
-    # Without a rest, only rounding or a draft that is not a number prevents acceptance.
+    # If nothing remains, the node is accepted, except due to rounding or NaN draft probabilities.
     left = total / divisor if divisor > 0 else share, rest / total if total > 0 else weights
     return 1 if reach > 1 else reach, left

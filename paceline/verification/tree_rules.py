@@ -61,7 +61,7 @@ def check_trees(
 
 @cache
 def _compiled_check() -> Check:
-    # Imported late: numba takes long to import, and plain decoding does not need it.
+    # Importing numba takes long, and plain decoding does not need it.
     from paceline.verification.plain_trees import check_plain_trees
 
     return check_plain_trees

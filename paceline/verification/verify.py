@@ -32,7 +32,7 @@ from paceline.verification.walks import (
 
 
 class TargetTokens(NamedTuple):
-    """The target's tokens after the root and after every node, for each request.
+    """The target's tokens after the root and after every node of each request.
 
     Attributes:
         tokens: Tokens chosen by the target.
@@ -54,8 +54,8 @@ def target_tokens(
 ) -> TargetTokens:
     """Return the target's chosen tokens and most likely tokens for a batch.
 
-    This function waits for the device once, or twice if top_k, top_p or min_p needs more sorted
-    tokens.
+    The function waits for the device once, or twice if top_k, top_p or min_p requires more tokens
+    to be sorted.
 
     Args:
         requests: Requests of the batch.
@@ -88,7 +88,7 @@ def target_tokens(
 
 
 def _is_sampled(request: Request, tree: DraftTree) -> bool:
-    """Return whether a tree has sampled nodes, whose verification uses probabilities."""
+    """Return whether verifying a tree needs the distributions of its sampled nodes."""
     params = request.params
     return not (tree.probs is None or params.greedy or params.logits_processors)
 
@@ -96,7 +96,7 @@ def _is_sampled(request: Request, tree: DraftTree) -> bool:
 def best_tokens(logits: NodeLogits) -> tuple[list[list[int]], TopTokens | None]:
     """Return the most likely token after the root and every node of each request.
 
-    The second result holds the top tokens of each row, if requested.
+    The second return value contains the top tokens of each row, or None if they were not requested.
     """
     top = None
     if logits.top is None:
@@ -140,7 +140,7 @@ def verify(
 def _target_tokens(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> TargetTokens:
-    """Return the target's tokens; draw each only when it is read, if that saves time."""
+    """Return the target's tokens, and sample each one only when needed if possible."""
     if not _can_draw_lazily(requests, trees, logits.flat):
         return target_tokens(requests, trees, logits)
     argmax, top = best_tokens(logits)
@@ -154,7 +154,15 @@ def _target_tokens(
 def _walk(
     request: Request, tree: DraftTree, row: int, logits: NodeLogits, target: TargetTokens
 ) -> tuple[list[int], list[int]]:
-    """Return the accepted nodes and emitted tokens of the request in row `row`."""
+    """Return the accepted nodes and emitted tokens of one request.
+
+    Args:
+        request: Request to verify.
+        tree: Draft tree of the request.
+        row: Index of the request in the batch.
+        logits: Logits of the batch.
+        target: The target's tokens for the batch.
+    """
     argmax, dtype = target.argmax[row], logits.flat.dtype
     if request.params.logits_processors:
         return walk_processed(request, tree, logits[row], argmax)
@@ -176,7 +184,7 @@ def _can_draw_lazily(
     """Return whether to sample only the tokens that the verification rule reads.
 
     Lazy sampling requires a large vocabulary, at least one sampled request, and scores that nothing
-    else uses. It also requires a CPU, because reading a token from another device would need
+    else uses. It also requires a CPU, because reading a token from a different device would need
     synchronisation.
     """
     if (
@@ -192,11 +200,14 @@ def _can_draw_lazily(
 
 
 def split_top_tokens(logits: NodeLogits, top: TopTokens | None) -> Sequence[TopTokens | None]:
-    """Return the target's top tokens after the root and every node of each request.
+    """Split the top tokens of a batch into one `TopTokens` object per request.
 
     Args:
         logits: Logits of the requests.
         top: Top tokens of each row of the logits; None if they were not requested.
+    Returns:
+        Top tokens after the root and every node of each request; None for each request if they were
+        not requested.
     """
     if top is None:
         return [None] * len(logits)

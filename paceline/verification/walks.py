@@ -1,4 +1,4 @@
-"""Verify one request's draft, using the request's seed and logits processors."""
+"""Verify a single request's draft, using the request's seed and logits processors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def walk_sampled(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Verify a request's sampled drafts, with random numbers from the request's seed.
+    """Verify a request's sampled draft, with random numbers from the request's seed.
 
     Logits processors must run once per token, in text order. Requests with logits processors
     therefore always use rejection sampling. A node whose draft probabilities are NaN is never
@@ -40,10 +40,10 @@ def walk_sampled(
     Args:
         request: Request to verify.
         tree: Draft tree of the request.
-        target: Function that returns the probabilities [vocab] after the root for argument 0, and
-            after node i for argument 1 + i.
+        target: Function that returns the target's probabilities, [vocab]: after the root for
+            argument 0, and after node i for argument 1 + i.
         argmax: Most likely token after the root and every node.
-        dtype: Data type of the logits, for errors.
+        dtype: Data type of the logits, for error messages.
     Returns:
         Accepted nodes and emitted tokens.
     """
@@ -62,8 +62,11 @@ def walk_sampled(
 
 
 def _is_last(request: Request, tree: DraftTree, argmax: Sequence[int], node: int) -> bool:
-    """Return whether a node must be the last one: it ends the text, or logits are NaN."""
-    # Logits processors may refuse a text that has ended.
+    """Return whether the accepted path must end at a node.
+
+    This is the case if the node ends the text, or if the draft tree may have caused NaN logits.
+    """
+    # Logits processors may reject a text that has ended, so they must not run on it.
     ends = node >= 0 and tree.token_ids[node] in request.eos_token_ids
     return ends or draft_may_cause_nan(tree, argmax, node)
 
@@ -75,7 +78,7 @@ def walk_prepared(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> tuple[list[int], list[int]]:
-    """Verify a request's sampled drafts with values precomputed for the whole tree.
+    """Verify a request's sampled draft with values precomputed for the whole tree.
 
     Args:
         request: Request to verify.
@@ -83,7 +86,7 @@ def walk_prepared(
         shares: Acceptance probability of each node; and for the root and each node, the token that
             follows if all descendants are rejected.
         argmax: Most likely token after the root and every node.
-        dtype: Data type of the logits, for errors.
+        dtype: Data type of the logits, for error messages.
     Returns:
         Accepted nodes and emitted tokens, as from `walk_sampled`.
     """
@@ -107,7 +110,7 @@ def _last_from_leaves(
     tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
 ) -> int:
     """Return the last node that `rules.traverse` would accept; -1 if there is none."""
-    is_open = [True]  # by row: a token may follow every ancestor
+    is_open = [True]  # for each row, whether tokens may follow all of its ancestors
     for parent in tree.parents:
         is_open.append(is_open[parent + 1] and not is_last[parent + 1])
 
@@ -134,7 +137,7 @@ def _last_from_root(
 
 
 def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
-    """Return a function that compares a node's random number with a probability.
+    """Return a function that decides whether a node's random number is below a value.
 
     The random number is computed from the seed, the node, and a position in the answer. Rejection
     sampling tests each position in only one step, so it uses the position of the node. Traversal
@@ -154,7 +157,7 @@ def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
 def walk_processed(
     request: Request, tree: DraftTree, logits: Tensor, argmax: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Verify a request with logits processors, which run on demand at each node.
+    """Verify a request with logits processors, which run only at the visited nodes.
 
     Args:
         request: Request to verify.
@@ -196,7 +199,7 @@ class _ProcessedScores:
     Args:
         request: Request with logits processors.
         tree: Draft tree of the request.
-        logits: Logits [1 + nodes, vocab].
+        logits: Logits after the root and every node, [1 + nodes, vocab].
     """
 
     def __init__(self, request: Request, tree: DraftTree, logits: Tensor) -> None:
@@ -223,7 +226,7 @@ class _ProcessedScores:
         return warp_scores(row[None], [request.params])[0, 0], row.amax()
 
     def check(self, node: int, largest: float) -> None:
-        """Fail the request if no token can be chosen after a node.
+        """Make the request fail if no token can be chosen after a node.
 
         Args:
             node: Node to check; -1 is the root.
@@ -239,10 +242,10 @@ class _ProcessedScores:
 def _unusable(
     scores: Tensor, largest: float, params: SamplingParams, dtype: torch.dtype
 ) -> PacelineError:
-    """Return the error that ends a request if no token can be chosen.
+    """Return the error for a request whose scores allow no token to be chosen.
 
     Args:
-        scores: Scores [vocab] that the logits processors received.
+        scores: Scores that the logits processors received, [vocab].
         largest: Largest score that the logits processors returned, which is not finite.
         params: Sampling parameters of the request.
         dtype: Data type of the logits.
@@ -263,7 +266,7 @@ def _unusable(
 
 
 def forbidden_error() -> ConfigError:
-    """Return the error that ends a request whose options forbid every token."""
+    """Return the error for a request whose options forbid every next token."""
     return ConfigError(
         "bad_words, \0min_tokens\0 or logits_processors of the request forbid every next token."
         " Forbid fewer tokens."
