@@ -1,4 +1,4 @@
-"""Propose draft tokens. Each drafter is a module or package in this folder.
+"""Propose draft tokens; each drafter is a module or package in this folder.
 
 `registry` lists the drafters, and `creation` builds them from drafter specs.
 """

@@ -85,7 +85,7 @@ class CheckedDrafter(DelegatingDrafter):
         self._random = random.Random(seed)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return the drafter's trees, after checking them against the contract.
+        """Propose trees with the inner drafter, and check them against the contract.
 
         Raises:
             DrafterError: A tree breaks the contract.
@@ -223,7 +223,7 @@ def _decode(
     params: SamplingParams,
     ends: Iterable[int],
 ) -> list[list[int]]:
-    """Return the answers to all prompts, decoded in one batch."""
+    """Decode the answers to all prompts in one batch, and return them."""
     requests = [Request(prompt, params, eos_token_ids=ends) for prompt in prompts]
     try:
         for request in requests:

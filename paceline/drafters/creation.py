@@ -79,12 +79,14 @@ def uses_draft_model(spec: str, draft_model: object) -> bool:
 
 
 class Maker:
-    """Builds drafters that share one draft model, which is loaded on first use.
+    """Builds drafters that share one draft model.
+
+    The draft model is loaded when the first drafter that uses it is built.
 
     Args:
         draft_model: Directory, hub id, GGUF file or loaded model; None for no draft model.
-        dtype: Data type for loading the draft model.
-        device: Device for loading the draft model.
+        dtype: Data type of the draft model's weights.
+        device: Device on which the draft model runs.
     """
 
     def __init__(

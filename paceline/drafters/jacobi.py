@@ -29,7 +29,7 @@ from paceline.drafters.shared.file_options import JacobiOptions
 
 @dataclass(slots=True)
 class _Iterate:
-    """The iteration state of one request.
+    """The current guesses of one request.
 
     Attributes:
         random: Random generator for the initial guesses.
@@ -92,7 +92,7 @@ class Jacobi(Drafter):
             ]
 
     def stop(self, request: Request) -> None:
-        """Drop a request's guesses."""
+        """Discard the guesses of a request that has ended."""
         self._iterates.pop(request.id, None)
 
     def _unsolved(self, request: Request) -> int:

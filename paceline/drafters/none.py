@@ -7,12 +7,12 @@ from paceline.drafters.shared.file_options import NoOptions
 
 
 class NoDrafter(Plain):
-    """Proposes only empty trees, so decoding is the same as without drafts."""
+    """Proposes only empty trees, so the engine performs plain decoding."""
 
     keeps_tokens = True
     Options = NoOptions
 
     @classmethod
     def build(cls, options: NoOptions) -> NoDrafter:
-        """Build the drafter; it has no options."""
+        """Build the drafter, which has no options."""
         return cls()

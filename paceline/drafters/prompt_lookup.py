@@ -56,7 +56,7 @@ class PromptLookup(Drafter):
         return cls(options)
 
     def start(self, request: Request) -> None:
-        """Open an empty index; the first proposal indexes the prompt."""
+        """Create an empty index for the request; the first proposal indexes the prompt."""
         self._texts[request.id] = _IndexedText(
             NgramIndex(self._options.min_ngram, self._options.max_ngram), Frequencies()
         )

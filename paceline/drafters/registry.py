@@ -70,7 +70,7 @@ class DrafterEntry:
         return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
 
     def options(self) -> Any:
-        """Return the dataclass for the drafter's options.
+        """Return the drafter's options class, which is a dataclass.
 
         Raises:
             ConfigError: The module cannot be imported, or the class is not a drafter.
@@ -81,7 +81,7 @@ class DrafterEntry:
     def needs_draft_model(self) -> bool:
         """Return whether the drafter requires a draft model.
 
-        The drafter's class is imported if no requirements are registered.
+        If no requirements are registered, the drafter class is imported to find out.
         """
         return (
             bool(self.load().needs_draft_model)
@@ -122,7 +122,7 @@ def _imported(target: str) -> Any:
 
 
 def _missing(drafter_class: Any) -> str | None:
-    """Return the reason why a class cannot be used as a drafter, or None."""
+    """Return what a class lacks to be a drafter, or None if it is a valid drafter."""
     from paceline.core.drafter import Drafter  # imports numpy, which is not needed for lists
 
     if not isinstance(drafter_class, type) or not issubclass(drafter_class, Drafter):
@@ -274,7 +274,7 @@ def entry(name: str) -> DrafterEntry:
 
 
 def _installed() -> Iterator[DrafterEntry]:
-    """Yield the entry points of installed packages without importing the packages."""
+    """Yield the drafters that installed packages declare, without importing them."""
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     for point in entry_points(group=GROUP):

@@ -1,4 +1,4 @@
-"""Propose trees from a script, to test an engine or a measurement."""
+"""Propose trees from a script, for tests of an engine or of measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Size the KV cache for an engine's requests, within a memory limit."""
+"""Manage the size of an engine's KV cache within a memory limit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CacheSpace(ABC):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request; return False if memory runs out.
+        """Make room in the cache for another request; return False if memory runs out.
 
         Args:
             request: Request to admit.
@@ -151,7 +151,7 @@ class EqualSlots(CacheSpace):
     def admit(
         self, request: Request, active: Sequence[Request], waiting: Sequence[Request]
     ) -> bool:
-        """Make room for another request; return False if memory runs out."""
+        """Make room in the cache for another request; return False if memory runs out."""
         members = (*active, request)
         longest = max(map(_admission_length, members))
         final = max(member.max_length for member in members) + SPARE_NODE_POSITIONS
@@ -232,7 +232,11 @@ class SlotRegions(CacheSpace):
         )
 
     def _lengthen(self, request: Request, num_active: int) -> bool:
-        """Lengthen the slot of a request; evict finished requests if memory runs out."""
+        """Lengthen a request's slot; if necessary, evict finished requests first.
+
+        Returns:
+            False if memory runs out.
+        """
         slots = self._model.slots
         needed = len(request) + SPARE_NODE_POSITIONS
         while True:

@@ -56,7 +56,7 @@ class ChatPlan:
         return ChatPlan(tokenizer, prompt_ids, answers)
 
     def params(self, params: SamplingParams | None) -> SamplingParams:
-        """Return the caller's parameters with the plan's constraints added."""
+        """Return the caller's sampling parameters with the plan's constraints added."""
         return planned_params(params or SamplingParams(), self.answers)
 
     def with_messages(self, completion: Completion, params: SamplingParams | None) -> Completion:
@@ -82,7 +82,7 @@ class ChatPlan:
     def _written(
         self, completion: Completion, params: SamplingParams, skip_special_tokens: bool
     ) -> list[AnswerToken]:
-        """Return each token of an answer together with its text."""
+        """Convert an answer's tokens to text, and return each token with its text."""
         arguments = (self.tokenizer, self.prompt_ids, skip_special_tokens)
         stop = StopStrings(params.stop, *arguments) if params.stop else None
         writer = StreamWriter(self.tokenizer, self.prompt_ids, stop, skip_special_tokens)

@@ -29,7 +29,7 @@ class ChatFacade(EngineFacade):
     def generate(
         self, prompts: Any, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """Generate answers to all prompts; see `LLM.generate`."""
+        """Generate the answers to all prompts; `LLM.generate` describes the arguments."""
         raise NotImplementedError
 
     def chat(

@@ -160,7 +160,7 @@ class Engine(SharedSteps):
 
     @property
     def unfinished(self) -> bool:
-        """True while requests wait or run."""
+        """Return whether any request is waiting or running."""
         return self._open > 0
 
     @property
@@ -174,7 +174,7 @@ class Engine(SharedSteps):
 
     @property
     def timing(self) -> Timing:
-        """Time spent in all steps, by kind of work."""
+        """Total duration of all steps, split by kind of work."""
         return self._runner.timing
 
     def submit(
@@ -221,11 +221,13 @@ class Engine(SharedSteps):
         return all(self._drafters.knows(request.params.speculation) for request in requests)
 
     def step(self) -> list[Outcome]:
-        """Run one decode step for some requests; free the slots of finished requests.
+        """Run one decode step for a group of requests, and end finished requests.
 
         An error in a drafter ends the requests of that drafter. Any other error ends all requests
         of the step.
 
+        Returns:
+            The outcomes of the step.
         Raises:
             ConfigError: A drafter called its own engine from inside a step.
         """

@@ -58,7 +58,7 @@ class EngineFacade:
     def cost_curve(self) -> CostCurve | None:
         """Seconds per forward pass by number of rows, as used by the draft budget.
 
-        None without a draft budget, or until the budget first needs the curve.
+        The value is None without a draft budget, or until the budget first needs the curve.
         """
         draft_budget = self._engine.draft_budget
         return None if draft_budget is None else draft_budget.curve
@@ -67,7 +67,7 @@ class EngineFacade:
     def costs(self) -> Costs | None:
         """Measured cost of forward passes, with the conditions of the measurement.
 
-        None without a draft budget.
+        The value is None without a draft budget.
         """
         return self._engine.costs
 
@@ -108,7 +108,7 @@ class EngineFacade:
 
     @property
     def timing(self) -> Timing:
-        """Time spent in all steps since construction, by kind of work."""
+        """Total duration of all steps since construction, split by kind of work."""
         return self._engine.timing
 
     @property

@@ -34,7 +34,10 @@ class StepGroup:
 
     @property
     def num_drafting(self) -> int:
-        """Return the number of requests that draft in the step."""
+        """Return the number of requests in the step that may get drafts.
+
+        A request whose prompt is not completely processed in the step gets no draft.
+        """
         return sum(handle.request.ends_prefill(self.prefill_chunk) for handle in self.handles)
 
 

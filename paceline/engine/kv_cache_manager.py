@@ -1,4 +1,4 @@
-"""Assign cache slots, and reuse the slots of finished requests (prefix caching)."""
+"""Assign KV-cache slots, and reuse finished requests' slots (prefix caching)."""
 
 from __future__ import annotations
 

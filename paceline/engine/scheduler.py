@@ -84,7 +84,11 @@ class Scheduler:
             self.preempt(last)
 
     def _waiting_soon(self, free: int | None) -> list[Request]:
-        """Return the waiting requests that can still get slots after the next admission."""
+        """Return the waiting requests that could get a slot after the next admission.
+
+        Args:
+            free: Number of free slots; None means no limit.
+        """
         number = None if free is None else max(0, free - 1)
         return [handle.request for handle in islice(self.waiting, number)]
 

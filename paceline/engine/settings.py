@@ -1,4 +1,4 @@
-"""Define the engine's constants; they affect speed and memory, not answers."""
+"""Define the engine's constants, which affect speed and memory but not answers."""
 
 from __future__ import annotations
 

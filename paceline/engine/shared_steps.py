@@ -35,7 +35,7 @@ class SharedSteps(ABC):
 
     @abstractmethod
     def step(self) -> list[Outcome]:
-        """Run one decode step for a group of requests."""
+        """Run one decode step for a group of requests, and return its outcomes."""
 
     def advance(self, handles: Sequence[RequestHandle]) -> None:
         """Run one step for all requests, unless another thread has just run one.

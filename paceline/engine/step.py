@@ -1,4 +1,7 @@
-"""Run one decode step: propose, run the forward pass, verify, commit, observe."""
+"""Run one decode step: propose, run the forward pass, verify, commit, observe.
+
+The forward pass processes the requests of all drafters together.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +259,7 @@ def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -
 
 
 def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
-    """Append the new tokens to their requests."""
+    """Append the new tokens to their requests, and update the requests' counters."""
     for outcome in outcomes:
         request = outcome.request
         if outcome.unclean:

@@ -52,7 +52,7 @@ class StepRunner:
 
     @property
     def timing(self) -> Timing:
-        """Return the time spent in all steps, by kind of work."""
+        """Return the total duration of all steps, split by kind of work."""
         return Timing(self._step_seconds, self._model.forward_seconds, self._draft_seconds)
 
     def run(self) -> list[Outcome]:

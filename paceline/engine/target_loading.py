@@ -82,7 +82,7 @@ def context_length(model: LoadedModel) -> int:
 
 
 def next_logits(model: LoadedModel, token_ids: list[int]) -> torch.Tensor:
-    """Return the logits for the token that follows a text, [vocab]."""
+    """Run the model over a text, and return the logits for the next token, [vocab]."""
     if isinstance(model, PreTrainedModel):
         with mode_of(model)():
             logits = model(torch.tensor([token_ids], device=model.device)).logits

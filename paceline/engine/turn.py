@@ -18,10 +18,16 @@ class Lock(Protocol):
     """The interface of the locks `threading.Lock` and `threading.RLock`."""
 
     def acquire(self, blocking: bool = ...) -> bool:
-        """Acquire the lock, or return False if it is not free."""
+        """Acquire the lock.
+
+        Args:
+            blocking: Whether to wait until the lock is free.
+        Returns:
+            Whether the lock was acquired.
+        """
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock, so that other threads can acquire it."""
 
 
 class Turn:

@@ -1,11 +1,12 @@
-"""Prepare the verification of sampled drafts on a device, without waiting for it.
+"""Compute the acceptance probabilities of sampled drafts in one batch on a device.
 
 In traversal verification, a node's share is the probability that the accepted path ends at this
 node or at a descendant (`rules`). In rejection sampling, every accepted node has a share of 1.
 
 The shares depend on the tree and the logits, but not on random numbers. The acceptance probability
 of every node and the token after every node can therefore be computed before the walk through the
-tree.
+tree. The computation runs asynchronously, and the results are copied to the host together with
+other data.
 """
 
 from __future__ import annotations

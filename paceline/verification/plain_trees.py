@@ -1,4 +1,4 @@
-"""Check all deterministic draft trees of a step in one compiled call."""
+"""Check all deterministic draft trees of a step in a single compiled call."""
 
 from __future__ import annotations
 

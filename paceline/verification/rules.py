@@ -1,7 +1,7 @@
 """Define the verification rules that make every drafter lossless.
 
 Sample matching (for deterministic drafts) starts at the root. At each node, it samples the target's
-next token and continues with the child that has this token. It stops if there is no such child.
+next token and continues at the child that has this token. It stops if there is no such child.
 
 Traversal verification (for sampled drafts) follows Weng et al. 2025 (arXiv 2505.12398). It tests
 the nodes from the leaves to the root, and the first accepted node ends the path. Every node has a
@@ -226,7 +226,7 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Return a node's share, and the parent's share and weights after a rejection.
+    """Return a node's share, and the values of its parent if the node is rejected.
 
     A share is the probability that the path ends at a node or at one of its descendants. Weights
     are the target distribution after the parent. If the node is rejected, the returned share and
@@ -237,6 +237,8 @@ def _split(
         weights: Current weights, [vocab]. Rejections of earlier children have already changed them.
         tree: Draft tree.
         node: Node to test.
+    Returns:
+        The node's share, and the pair of the parent's new share and weights.
     """
     token, joint = tree.token_ids[node], share * weights
     drawn_from = None if tree.probs is None else tree.probs[node]

@@ -109,7 +109,14 @@ _Coin = Callable[[int, Any], bool]
 def _last_from_leaves(
     tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
 ) -> int:
-    """Return the last node that `rules.traverse` would accept; -1 if there is none."""
+    """Return the last node of the path that `rules.traverse` would accept, or -1.
+
+    Args:
+        tree: Draft tree.
+        is_last: For the root and each node, whether the path must end there.
+        shares: Precomputed acceptance probabilities.
+        is_below: Function that decides at random whether to accept a node.
+    """
     is_open = [True]  # for each row, whether tokens may follow all of its ancestors
     for parent in tree.parents:
         is_open.append(is_open[parent + 1] and not is_last[parent + 1])
@@ -124,7 +131,14 @@ def _last_from_leaves(
 def _last_from_root(
     tree: DraftTree, is_last: Sequence[bool], shares: NodeShares, is_below: _Coin
 ) -> int:
-    """Return the last node that `rules.reject` would accept; -1 if there is none."""
+    """Return the last node of the path that `rules.reject` would accept, or -1.
+
+    Args:
+        tree: Draft tree.
+        is_last: For the root and each node, whether the path must end there.
+        shares: Precomputed acceptance probabilities.
+        is_below: Function that decides at random whether to accept a node.
+    """
     children = tree.children()
     node = -1
     while not is_last[node + 1]:
@@ -212,7 +226,13 @@ class _ProcessedScores:
         self._processed = request.processed
 
     def __call__(self, node: int) -> tuple[Tensor, Tensor]:
-        """Return the processed scores [vocab] after a node, and the largest of them."""
+        """Run the logits processors after a node, and return the resulting scores.
+
+        Args:
+            node: Node after which a token is chosen; -1 is the root.
+        Returns:
+            The processed scores, [vocab], and the largest of them.
+        """
         request, tree, processed = self._request, self._tree, self._processed
         num_seen = len(processed)
         path = [tree.token_ids[ancestor] for ancestor in tree.path(node)]

@@ -1,1 +1,1 @@
-"""Merge all sources of draft tokens into one draft tree."""
+"""Implement `auto`, which merges all sources of draft tokens into one draft tree."""

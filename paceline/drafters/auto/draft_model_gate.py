@@ -86,13 +86,22 @@ class DraftModelGate:
         )
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record a step's new tokens and its duration, including the draft model's time."""
+        """Record how many tokens a step generated, and how long the step took.
+
+        Args:
+            tokens: Number of new tokens, over all requests.
+            seconds: Duration of the step, including the draft model's time.
+        """
         self._token_s.add(seconds, tokens)
         self._step_s.add(seconds)
         self._last_step_s = seconds
 
     def record_cost(self, seconds: float) -> None:
-        """Record the time that the draft model took in the last step, in seconds."""
+        """Record the time that the draft model took in the last step.
+
+        Args:
+            seconds: Duration in seconds.
+        """
         self._log_cost.add(math.log(max(seconds, 1e-9)))
         others = max(self._last_step_s - seconds, self._settings.min_step_share * seconds)
         self._pause.at_least(math.ceil(seconds / (self._settings.trial_share * others)))
@@ -141,11 +150,11 @@ class _Open:
     def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
         """Compare new tokens with the tree, and record the gain once it is known.
 
-        Return whether the gain has been recorded.
-
         Args:
-            token_ids: Tokens of the request.
+            token_ids: All tokens of the request.
             ended: Whether the text is complete.
+        Returns:
+            Whether the gain has been recorded.
         """
         while self.position < len(token_ids):
             following = self.edges.get((self.node, token_ids[self.position]))
@@ -161,7 +170,7 @@ class _Open:
 
 
 class DraftModelGates:
-    """Keeps a `DraftModelGate` per number of requests, and measures the time of steps."""
+    """Keeps one `DraftModelGate` per number of requests, and times the steps."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, DraftModelGate] = {}
@@ -228,7 +237,7 @@ class DraftModelGates:
         self._running = None
 
     def stop(self, request: Request) -> None:
-        """Free the state of a request whose text is complete."""
+        """Record pending gains of a request that has ended, and free its state."""
         self._resolve(request, self._open.pop(request.id, []), ended=True)
 
     def _resolve(self, request: Request, waiting: list[_Open], ended: bool) -> None:

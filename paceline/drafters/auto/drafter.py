@@ -47,7 +47,7 @@ _SETTINGS = AutoSettings()
 class Auto(RecyclingDrafter):
     """Merges the drafts from all sources into one tree.
 
-    With a seed, sampled answers equal those of plain decoding.
+    For a given seed, sampled answers equal those of plain decoding.
     """
 
     name = "auto"
@@ -93,7 +93,7 @@ class Auto(RecyclingDrafter):
 
     @property
     def forward_seconds(self) -> float:
-        """Seconds spent in the draft model."""
+        """Total seconds spent in forward passes of the draft model or the head."""
         return 0.0 if self._model is None else self._model.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
@@ -117,8 +117,8 @@ class Auto(RecyclingDrafter):
     def num_head_tokens(self) -> int:
         """Return the number of tokens that the draft head should predict in the next step.
 
-        With the draft budget, the number depends on how many draft nodes the engine verifies. While
-        a draft model runs, the number is lower. While drafting is slower than plain decoding, the
+        With the draft budget, the number depends on how many draft nodes the engine verifies. The
+        number is lower while a draft model runs. While drafting is slower than plain decoding, the
         head runs only occasionally.
         """
         if self._options.draft_head is False:
@@ -183,11 +183,11 @@ class Auto(RecyclingDrafter):
         max_nodes: list[int],
         trees: Mapping[DraftSource, ArrayTrees],
     ) -> list[DraftTree]:
-        """Merge the trees of each request into one tree."""
+        """Merge the trees of all sources into one tree per request."""
         return self._recycler.draft(requests, max_nodes, self._options.min_path_probability, trees)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Cache the target's distributions, and update all sources."""
+        """Cache the target's distributions, and pass the outcomes to all sources."""
         self._retrieval.observe(outcomes)
         self._recycler.observe(outcomes)
         self._steps += 1
@@ -224,7 +224,7 @@ def _retrieved_nodes(limit: int) -> int:
 def _model_source(options: AutoOptions, draft: CachedLM | None) -> TreeSource | None:
     """Return the draft model or the head (`state_head`) as a source of draft trees.
 
-    Return None if there is neither.
+    The result is None if there is neither a draft model nor a head.
 
     Raises:
         ConfigError: Both are given, or the head cannot be read.

@@ -1,4 +1,4 @@
-"""Draft the tokens that a request's grammar forces."""
+"""Draft the tokens that a request's grammar allows as the only continuation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the `auto` drafter."""
+"""Define and validate the options of the `auto` drafter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """Options of `auto`.
+    """Options of `auto`, which merges several draft sources into one tree.
 
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By

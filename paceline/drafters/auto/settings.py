@@ -1,4 +1,4 @@
-"""Define the settings of the `auto` drafter, and name the data used to fit them."""
+"""Define the constants of `auto`, and name the data to which they were fitted."""
 
 from __future__ import annotations
 

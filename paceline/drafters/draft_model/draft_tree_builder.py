@@ -29,7 +29,7 @@ from paceline.drafters.shared.trees import likeliest_first
 
 @dataclass(slots=True)
 class GuessNode:
-    """A node of the growing tree.
+    """A node of the draft tree that a draft model is growing.
 
     Attributes:
         token: Token id.
@@ -80,7 +80,7 @@ class NodePrediction(NamedTuple):
 
 
 class GuessTree:
-    """Grows a tree by one level or more per draft forward pass.
+    """Grows a draft model's tree, by at least one level per draft forward pass.
 
     Args:
         calibration: Acceptance rates of first choices, the tokens that the draft model itself
@@ -107,11 +107,14 @@ class GuessTree:
         self._children: dict[int, dict[int, int]] = {}  # token -> node, per extended node
 
     def token(self, node: int) -> int:
-        """Return the token of a node."""
+        """Return the token id of a node."""
         return self._guesses[node].token
 
     def newest(self) -> list[int]:
-        """Return the nodes to extend (-1 is the root); empty once the tree is finished."""
+        """Return the nodes to extend next (-1 is the root).
+
+        The result is empty once the tree is finished.
+        """
         if self._limit <= 0 or self._max_depth <= 0:
             return []
         if -1 not in self._children:
@@ -167,7 +170,12 @@ class GuessTree:
         return DraftForwardInput(DraftTree(tokens, parents), nodes, predicted)
 
     def learn_answers(self, question: DraftForwardInput, answers: Sequence[NodePrediction]) -> None:
-        """Extend the tree by the predictions at the positions in `question.predicted`."""
+        """Add the draft model's predictions to the tree as new nodes.
+
+        Args:
+            question: Input of the draft forward pass.
+            answers: Predictions at the positions in `question.predicted`, in order.
+        """
         nodes = list(question.nodes)
         for position, answer in zip(question.predicted, answers, strict=True):
             # A looked-up token becomes a node only if the draft model predicts it.
@@ -183,7 +191,7 @@ class GuessTree:
                 self._branch(node, answer)
 
     def finished(self) -> tuple[DraftTree, list[float | None]]:
-        """Return the tree, most likely paths first, and each node's `first_choice_prob`."""
+        """Return the tree and each node's `first_choice_prob`, most likely paths first."""
         selected = self._selected()
         position_of = {-1: -1} | {node: position for position, node in enumerate(selected)}
         guesses = [self._guesses[node] for node in selected]

@@ -189,9 +189,9 @@ class DraftModel(ChainDrafter):
         return trees
 
     def _advance_states(self, copies: list[Request]) -> None:
-        """Advance the draft model's recurrent states to just before the newest token.
+        """Process all pending tokens except for the newest one of each request.
 
-        States cannot be rewound, so they stay at this position while a tree grows.
+        Recurrent states cannot be rewound, so they stay before the newest token while a tree grows.
         """
         behind = [copy for copy in copies if copy.pending > 1]
         newest = [copy.token_ids.pop() for copy in behind]
@@ -288,7 +288,7 @@ def _by_request(
     likeliest: Sequence[list[int]],
     probs: Sequence[list[float]],
 ) -> list[list[NodePrediction]]:
-    """Build the predictions for the nodes of all requests, and group them by request."""
+    """Build one prediction per requested node, and group the predictions by request."""
     predictions = map(NodePrediction, choices, likeliest, probs)
     return [
         list(islice(predictions, len(question.predicted) if question else 0))

@@ -1,4 +1,4 @@
-"""Options of the `draft_model` drafter."""
+"""Define and validate the options of the `draft_model` drafter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RULES = ("product", "confidence", "entropy", "heuristic")
 
 @dataclass(frozen=True, slots=True)
 class DraftModelOptions:
-    """Options of `draft_model`.
+    """Options of `draft_model`, which drafts with a small model.
 
     Attributes:
         max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default, the
@@ -141,9 +141,9 @@ class DraftModelOptions:
 
     @property
     def adapts_length(self) -> bool:
-        """Return whether `max_draft_tokens` and `stop_rule` have their default values.
+        """Return whether `max_draft_tokens` and `stop_rule` both have their defaults.
 
-        With these values, the draft grows as long as the draft model is confident. The requests of
-        a batch then share one limit on the number of nodes.
+        The draft then grows as long as the draft model is confident. The requests of a batch share
+        one limit on the number of nodes.
         """
         return self.max_draft_tokens is None and self.stop_rule == "product"

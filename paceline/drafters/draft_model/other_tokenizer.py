@@ -53,7 +53,7 @@ class OtherTokenizerDrafter(Drafter):
 
     @property
     def forward_seconds(self) -> float:
-        """Seconds spent in the draft model."""
+        """Total seconds spent in forward passes of the draft model."""
         return self._by_token.forward_seconds + self._by_text.forward_seconds
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:

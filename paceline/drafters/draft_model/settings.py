@@ -1,4 +1,4 @@
-"""Define the settings of the `draft_model` drafter."""
+"""Define the constants of `draft_model` that are not options."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class TextChains(ChainDrafter):
         self._texts.pop(request.id, None)
 
     def draws(self, request: Request) -> bool:
-        """Return False: texts are drafted greedily."""
+        """Return False, because text is always drafted greedily."""
         return False
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -109,7 +109,7 @@ class TextChains(ChainDrafter):
         copy.token_ids[common:] = ids[common:]
 
     def _catch_up(self, request: Request) -> None:
-        """Do nothing: `propose` has added the newest tokens."""
+        """Do nothing, because `propose` has already added the newest tokens."""
 
     def _limit(self, request: Request, limit: int) -> int:
         """Return the maximum draft length in tokens; 0 if the text ends mid-character."""

@@ -1,1 +1,4 @@
-"""Implement Lookahead Decoding (Fu et al. 2024)."""
+"""Implement Lookahead Decoding, which drafts n-grams with the target model.
+
+The method is described in Fu et al. 2024.
+"""

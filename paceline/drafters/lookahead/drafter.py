@@ -98,7 +98,7 @@ class Lookahead(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        """Number of nodes in the largest tree."""
+        """Maximum number of nodes in a draft tree with the current options."""
         return self._options.max_nodes
 
     def start(self, request: Request, pool: NgramPool | None = None) -> None:
@@ -121,7 +121,7 @@ class Lookahead(Drafter):
         )
 
     def stop(self, request: Request) -> None:
-        """Discard a request's state."""
+        """Discard the window and n-grams of a request that has ended."""
         self._states.pop(request.id, None)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
@@ -250,7 +250,15 @@ class Lookahead(Drafter):
             state.window.slide(answers)
 
     def _judge_guesses(self, context: Ngram, new: list[int], state: _State) -> None:
-        """Remove guesses with a wrong first token from the pool; add the confirmed text."""
+        """Remove wrong guesses from the pool, and add the confirmed text to it.
+
+        A guess is wrong if its first token differs from the target's token.
+
+        Args:
+            context: Newest tokens before the step, at most two.
+            new: Tokens that the step generated.
+            state: State of the request.
+        """
         for ngram in state.guesses:
             if ngram[0] != new[0]:
                 state.pool.remove(context, ngram)

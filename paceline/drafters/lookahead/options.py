@@ -1,4 +1,4 @@
-"""Options of the `lookahead` drafter."""
+"""Define and validate the options of the `lookahead` drafter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class LookaheadOptions:
-    """Options of `lookahead`.
+    """Options of `lookahead`, which drafts n-grams with the target.
 
     Attributes:
         window: W, number of columns in the lookahead window; at least 1, default 3.
@@ -48,5 +48,8 @@ class LookaheadOptions:
 
     @property
     def max_nodes(self) -> int:
-        """Number of nodes in the largest tree: (N - 1) (W + G) - 1, without the root."""
+        """Maximum number of nodes in a draft tree: (N - 1) (W + G) - 1.
+
+        The root is not counted.
+        """
         return (self.ngram - 1) * (self.window + self.guesses) - 1

@@ -1,4 +1,4 @@
-"""Define the settings of the `lookahead` drafter."""
+"""Define the constants of `lookahead` that are not options."""
 
 from __future__ import annotations
 

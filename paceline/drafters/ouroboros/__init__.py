@@ -1,1 +1,1 @@
-"""Implement Ouroboros (Zhao et al. 2024)."""
+"""Implement Ouroboros, which drafts phrase by phrase (Zhao et al. 2024)."""

@@ -108,11 +108,11 @@ class Ouroboros(Drafter):
 
     @property
     def forward_seconds(self) -> float:
-        """Seconds spent in the draft model."""
+        """Total seconds spent in forward passes of the draft model."""
         return self._draft.forward_seconds
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Reject a pool file with ids outside the target's vocabulary."""
+        """Reject a pool file with token ids outside the target's vocabulary."""
         if self._kept is not None:
             self._kept.check_ids(vocab_size)
 
@@ -150,7 +150,7 @@ class Ouroboros(Drafter):
         self._shadows[request.id] = PhraseSequence(shadow, len(request), pool)
 
     def stop(self, request: Request) -> None:
-        """Close the draft model's request; save a shared pool once no request is open."""
+        """Close the draft model's copy; save the pool file once no request is open."""
         shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
             self._phrases.stop(shadow.request)

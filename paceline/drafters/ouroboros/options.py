@@ -1,4 +1,4 @@
-"""Options of the `ouroboros` drafter."""
+"""Define and validate the options of the `ouroboros` drafter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ON_INVALID_FILE = ("refuse", "reset")
 
 @dataclass(frozen=True, slots=True)
 class OuroborosOptions:
-    """Options of `ouroboros`.
+    """Options of `ouroboros`, which drafts phrases with a small model.
 
     Attributes:
         gamma: Minimum number of tokens drafted per step; at least 1, default 5. The last phrase of

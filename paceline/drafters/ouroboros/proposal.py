@@ -60,7 +60,7 @@ class Proposal:
         )
 
     def likeliest_first(self) -> Proposal:
-        """Return the proposal with its nodes ordered by path probability."""
+        """Return the same proposal with its nodes sorted by path probability."""
         tree, before = likeliest_first(self.tree)
         position_of = {node: position for position, node in enumerate(before)}
         suffixes = [
@@ -117,7 +117,7 @@ class ProposalBuilder:
         self._suffixes: list[tuple[Ngram, list[int]]] = []
 
     def add_suffixes(self, most: int) -> None:
-        """Add up to `most` phrases after the chain."""
+        """Add up to `most` phrases that follow the drafted chain."""
         for phrase in self._phrases([*self._text[-1:], *self._chain], most):
             self._suffixes.append(
                 (phrase, self._add_suffix(phrase[: self._max_depth - len(self._chain)]))
@@ -152,7 +152,7 @@ class ProposalBuilder:
             self._note(Evidence(NodeSource.PHRASE))
 
     def build(self) -> Proposal:
-        """Return the finished proposal."""
+        """Return the proposal, with the most likely paths first if there is a calibration."""
         tree = self._tree.build()
         if self._calibration is None:
             return Proposal(tree, self._chain_nodes, self._suffixes)

@@ -1,4 +1,4 @@
-"""Define the settings of the `ouroboros` drafter."""
+"""Define the constants of `ouroboros` that are not options."""
 
 from __future__ import annotations
 

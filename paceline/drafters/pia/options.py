@@ -1,4 +1,4 @@
-"""Options of the `pia` drafter."""
+"""Define and validate the options of the `pia` drafter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class PiaOptions:
-    """Options of `pia`.
+    """Options of `pia`, which drafts phrases from prompts and outputs.
 
     Attributes:
         max_nodes: Maximum number of nodes in a draft tree, the paper's "decoding length"; at least

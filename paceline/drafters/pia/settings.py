@@ -1,4 +1,4 @@
-"""Define the settings of the `pia` drafter."""
+"""Define the constants of `pia` that are not options."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Implement REST (He et al. 2023)."""
+"""Implement REST, which drafts from a datastore (He et al. 2023)."""

@@ -172,7 +172,14 @@ def _continuations(
 
 @compiled
 def _prefixes(rows: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.void]:
-    """Return the trie of all prefixes of the token sequences rows[i, :ends[i]]."""
+    """Return the trie of all prefixes of the token sequences rows[i, :ends[i]].
+
+    Args:
+        rows: Tokens of the continuations, [n, depth].
+        ends: Number of tokens in each row, [n].
+    Returns:
+        Trie nodes, parents before children; the dtype has the fields of `TrieNode`.
+    """
     trie: NDArray[np.void] = np.empty(ends.sum(), dtype=TRIE_NODE)
     bits = 1
     while 1 << bits < 2 * trie.size:

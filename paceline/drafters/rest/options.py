@@ -1,4 +1,4 @@
-"""Options of the `rest` drafter."""
+"""Define and validate the options of the `rest` drafter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class RestOptions:
-    """Options of `rest`.
+    """Options of `rest`, which drafts from a datastore.
 
     Attributes:
         datastore: Folder of the datastore; required.

@@ -235,9 +235,15 @@ def _index_of(frontier: Records[TreeCandidate], first: int, last: int, token: in
 
 @kernel
 def _at_temperature(probs: Any, count: int, temperature: float, out: Any) -> None:
-    """Rescale probabilities from temperature 1 to another temperature.
+    """Convert probabilities at temperature 1 to probabilities at another temperature.
 
     For greedy requests, the probabilities do not change.
+
+    Args:
+        probs: Probabilities at temperature 1.
+        count: Number of probabilities to convert.
+        temperature: New temperature; 0 means greedy.
+        out: Output: probabilities at the new temperature.
     """
     total = 0.0
     for index in range(count):

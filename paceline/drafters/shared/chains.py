@@ -87,7 +87,7 @@ class ChainDrafter(Drafter):
 
     @property
     def forward_seconds(self) -> float:
-        """Seconds spent in the draft model."""
+        """Total seconds spent in forward passes of the draft model."""
         return self._draft.forward_seconds
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
@@ -275,7 +275,12 @@ class ChainDrafter(Drafter):
         return chain_tree(chain, leaf_first=self._traverses)
 
     def _limit(self, request: Request, limit: int) -> int:
-        """Return the maximum number of tokens to draft for `request`."""
+        """Return the maximum number of tokens to draft for a request.
+
+        Args:
+            request: Request to draft for.
+            limit: Maximum number of nodes that the engine will verify.
+        """
         room = self._draft.context_length - len(request)
         return min(self._shadows[request.id].length, limit, request.remaining - 1, room)
 

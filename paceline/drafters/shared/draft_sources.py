@@ -1,4 +1,4 @@
-"""List the sources whose draft trees form the merged tree.
+"""List the sources whose draft trees are combined into the merged tree.
 
 To add a source, add a `DraftSource` with the next unused `calibration_table` to `SOURCES`, and
 pass the source's trees to `Recycler.draft`. The merged tree and its calibration handle all listed

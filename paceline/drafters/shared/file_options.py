@@ -19,7 +19,7 @@ class NoOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptLookupOptions:
-    """Options of `prompt_lookup`.
+    """Options of `prompt_lookup`, which drafts from earlier matches in the text.
 
     Attributes:
         max_ngram: Maximum length of the n-gram to look up, in tokens; default 4. The drafter tries
@@ -62,7 +62,7 @@ class PromptLookupOptions:
 
 @dataclass(frozen=True, slots=True)
 class JacobiOptions:
-    """Options of `jacobi`.
+    """Options of `jacobi`, which refines guesses in parallel.
 
     Attributes:
         block: B, number of tokens that the drafter refines in parallel; at least 1. By default,

@@ -21,12 +21,12 @@ _SETTINGS = LengthRuleSettings()
 
 
 class LengthRule:
-    """Drafts a constant number of tokens; base class of the other rules.
+    """Drafts a constant number of tokens; base class of the other length rules.
 
     Attributes:
         length: Maximum number of tokens in the first draft of a request.
         checks_tokens: Whether the rule may end a draft early, as decided by `stop_after`.
-        reads_hidden: Whether the rule needs hidden states.
+        reads_hidden: Whether the rule needs the draft model's hidden states.
         stops_at_end: Whether drafts end with an end-of-sequence token.
     """
 
@@ -103,14 +103,22 @@ class ThresholdRule(LengthRule):
         self._min_tokens = min_tokens
 
     def confidences(self, new: NewTokens) -> list[float]:
-        """Return each new token's confidence; by default, the first statistic."""
+        """Return each new token's confidence.
+
+        By default, the confidence is the first statistic that `figures` returns.
+        """
         confidences: list[float] = new.figures[0].tolist()
         return confidences
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Stop at the first token that brings the confidence below the threshold.
+        """End each chain once a token brings its confidence below the threshold.
 
         That token is the last one of the draft.
+
+        Args:
+            new: New tokens of the unfinished chains.
+        Returns:
+            For each chain, the number of new tokens to keep, or None if drafting continues.
         """
         confidences = self.confidences(new)
         first, stops = 0, []
@@ -155,7 +163,7 @@ class ProductRule(ThresholdRule):
     multiplies = True
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return the highest probability of each distribution."""
+        """Return the highest probability at each position, [chains, 1 + width]."""
         return [rows.highest()]
 
 
@@ -166,7 +174,7 @@ class ConfidenceRule(ThresholdRule):
     """
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return the probability of each drawn token."""
+        """Return the probability of each drawn token, [chains, 1 + width]."""
         return [rows.token_probs()]
 
 
@@ -178,7 +186,7 @@ class EntropyRule(ThresholdRule):
     """
 
     def figures(self, rows: DrawnRows) -> list[Tensor]:
-        """Return the entropy of each distribution."""
+        """Return the entropy of each token's distribution, [chains, 1 + width]."""
         return [rows.entropies()]
 
     def confidences(self, new: NewTokens) -> list[float]:

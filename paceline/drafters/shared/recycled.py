@@ -6,9 +6,9 @@ after every node, including rejected nodes. The paper caches the 8 most likely n
 single token. This module caches them for each context of 1 to `LONGEST_KEY` tokens. A look-up uses
 the longest context that the table contains.
 
-The table has a fixed size. A hash bucket holds `_WAYS` contexts, and a new context replaces the
-oldest context in its bucket. Contexts are stored as 64-bit hashes. If two contexts have the same
-hash, a draft token may be wrong.
+The table has a fixed size. A hash bucket has room for `_WAYS` contexts, and a new context replaces
+the oldest context in its bucket. Contexts are stored as 64-bit hashes. If two contexts have the
+same hash, a draft token may be wrong.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def size_of(entry: Successors) -> int:
 
 @kernel
 def key_of(tail: IntArray, size: int) -> Any:
-    """Hash the last `size` tokens of `tail`; the result is never 0."""
+    """Return a hash of the last `size` tokens of `tail`, which is never 0."""
     value = np.uint64(size)
     for index in range(len(tail) - size, len(tail)):
         value = (value ^ np.uint64(tail[index] + 1)) * np.uint64(0x9E3779B97F4A7C15)

@@ -83,7 +83,7 @@ class SuccessorTableFile(StateFile):
         _KIND.check_vocabulary(self.path, self._vocab_size, vocab_size)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Reject a file whose tokenizer is known to differ from the given one.
+        """Reject a file whose tokenizer is known and differs from the given one.
 
         Raises:
             ConfigError: The tokenizers differ; the message gives both fingerprints.

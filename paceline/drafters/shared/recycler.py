@@ -1,4 +1,4 @@
-"""Draft from a cache of the target's distributions (Token Recycling)."""
+"""Draft from a cache of the target's next-token distributions (Token Recycling)."""
 
 from __future__ import annotations
 

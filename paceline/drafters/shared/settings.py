@@ -107,11 +107,11 @@ class ChainSettings:
 
 @dataclass(frozen=True, slots=True)
 class StateFileSettings:
-    """Limits on how often the state of a drafter is saved.
+    """Limits on how often a drafter's state is saved.
 
     Attributes:
-        min_pause_s: Minimum number of seconds between two saves.
-        pauses_per_save: Minimum pause between two saves, as a multiple of the duration of a save.
+        min_pause_s: Minimum time between two saves, in seconds.
+        pauses_per_save: Minimum time between two saves, as a multiple of the duration of a save.
     """
 
     min_pause_s: float = 10.0

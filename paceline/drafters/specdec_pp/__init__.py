@@ -1,1 +1,4 @@
-"""Implement SpecDec++ (Huang, Guo, Wang 2024)."""
+"""Implement SpecDec++, which drafts until a trained head expects a rejection.
+
+The method is described in Huang, Guo, Wang 2024.
+"""

@@ -146,7 +146,7 @@ class SpecDecPP(ChainDrafter):
         return cls(options, draft, head)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the duration of the step, and update an automatic threshold."""
+        """Record the target's time for the step, and update an automatic threshold."""
         super().observe(outcomes)
         if self._clock is not None and (times := self._clock.verified()):
             self.threshold = self._head.threshold(*times)

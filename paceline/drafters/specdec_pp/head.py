@@ -120,7 +120,7 @@ class AcceptanceHead:
 
     @staticmethod
     def shipped(draft: PreTrainedModel) -> AcceptanceHead:
-        """Return the packaged head for this draft model.
+        """Return the packaged head that was trained for a draft model.
 
         Raises:
             ConfigError: The package has no head for this draft model.

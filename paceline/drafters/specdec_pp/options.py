@@ -1,4 +1,4 @@
-"""Options of the `specdec_pp` drafter."""
+"""Define and validate the options of the `specdec_pp` drafter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class SpecDecPPOptions:
-    """Options of `specdec_pp`.
+    """Options of `specdec_pp`, which drafts until a head expects a rejection.
 
     Attributes:
         head: Folder of the acceptance head. Defaults to the head for the built-in draft model.

@@ -1,4 +1,4 @@
-"""Define the settings of the `specdec_pp` drafter and its acceptance head."""
+"""Define the constants of `specdec_pp` and its acceptance head."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Implement SSSD (Marzollo et al. 2024)."""
+"""Implement SSSD, which drafts from the request's text and a datastore.
+
+The method is described in Marzollo et al. 2024.
+"""

@@ -69,7 +69,7 @@ class AnswerMemory:
         self._unfinished.drop(output)
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Add a finished answer; a later call of `follow` adds it to a sorted shard."""
+        """Add a finished answer, which a later call of `follow` makes searchable."""
         self._finished.append(np.array(token_ids, dtype=np.uint32))
 
     def _age(self) -> None:

@@ -1,9 +1,9 @@
 """Load the weights of the scoring network for `fusion=calibrated`.
 
-The weights are part of the package. They were fitted with log loss (Adam, 24 epochs) to candidates
-that `sssd` had proposed for 560 recorded answers. Three models wrote the answers: one to chat
-prompts, one to maths problems, and one to class-completion tasks. `calibration.json` lists the sets
-of answers and the loss.
+The weights are part of the package. They were fitted with log loss (Adam, 24 epochs) to candidate
+tokens that `sssd` had proposed for 560 recorded answers. Three models wrote the answers: one to
+chat prompts, one to maths problems, and one to class-completion tasks. `calibration.json` lists the
+data sets and the loss.
 """
 
 from __future__ import annotations

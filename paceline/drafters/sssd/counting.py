@@ -249,9 +249,9 @@ def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
 
 @kernel
 def origin_of(counts: SuccessorCounts, which: int) -> Any:
-    """Return a token's origin: the source with the longest match before the token.
+    """Return a token's origin: the source that contains the longest match before it.
 
-    Among sources with matches of that length, the one with the most matches wins.
+    Among sources with matches of that length, the source with the most matches wins.
     """
     token = counts.tokens[which]
     best, longest, max_matches = token.hinted, 0, 0

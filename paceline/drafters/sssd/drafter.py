@@ -109,7 +109,7 @@ class Sssd(Drafter):
             self._store.check_tokenizer(tokenizer)
 
     def start(self, request: Request) -> None:
-        """Open an empty index; the first proposal indexes the prompt."""
+        """Create an empty index for the request; the first proposal indexes the prompt."""
         self._index[request.id] = RequestIndex(request.prompt_length)
         if self._store is not None:
             self._store.refresh()
@@ -173,7 +173,7 @@ class Sssd(Drafter):
             )
 
     def _storable(self, token_ids: list[int]) -> list[int]:
-        """Return the tokens before the first id that the datastore cannot store."""
+        """Return the tokens before the first one that the datastore's vocabulary lacks."""
         if (
             self._store is None
             or self._learning is not self._store
@@ -184,7 +184,7 @@ class Sssd(Drafter):
         return token_ids[:end]
 
     def _searchable(self) -> Snapshot:
-        """Return a snapshot of the datastore and the cached answers."""
+        """Return a snapshot of the datastore's and the cached answers' shards."""
         stored = () if self._store is None else self._store.snapshot.shards
         shards = stored + (() if self._memory is None else self._memory.shards)
         if shards != self._snapshot.shards:
@@ -257,7 +257,7 @@ class _SearchBatch:
         return jobs, new_tokens, table, self._drafted, np.zeros(1, dtype=np.int64)
 
     def trees(self) -> ArrayTrees:
-        """Return the drafted trees."""
+        """Return the trees that `draft_batch` has drafted."""
         rows, width = self._drafted.shape
         begins = range(0, rows * width, width)
         ends = [begin + size for begin, size in zip(begins, self._sizes.tolist(), strict=True)]

@@ -2,9 +2,9 @@
 
 The fields of `Inputs` up to `skips` describe the token. The other fields describe the node before
 the token, and are equal for all tokens that follow this node. Counts and lengths are encoded as
-log(1 + n), and shares as log odds. In the example in `counting.py`, token 7 follows a match in the
-prompt. Token 8 follows a match of 2 tokens in the output and a match of 5 tokens in the datastore.
-These are some of the inputs for token 8:
+log(1 + n), and fractions as log odds. In the example in `counting.py`, token 7 follows a match in
+the prompt. Token 8 follows a match of 2 tokens in the output and a match of 5 tokens in the
+datastore. These are some of the inputs for token 8:
 
     of the token       prompt   output   store     of the node   prompt   output   store
     ================   ======   ======   =====     ===========   ======   ======   =====
@@ -12,7 +12,7 @@ These are some of the inputs for token 8:
     top_share          0        4.6      4.6       tokens        log 2    log 2    log 2
     count              0        log 2    log 2     pointers      log 2    log 2    log 2
 
-The value 4.6 encodes a share of 1: log(1.01 / 0.01).
+The value 4.6 encodes a fraction of 1: log(1.01 / 0.01).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ TOKEN_INPUTS: int = INPUTS.fields["top_pointers"][1] // 4  # inputs of the token
 
 
 def _names() -> Iterator[str]:
-    """Yield the names of the inputs, as in calibration files."""
+    """Yield the name of each network input, as used in calibration files."""
     for name, (kind, _) in INPUTS.fields.items():
         words = name.replace("_", " ")
         yield from (f"{source} {words}" for source in COUNTED_TEXTS) if kind.shape else (words,)

@@ -1,4 +1,4 @@
-"""Options of the `sssd` drafter."""
+"""Define and validate the options of the `sssd` drafter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FUSIONS = ("calibrated", "paper")
 
 @dataclass(frozen=True, slots=True)
 class SssdOptions:
-    """Options of `sssd`.
+    """Options of `sssd`, which drafts from the request and a datastore.
 
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By

@@ -1,4 +1,4 @@
-"""Define the settings of the drafter `sssd:fusion=paper`.
+"""Define the constants of `sssd:fusion=paper`.
 
 The values are those of the authors' code (Marzollo et al. 2024).
 """

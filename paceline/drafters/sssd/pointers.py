@@ -36,7 +36,7 @@ class Pointer:
     Attributes:
         position: Position directly after the occurrence, in the request or in the shard's text.
         shard: Index of the shard in the datastore, or REQUEST.
-        match: Number of tokens before the position that equal the newest tokens. Negative for a
+        match: Number of tokens before the position that equal the newest tokens; negative for a
             weak match (`weak_matches`).
         token: Token at the position; ENDS at the end of a text.
     """

@@ -79,7 +79,14 @@ class Pool(NamedTuple):
 
 @compiled
 def new_pool(room: int, max_matches: int, depth: int, shards: int) -> Pool:
-    """Return a pool for up to `room` match pointers and paths of `depth` tokens."""
+    """Allocate a pool for the match pointers of one draft tree.
+
+    Args:
+        room: Maximum number of match pointers.
+        max_matches: Maximum number of matches in one look-up.
+        depth: Maximum depth of the tree.
+        shards: Number of shards in the datastore.
+    """
     return Pool(
         np.empty(room, dtype=POINTER),
         np.empty(max_matches, dtype=POINTER),

@@ -129,7 +129,7 @@ def _bucket_of(mixed: np.uint64, buckets: int) -> int:
 
 @kernel
 def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
-    """Return the hash bucket of the n-gram ids[end - size:end]."""
+    """Return the index of the hash bucket for the n-gram ids[end - size:end]."""
     mixed = np.uint64(size)
     for index in range(end - size, end):
         mixed = _mixed(mixed, ids[index])
@@ -146,7 +146,7 @@ def last_position(text: RequestText, token: int) -> int:
 
 @kernel
 def link(text: RequestText, begin: int, end: int) -> None:
-    """Add the n-grams that end at positions in [begin, end) to their hash buckets."""
+    """Add the n-grams that end at positions [begin, end) to their hash buckets."""
     buckets = text.heads.shape[1]
     for position in range(begin, end):
         for size_index in range(len(NGRAM_SIZES)):
@@ -172,7 +172,7 @@ def extend(request: RequestState, new_tokens: NDArray[np.int64]) -> RequestText:
 
 @compiled
 def _extend_at(address: int, new_tokens: NDArray[np.int64]) -> None:
-    """Append tokens to the request at an address."""
+    """Append tokens to the request whose state is at a memory address."""
     extend(request_at(address), new_tokens)
 
 

@@ -139,7 +139,11 @@ def grow(
 
 @kernel
 def _take(tree: Records[TreeNode], frontier: Records[Child], node: int, waiting: int) -> int:
-    """Move the best candidate from the frontier to the tree; return how many remain."""
+    """Move the most likely candidate from the frontier to the tree.
+
+    Returns:
+        Number of candidates that remain on the frontier.
+    """
     best = highest(frontier, waiting)
     child, new = frontier[best], tree[node]
     new.parent, new.token, new.origin = child.parent, child.token, child.origin

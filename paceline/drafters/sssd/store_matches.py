@@ -1,4 +1,4 @@
-"""Look up suffixes in the datastore, and sample their matches."""
+"""Look up suffixes of the text in the datastore, and sample their matches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Draft with an EAGLE-3, DFlash or MTP head, from the target's hidden states."""
+"""Draft from the target's hidden states with an EAGLE-3, DFlash or MTP head."""

@@ -92,7 +92,7 @@ class StateHeadDrafter(Drafter):
 
     @property
     def forward_seconds(self) -> float:
-        """Seconds spent in the head."""
+        """Total seconds spent in forward passes of the head."""
         return self._head.timer.seconds if self._is_attached else 0.0
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
@@ -129,7 +129,10 @@ class StateHeadDrafter(Drafter):
                 )
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft a tree for each request whose newest token has a known target state."""
+        """Draft a tree for each request if the head has processed all its tokens.
+
+        A request whose newest hidden states have not been recorded gets an empty tree.
+        """
         trees = [EMPTY_TREE] * len(requests)
         for request in requests:
             if request.id in self._records:

@@ -1,4 +1,4 @@
-"""Options of the `state_head` drafter."""
+"""Define and validate the options of the `state_head` drafter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class StateHeadOptions:
-    """Options of `state_head`.
+    """Options of `state_head`, which drafts from the target's hidden states.
 
     Attributes:
         head: Folder or hub id of an EAGLE-3 or DFlash head. The head must be trained for the

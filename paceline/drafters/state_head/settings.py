@@ -1,4 +1,4 @@
-"""Define the settings of the `state_head` drafter."""
+"""Define the constants of `state_head`, including the defaults of its options."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Implement Token Recycling (Luo et al. 2024)."""
+"""Implement Token Recycling, which drafts from cached next-token distributions.
+
+The method is described in Luo et al. 2024.
+"""

@@ -50,9 +50,9 @@ class TokenRecycling(RecyclingDrafter):
         return self._recycler.draft(requests, limits, self._options.min_path_probability)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Cache the distributions that the target computed in the step."""
+        """Cache the next-token distributions that the target computed in the step."""
         self._recycler.observe(outcomes)
 
     def stop(self, request: Request) -> None:
-        """Free a request's state."""
+        """Free the state of a request that has ended."""
         self._recycler.stop(request)

@@ -1,4 +1,4 @@
-"""Options of the `token_recycling` drafter."""
+"""Define and validate the options of the `token_recycling` drafter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.util.config import require_range
 
 @dataclass(frozen=True, slots=True)
 class TokenRecyclingOptions:
-    """Options of `token_recycling`.
+    """Options of `token_recycling`, which drafts from cached distributions.
 
     Attributes:
         max_context_ngram: Maximum context length, in tokens, of cached next-token distributions; at

@@ -1,4 +1,4 @@
-"""Define the settings of the `token_recycling` drafter."""
+"""Define the maximum values of the options of `token_recycling`."""
 
 from __future__ import annotations
 
