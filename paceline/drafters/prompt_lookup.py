@@ -1,4 +1,4 @@
-"""Prompt lookup: propose what followed the newest tokens earlier in the text.
+"""Propose tokens that followed the newest tokens earlier in the text.
 
 The method is described in Saxena 2023, "Prompt Lookup Decoding", and in LLMA (Yang et al. 2023).
 The drafter looks up the n-grams at the end of the text, the longest n-gram first, and uses the most

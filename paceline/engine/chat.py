@@ -47,7 +47,7 @@ class ChatPlan:
             prompt_ids: Token ids of the conversation.
             eos_token_ids: Tokens that end an answer.
             tools: Tool definitions, or None.
-            tool_choice: Whether and which tool the model must call; see `LLM.chat`.
+            tool_choice: Whether the model must call a tool, and which one, as in `LLM.chat`.
         Raises:
             ConfigError: `tools` or `tool_choice` is invalid, or a schema cannot be compiled.
         """

@@ -77,7 +77,7 @@ class Turn:
             )
 
     def become_child(self) -> None:
-        """Determine in a new child process whether its copy of the engine can be used."""
+        """Determine whether this new child process can use its copy of the engine."""
         self.torn = self.torn or not all(map(_is_free, (self._lock, *self._others())))
         self.inherited = True
 

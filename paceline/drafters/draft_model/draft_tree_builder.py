@@ -137,10 +137,10 @@ class GuessTree:
         look_up: Callable[[list[int], int], list[int]],
         likely: DraftTree,
     ) -> DraftForwardInput:
-        """Return the input for predicting the tokens after the `newest` nodes.
+        """Build the input of the draft forward pass that extends the `newest` nodes.
 
         Args:
-            newest: Nodes to extend.
+            newest: Nodes after which the draft model predicts tokens.
             look_up: Function (path, length) that returns up to `length` tokens likely to follow the
                 tokens of a path.
             likely: Draft tree from the drafter's other sources; may be empty. The first forward

@@ -215,7 +215,7 @@ class Lookahead(Drafter):
     def _add_as_published(
         self, builder: TreeBuilder, window: LookaheadWindow | None, state: _State
     ) -> None:
-        """Add every token of every guess, then the window, as in Fu et al.'s code (2024).
+        """Add every token of every guess, then the window, as in the authors' code.
 
         The last token of each guess and all window nodes are probes: they are processed, but never
         accepted.

@@ -1,6 +1,6 @@
-"""Draft a request from pool phrases, in the draft model's KV cache (Ouroboros).
+"""Build a request's draft from phrases in a pool (Ouroboros).
 
-A phrase is a short sequence of tokens that the drafter looks up in a pool.
+A phrase is a short sequence of tokens. The draft grows in the draft model's KV cache.
 """
 
 from __future__ import annotations

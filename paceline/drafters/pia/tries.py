@@ -157,7 +157,14 @@ class PhraseTries:
 
 
 def _forget(children: Children, request: int) -> int:
-    """Remove a request's prompt counts below a node; count removed nodes."""
+    """Remove a request's prompt counts below a node.
+
+    Nodes without remaining counts are removed. Return the number of removed nodes.
+
+    Args:
+        children: Child nodes of the node, by token.
+        request: Id of the request.
+    """
     gone = 0
     for token, node in list(children.items()):
         if node.inputs.pop(request, 0):

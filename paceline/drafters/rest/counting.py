@@ -135,7 +135,7 @@ def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, tree
 def _continuations(
     table: Records[ShardRow], ids: NDArray[np.int64], begin: int, end: int, matches: int, depth: int
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-    """Read what follows the first matches of ids[begin:end] in every shard.
+    """Read the tokens after the first matches of ids[begin:end] in every shard.
 
     Args:
         table: Shards of the datastore.

@@ -47,7 +47,7 @@ class NgramIndex:
         self._indexed = max(self._indexed, len(tokens) - 1)
 
     def continuation(self, tokens: list[int], length: int) -> Continuation:
-        """Return what followed an earlier occurrence of the text's longest known suffix.
+        """Return the tokens after the best earlier match of the text's newest tokens.
 
         Args:
             tokens: Indexed text, possibly followed by more tokens.
@@ -56,7 +56,7 @@ class NgramIndex:
         return next(self.continuations(tokens, length), Continuation([], 0, 0))
 
     def continuations(self, tokens: list[int], length: int) -> Iterator[Continuation]:
-        """Yield what followed each earlier match: longest match first, then newest.
+        """Yield the tokens after each earlier match: longest match first, then newest.
 
         Args:
             tokens: Indexed text, possibly followed by more tokens.
