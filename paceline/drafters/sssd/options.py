@@ -28,9 +28,9 @@ class SssdOptions:
         answer_cache_tokens: Maximum number of tokens from recent answers to cache and search; from
             0 (disabled) to 1048576. Unfinished answers are included. Defaults to 262144, or to 0
             with `fusion=paper` or `update_datastore`.
-        last_logits: Also propose the most likely tokens that the target's last logits ranked below
-            the chosen token. Such tokens are often correct one position later (LogitSpec).
-            Requires `fusion=calibrated`; default false.
+        last_logits: Also propose the runner-up tokens in the target's last logits. Runner-up tokens
+            are often correct one position later (LogitSpec). Requires `fusion=calibrated`; default
+            false.
         update_datastore: Append finished answers to the datastore; default false.
     """
 
