@@ -33,7 +33,7 @@ class AnswerPlan:
     """The constraints and the parser for the answers to one prompt.
 
     Attributes:
-        processors: Logits processors of every answer.
+        processors: Logits processors that constrain each answer.
         new_reader: Function that returns a parser for one answer; None if the text needs no
             parsing.
     """
@@ -43,19 +43,19 @@ class AnswerPlan:
 
 
 class AnswerFormat:
-    """The format of a model's reasoning and tool calls.
+    """Plans how to parse and constrain the answers of one model.
 
     Args:
         tokenizer: Tokenizer of the model.
-        tool_call_parser: Name of the format of tool calls; "auto" detects the format from the chat
+        tool_call_parser: Name of the tool-call format; "auto" detects the format from the chat
             template.
-        reasoning_parser: Name of the markers around reasoning; "auto" detects the markers from the
-            chat template; "none" leaves reasoning in the text.
+        reasoning_parser: Name of the reasoning markers; "auto" detects the markers from the chat
+            template; "none" leaves reasoning in the text.
     Attributes:
         tool_format: Format of tool calls; `FORMATS["hermes"]` if the chat template defines none.
-        markers: Texts around the reasoning; None if the model does not reason.
+        markers: Texts that enclose the reasoning; None if the model does not reason.
     Raises:
-        ConfigError: The name of a format or of markers is unknown.
+        ConfigError: `tool_call_parser` or `reasoning_parser` is not a known name.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class AnswerFormat:
 
         Args:
             prompt_ids: Token ids of the prompt.
-            use: Tools of the request.
-            shape: JSON that the answer must contain; None if any text is allowed.
-            eos_token_ids: Tokens that may end an answer.
+            use: Tools of the request, and how the model may call them.
+            shape: JSON schema that the answer must match, if any.
+            eos_token_ids: Ids of the tokens that may end an answer.
             max_reasoning_tokens: Maximum number of reasoning tokens; None means no limit.
         Raises:
-            ConfigError: A JSON schema cannot be compiled, or `max_reasoning_tokens` was given for a
+            ConfigError: A JSON schema cannot be compiled, or `max_reasoning_tokens` is set for a
                 model that does not reason.
         """
         prompt = self._tokenizer.decode(
@@ -109,11 +109,11 @@ class AnswerFormat:
         return AnswerPlan(processors, lambda: self._reader(use, reasoning, prompt))
 
     def template_has(self, variable: str) -> bool:
-        """Return whether the chat template contains a variable's name."""
+        """Return whether the chat template refers to the given variable."""
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
-        """Return whether an answer may have reasoning, and whether the prompt opened it."""
+        """Determine whether an answer can contain reasoning, and if the prompt opens it."""
         if self.markers is None or prompt.rstrip().endswith(self.markers.close):
             return ReasoningState()
         return ReasoningState(self.markers, self.markers.is_open(prompt))
@@ -152,7 +152,7 @@ class AnswerFormat:
 
 def _template_of(tokenizer: Any) -> str:
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):  # several templates, by name
+    if isinstance(template, Mapping):  # from the names of several templates to their texts
         return "\n".join(map(str, template.values()))
     return template if isinstance(template, str) else ""
 

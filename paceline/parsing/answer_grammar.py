@@ -1,4 +1,4 @@
-"""Write the grammar of whole answers: reasoning, then JSON, text or tool calls."""
+"""Build grammars for whole answers: reasoning, then JSON, text or tool calls."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from paceline.parsing.tools import ToolUse
 
 _SPACES = "/[ \\n\\r\\t]{0,4}/"  # models write up to two empty lines after reasoning
 _ANY_TEXT = "/(.|\\n)*/"
-_NO_CALL = "/([^{\\[ \\n\\r\\t<](.|\\n)*)?/"  # text that no format without opening reads as a call
+# Text that cannot be mistaken for a tool call by any format whose `opening` is empty.
+_NO_CALL = "/([^{\\[ \\n\\r\\t<](.|\\n)*)?/"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """The JSON that an answer must contain.
+    """The JSON schema that an answer must match, if any.
 
     Attributes:
         schema: JSON schema; None allows any text.
@@ -33,10 +34,10 @@ class AnswerShape:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningState:
-    """The reasoning that may precede an answer.
+    """Describes the reasoning that may precede an answer.
 
     Attributes:
-        markers: Texts around the reasoning; None if the answer has no reasoning.
+        markers: Texts that enclose the reasoning; None if the answer contains no reasoning.
         is_open: Whether the prompt has already opened the reasoning.
     """
 
@@ -45,12 +46,12 @@ class ReasoningState:
 
 
 class AnswerGrammars:
-    """Writes and compiles the grammars of a model's answers.
+    """Builds and compiles grammars for the answers of one model.
 
     Args:
         tokenizer: Tokenizer of the model.
-        special: Ids of the tokenizer's special tokens, by text.
-        tool_format: Format of tool calls.
+        special: The tokenizer's special tokens: each token's text and its id.
+        tool_format: Format in which the model writes tool calls.
     """
 
     def __init__(self, tokenizer: Any, special: Mapping[str, int], tool_format: ToolFormat) -> None:
@@ -63,8 +64,13 @@ class AnswerGrammars:
         reasoning: ReasoningState,
         eos_token_ids: Sequence[int],
     ) -> grammars.Grammar | None:
-        """Return the grammar of the answers to a request; None if any text is allowed.
+        """Return the grammar that an answer must match; None if any text is allowed.
 
+        Args:
+            use: Tools of the request, and how the model may call them.
+            shape: JSON schema that the answer must match, if any.
+            reasoning: Reasoning that may precede the answer.
+            eos_token_ids: Ids of the tokens that may end an answer.
         Raises:
             ConfigError: A schema cannot be compiled.
         """
@@ -82,7 +88,7 @@ class AnswerGrammars:
             raise
 
     def _check_schemas(self, use: ToolUse, eos_token_ids: Sequence[int]) -> None:
-        """Raise an error that names the first tool with an invalid schema."""
+        """Raise a `ConfigError` that names the first tool with an invalid schema."""
         for tool in use.callable_tools:
             try:
                 grammars.json_schema(self._tokenizer, closed_schema(tool.parameters), eos_token_ids)
@@ -109,7 +115,7 @@ class AnswerGrammars:
 
 
 def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema's llguidance options, by default with `grammars.WHITESPACE`."""
+    """Return a schema's llguidance options; white space defaults to `WHITESPACE`."""
     given = schema.get("x-guidance")
     return {
         "whitespace_pattern": grammars.WHITESPACE,
@@ -118,7 +124,7 @@ def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reasoning(reasoning: ReasoningState, rules: RuleWriter) -> str:
-    """Return the grammar expression for the reasoning before the answer."""
+    """Return the grammar expression for the reasoning before an answer, if any."""
     markers = reasoning.markers
     if markers is None:
         return ""

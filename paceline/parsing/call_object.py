@@ -1,4 +1,4 @@
-"""Read tool calls that are JSON objects with a name and arguments."""
+"""Parse tool calls that are JSON objects with a name and arguments."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ _OTHERS = ("type", "id")  # keys that some models add
 
 
 def read_call_object(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
-    """Report the tool call in a JSON object, as in {"name": "f", "arguments": {}}.
+    """Parse a tool call from a JSON object such as {"name": "f", "arguments": {}}.
 
-    The call is reported as soon as its name is known. The arguments may also be a string that
-    contains JSON text.
+    The parser reports the call to `writer` as soon as the parser knows the call's name. The
+    arguments may also be a string that contains JSON text.
 
     Args:
-        source: Unread text, at the start of the object.
+        source: Unread text, which starts with the object.
         writer: Writer that receives the call.
     Returns:
-        None if a call was reported; otherwise, the text that was read.
+        None if the object is a call; otherwise, the text that the parser has read.
     """
     return (yield from _CallObject(source, writer).read())
 
 
 class _CallObject:
-    """Reads one object; until the name is known, `_raw` holds the text read so far."""
+    """Parses one JSON object that may be a tool call."""
 
     def __init__(self, source: TextSource, writer: EventWriter) -> None:
         self._source, self._writer = source, writer
-        self._raw = ""
+        self._raw = ""  # text of the object so far, in case the object is not a call
         self._early = ""  # arguments that came before the name
         self._named = self._has_arguments = False
 
     def read(self) -> Generator[None, None, str | None]:
-        """Read the object, and return its text if it is not a call."""
+        """Read the object; return its text if it is not a tool call, otherwise None."""
         if not (yield from self._take("{")):
             return self._raw
         while (yield from self._read_entry()):
@@ -55,7 +55,7 @@ class _CallObject:
         return matches
 
     def _read_entry(self) -> Generator[None, None, bool]:
-        """Read a key and its value; return whether they can be part of a tool call."""
+        """Read one key and its value; return whether a tool call may contain them."""
         self._raw += yield from self._source.skip_spaces()
         key = yield from self._read_string()
         if key is None or not (yield from self._take(":")):

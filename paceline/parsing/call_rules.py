@@ -1,4 +1,4 @@
-"""Write the grammar of one tool call in each format."""
+"""Build the grammar of a single tool call in each tool-call format."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def _json_call(name: str, schema: Schema, rules: RuleWriter, key: str) -> str:
 
 
 def hermes_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call: a JSON object between tags."""
+    """Return the grammar expression for a JSON object between <tool_call> tags."""
     call = _json_call(name, schema, rules, "arguments")
     return f"{rules.literal(hermes.OPEN + chr(10))} {call} {rules.literal(chr(10) + hermes.CLOSE)}"
 
 
 def llama3_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call: a JSON object with "parameters"."""
+    """Return the grammar expression for a JSON object with "name" and "parameters"."""
     return _json_call(name, schema, rules, "parameters")
 
 
 def mistral_list_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call that is an entry of a JSON list."""
+    """Return the grammar expression for a call that is one entry in a JSON list."""
     return _json_call(name, schema, rules, "arguments")
 
 
 def mistral_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call: a name, a separator, JSON arguments."""
+    """Return the grammar expression for a Mistral call: name, [ARGS], JSON arguments."""
     before = rules.literal(mistral.OPEN + name + mistral.ARGUMENTS)
     return f"{before} {rules.json(schema)}"
 
 
 def harmony_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call: a message to a function."""
+    """Return the grammar expression for a call: a gpt-oss message to a function."""
     before = rules.literal(
         f"{harmony.CHANNEL}commentary to=functions.{name} {harmony.CONSTRAIN}json{harmony.MESSAGE}"
     )
@@ -49,22 +49,22 @@ def harmony_call(name: str, schema: Schema, rules: RuleWriter) -> str:
 
 
 def deepseek_v3_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call: a name, and arguments in a code block."""
+    """Return the grammar expression for a name and a code block with the arguments."""
     before = rules.literal(f"{deepseek.CALL_BEGIN}function{deepseek.SEPARATOR}{name}\n```json\n")
     return f"{before} {rules.json(schema)} {rules.literal(chr(10) + '```' + deepseek.CALL_END)}"
 
 
 def deepseek_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call: a name, a separator, JSON arguments."""
+    """Return the grammar expression for a DeepSeek V3.1 call: name and arguments."""
     before = rules.literal(f"{deepseek.CALL_BEGIN}{name}{deepseek.SEPARATOR}")
     return f"{before} {rules.json(schema)} {rules.literal(deepseek.CALL_END)}"
 
 
 def python_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a Python call with JSON keyword arguments."""
+    """Return the grammar expression for a Python call with JSON values as arguments."""
     parts = [rules.literal(f"{name}(")]
     for index, (key, value, required) in enumerate(_properties(name, schema)):
-        # The first argument is always written, so that every other one follows a comma.
+        # The first argument is mandatory, so that a comma precedes each further argument.
         expression = f"{rules.literal((', ' if index else '') + key + '=')} {rules.json(value)}"
         parts.append(expression if required or index == 0 else f"({expression})?")
     return " ".join([*parts, rules.literal(")")])
@@ -73,7 +73,7 @@ def python_call(name: str, schema: Schema, rules: RuleWriter) -> str:
 def qwen3_coder_call(name: str, schema: Schema, rules: RuleWriter) -> str:
     """Return the grammar expression for a call with one tag per parameter.
 
-    Strings are written without quotes.
+    In this format, the model writes strings without quotes.
     """
     parts = [rules.literal(f"{qwen3_coder.OPEN}\n{qwen3_coder.FUNCTION}{name}>\n")]
     end = "\n</parameter>\n"
@@ -88,14 +88,14 @@ def qwen3_coder_call(name: str, schema: Schema, rules: RuleWriter) -> str:
 
 
 def gemma4_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call in Gemma's syntax."""
+    """Return the grammar expression for a call in Gemma 4's syntax."""
     return f"{rules.literal(f'{gemma4.OPEN}call:{name}')} {_gemma4_value(name, schema, rules)}" + (
         f" {rules.literal(gemma4.CLOSE)}"
     )
 
 
 def _gemma4_value(where: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a value in Gemma's syntax."""
+    """Return the grammar expression for a value in Gemma 4's syntax."""
     if "properties" in schema or schema.get("type") == "object":
         parts = [rules.literal("{")]
         for index, (key, value, required) in enumerate(_properties(where, schema)):
@@ -116,7 +116,7 @@ def _gemma4_value(where: str, schema: Schema, rules: RuleWriter) -> str:
 
 
 def _plain_text(where: str, schema: Schema, end: str, rules: RuleWriter) -> str:
-    """Return the grammar expression for an unquoted string and the text after it."""
+    """Return the grammar expression for an unquoted string followed by `end`."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
         choices = " | ".join(rules.literal(f"{value}{end}") for value in values)
@@ -127,7 +127,7 @@ def _plain_text(where: str, schema: Schema, end: str, rules: RuleWriter) -> str:
 
 
 def _properties(where: str, schema: Schema) -> list[tuple[str, Schema, bool]]:
-    """List each property, its schema and whether it is required; required ones first."""
+    """Return (name, schema, is required) per property, required properties first."""
     properties, required = schema.get("properties", {}), schema.get("required", ())
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     if set(required) - properties.keys():

@@ -1,24 +1,21 @@
-"""Limit the objects of a JSON schema to their listed properties."""
+"""Forbid properties that a JSON schema does not list."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# Keywords that describe further properties of the same object.
+# Keywords that can allow more properties than `properties` lists.
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties")
 _NAMED = ("properties", "$defs", "definitions")
 _DEFINITIONS = ("$defs", "definitions")
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a schema whose objects allow only the listed properties.
+    """Return a copy of a JSON schema that forbids properties it does not list.
 
-    An object may still have other properties if its schema sets `additionalProperties`, requires a
-    property that the schema does not list, or is combined with other schemas through `allOf`.
-
-    Args:
-        schema: JSON schema.
+    An object's schema stays open if it sets `additionalProperties`, requires a property that it
+    does not list, or is combined with other schemas through `allOf`.
     """
     combined = frozenset(_combined_references(schema))
     result: dict[str, Any] = _closed(schema, combined)
@@ -33,7 +30,13 @@ def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Any, combined: frozenset[str], is_open: bool = False) -> Any:
-    """Limit a schema's objects to listed properties; `is_open` exempts the outermost."""
+    """Forbid unlisted properties in a schema and in its subschemas.
+
+    Args:
+        schema: JSON schema, or any other value, which is returned unchanged.
+        combined: References that `allOf` combines with other schemas.
+        is_open: Whether the outermost object may have unlisted properties.
+    """
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = dict(schema)
@@ -53,7 +56,7 @@ def _closed(schema: Any, combined: frozenset[str], is_open: bool = False) -> Any
 
 
 def _lists_all(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema lists all the properties that it requires."""
+    """Return whether `properties` lists every property that the schema requires."""
     properties, required = schema.get("properties"), schema.get("required", ())
     return (
         isinstance(properties, Mapping)
@@ -64,7 +67,7 @@ def _lists_all(schema: Mapping[str, Any]) -> bool:
 
 
 def _have_tags(branches: Any) -> bool:
-    """Return whether a required property has a different constant in each alternative."""
+    """Return whether a required property has a distinct constant in each branch."""
     if not isinstance(branches, Sequence) or not all(isinstance(b, Mapping) for b in branches):
         return False
     tags = [

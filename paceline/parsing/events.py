@@ -1,4 +1,4 @@
-"""Define the events of an answer, and the message that they form."""
+"""Define the events that parsers report, and the message that the events form."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ToolCall:
 
     Attributes:
         name: Name of the tool.
-        arguments: Arguments as JSON text, as the model wrote them.
+        arguments: Arguments as JSON text.
     """
 
     name: str
@@ -74,7 +74,7 @@ class AssistantMessage:
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, events: Iterable[AnswerEvent]) -> None:
-        """Add the events that a parser reported."""
+        """Extend the message with the events that a parser reported."""
         for event in events:
             match event:
                 case ReasoningText(text):
@@ -90,8 +90,8 @@ class AssistantMessage:
 class EventWriter:
     """Collects events, and drops white space between the parts of an answer.
 
-    The writer drops white space around reasoning and around tool calls. At the end of an answer
-    without tool calls, the writer preserves white space.
+    The writer drops white space around reasoning and tool calls. It preserves white space at the
+    end of an answer without tool calls.
 
     Attributes:
         events: Events that `take` has not returned yet.
@@ -103,8 +103,8 @@ class EventWriter:
         self.events: list[AnswerEvent] = []
         self.num_calls = 0
         self.in_reasoning = False
-        self._spaces = ""  # after the last text, not reported yet
-        self._strips = False  # whether white space before the next text is dropped
+        self._spaces = ""  # white space after the last text, not reported yet
+        self._strips = False  # whether to drop white space before the next text
 
     def reasoning(self, text: str) -> None:
         """Report a fragment of the reasoning."""
@@ -144,12 +144,12 @@ class EventWriter:
         self._spaces = ""
 
     def take(self) -> list[AnswerEvent]:
-        """Return the events since the last call, merging adjacent ones of the same kind."""
+        """Return the events since the previous `take`, with adjacent texts merged."""
         events, self.events = self.events, []
         return joined(events)
 
     def _shown(self, text: str) -> str:
-        """Return the text to report now; white space at its end is held back."""
+        """Return the text to report, and hold back the white space at its end."""
         if self._strips:
             text = text.lstrip()
             self._strips = not text
@@ -160,7 +160,7 @@ class EventWriter:
 
 
 def joined(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
-    """Return the events, with adjacent events of the same kind merged."""
+    """Merge adjacent events that continue the same text or the same arguments."""
     result: list[AnswerEvent] = []
     for event in events:
         last = result[-1] if result else None

@@ -7,19 +7,18 @@ from collections.abc import Callable, Generator
 
 from paceline.parsing.text_source import TextSource
 
-# Change of the nesting depth at each bracket.
+# How each bracket changes the nesting depth.
 BRACKETS = dict.fromkeys("{[", 1) | dict.fromkeys("}]", -1)
 
 
 def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[None, None, bool]:
-    """Copy the text of one JSON value as it arrives.
+    """Pass the text of one JSON value to `write` while the text arrives.
 
     Args:
         source: Unread text, which starts with the value.
-        write: Function that receives the text in parts.
+        write: Function that receives the fragments of the value's text.
     Returns:
-        Whether the value is complete. A number or word is complete if a separator follows the
-        number or word.
+        Whether the value is complete; False if the answer ends inside a string, list or object.
     """
     first = yield from source.peek()
     if first == '"':
@@ -45,14 +44,14 @@ def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[No
 
 
 def read_value(source: TextSource) -> Generator[None, None, tuple[str, bool]]:
-    """Return the text of one JSON value, and whether it is complete."""
+    """Read one JSON value; return its text and whether the value is complete."""
     parts: list[str] = []
     complete = yield from copy_value(source, parts.append)
     return "".join(parts), complete
 
 
 def decoded_string(text: str) -> str | None:
-    """Return the string that JSON text encodes, or None if it is not a string."""
+    """Decode a JSON string; return None if the text is not a JSON string."""
     try:
         value = json.loads(text, strict=False)
     except ValueError:
@@ -61,7 +60,7 @@ def decoded_string(text: str) -> str | None:
 
 
 def encoded_part(text: str) -> str:
-    """Escape characters as in a JSON string, without the quotation marks."""
+    """Escape text for use inside a JSON string, without adding quotation marks."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

@@ -1,4 +1,4 @@
-"""Parse the text of an answer with the reader function of its format."""
+"""Parse answers with the generator function of their format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from paceline.parsing.events import AnswerEvent, AssistantMessage, EventWriter
 from paceline.parsing.text_source import TextSource, Waiting
 
-Schemas = Mapping[str, Mapping[str, Any]]  # JSON schema of the arguments, by name of the tool
+Schemas = Mapping[str, Mapping[str, Any]]  # from a tool's name to the schema of its arguments
 ReadAnswer = Callable[[TextSource, EventWriter, Schemas], Waiting]
 
 
@@ -20,11 +20,11 @@ class AnswerParser(Protocol):
 
     @property
     def in_reasoning(self) -> bool:
-        """Return whether the text so far ends inside the reasoning."""
+        """Return whether the text received so far ends inside the reasoning."""
         ...
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text, and return the events that no later text can change."""
+        """Parse more text, and return the events that later text cannot change."""
         ...
 
     def finish(self) -> list[AnswerEvent]:
@@ -36,8 +36,9 @@ class FormatParser:
     """Parses one answer with a generator that reads its text and writes events.
 
     Args:
-        read: Generator function for the format of the model's answers.
-        schemas: Schemas of the tools, for formats with untyped values.
+        read: Generator function that parses the format of the model's answers.
+        schemas: Argument schemas by tool name. Formats without types or quotes need them to
+            recognise strings.
     """
 
     def __init__(self, read: ReadAnswer, schemas: Schemas) -> None:
@@ -46,11 +47,11 @@ class FormatParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Return whether the text so far ends inside the reasoning."""
+        """Return whether the text received so far ends inside the reasoning."""
         return self._writer.in_reasoning
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text, and return the events that no later text can change."""
+        """Parse more text, and return the events that later text cannot change."""
         self._source.add(text)
         next(self._reading, None)
         return self._writer.take()

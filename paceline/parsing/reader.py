@@ -10,12 +10,12 @@ from paceline.parsing.parser import AnswerParser
 
 
 class AnswerToken(NamedTuple):
-    """Text of one token of an answer.
+    """A token of an answer, together with its text.
 
     Attributes:
         text: Text of the token.
         token: Token id.
-        position: Index of the token in the answer, from 0.
+        position: Index of the token in the answer, starting from 0.
     """
 
     text: str
@@ -41,11 +41,11 @@ class AnswerReader:
         self._num_tokens = 0
 
     def read(self, pieces: Iterable[AnswerToken], last: bool) -> list[AnswerEvent]:
-        """Parse more text, and return the events that later text cannot change.
+        """Parse more tokens, and return the events that later tokens cannot change.
 
         Args:
-            pieces: Fragments of the text, in order.
-            last: Whether the answer ends with these fragments.
+            pieces: Next tokens of the answer, in order, with their texts.
+            last: Whether the answer ends with these tokens.
         """
         events: list[AnswerEvent] = []
         for piece in pieces:

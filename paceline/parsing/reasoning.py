@@ -28,16 +28,16 @@ class ReasoningMarkers:
 
 
 def read_text(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the whole answer as text."""
+    """Report the whole answer to `writer` as text."""
     yield from source.copy_until([], writer.content)
 
 
 def after_reasoning(read: ReadAnswer, markers: ReasoningMarkers, is_open: bool) -> ReadAnswer:
-    """Return a generator function that reads the reasoning and then the answer.
+    """Return a generator function that parses the reasoning and then the answer.
 
     Args:
-        read: Generator function that reads the answer after the reasoning.
-        markers: Texts around the reasoning.
+        read: Generator function that parses the answer after the reasoning.
+        markers: Texts that enclose the reasoning.
         is_open: Whether the prompt has already opened the reasoning.
     """
 

@@ -1,4 +1,4 @@
-"""Limit the number of reasoning tokens before an answer."""
+"""Limit the number of reasoning tokens in an answer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paceline.text.detokenizer import Detokenizer
 
 
 class ReasoningBudget:
-    """Ends an answer's reasoning at a maximum number of reasoning tokens.
+    """Ends the reasoning of an answer after a maximum number of tokens.
 
-    At the limit, this logits processor forces the text that ends the reasoning. Each new answer
-    requires a shallow copy of the processor.
+    At the limit, this logits processor forces the closing text of the reasoning. The processor
+    serves one answer; to reuse it for another answer, make a shallow copy.
 
     Args:
         tokenizer: Tokenizer of the model.
-        markers: Texts around the reasoning.
+        markers: Texts that enclose the reasoning.
         is_open: Whether the prompt has already opened the reasoning.
         max_tokens: Maximum number of reasoning tokens; at least 0.
     Raises:
-        ConfigError: The tokenizer cannot encode the text that ends the reasoning.
+        ConfigError: The tokenizer cannot encode the closing text of the reasoning.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class ReasoningBudget:
                 " the limit out."
             )
         self._detokenizer = Detokenizer(tokenizer, (), skip_special_tokens=False)
-        self._text, self._num_seen = "", -1  # -1: before the first call, which gives the prompt
+        self._text = ""
+        self._num_seen = -1  # until the first call, which passes the prompt
         self._num_tokens = self._num_forced = 0
         self._has_ended = False
 
@@ -49,13 +50,14 @@ class ReasoningBudget:
         return ReasoningBudget(self._tokenizer, self._markers, self._is_open, self._max_tokens)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores; at the limit, allow only the next token of the closing text.
+        """Return the scores, masked to a single token while the reasoning must end.
 
-        The closing text ends the reasoning. The limit is the maximum number of reasoning tokens.
+        Once the reasoning reaches its token limit, each call allows only the next token of the
+        closing text. Before the limit, the scores are returned unchanged.
 
         Args:
-            ids: Token ids of the prompt and of the answer so far; [1, n].
-            scores: Scores of the next token; [1, vocab].
+            ids: Token ids of the prompt and of the answer so far; [1, tokens].
+            scores: Logits of the next token; [1, vocabulary].
         """
         if self._num_seen < 0:
             self._num_seen = ids.shape[1]
@@ -68,10 +70,10 @@ class ReasoningBudget:
         return forced
 
     def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
-        """Process new tokens of the answer, and return the tokens that must come next.
+        """Process new tokens of the answer, and return the tokens that must follow.
 
         Args:
-            new_token_ids: Tokens since the previous call.
+            new_token_ids: Tokens generated since the previous call.
         """
         self._observe(new_token_ids)
         return self._end_ids[self._num_forced :] if self._is_due else []

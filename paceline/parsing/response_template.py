@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.parsing.events import AnswerEvent, EventWriter
 
-_REASONING = ("reasoning_content", "thinking")  # names of the field in templates
+_REASONING = ("reasoning_content", "thinking")  # names that templates use for the field
 _CALLS, _CONTENT = "tool_calls", "content"
 
 
@@ -18,10 +18,10 @@ class TemplateParser:
     The parser reports a tool call only when the call is complete, because transformers parses the
     arguments at the end. If a call cannot be parsed, the parser reports its text and all later text
     as content. The parser reads the answer one character at a time, so the result does not depend
-    on how the answer was split.
+    on how the text is split into chunks.
 
     Args:
-        template: The tokenizer's template.
+        template: The tokenizer's response template.
         prefix: Text of the prompt, which may include the start of the answer.
         tools: Definitions of the tools, including the types of their arguments. Without tools, the
             parser reports calls as content.
@@ -35,7 +35,7 @@ class TemplateParser:
         self._parser = ResponseParser(template, prefix=prefix, tools=list(tools))
         self._writer = EventWriter()
         self._reads_calls = bool(tools)
-        self._pending = ""  # text that no event has reported: marks, or an open call
+        self._pending = ""  # text that no event has reported: markers, or an open call
         self._in_call = self._has_failed = False
         for region in self._parser.initial_events:
             if region["type"] != "region_chunk":
@@ -43,11 +43,11 @@ class TemplateParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Return whether the text so far ends inside the reasoning."""
+        """Return whether the text received so far ends inside the reasoning."""
         return self._writer.in_reasoning
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Add text, and return the events that later text cannot change."""
+        """Parse more text, and return the events that later text cannot change."""
         for index, char in enumerate(text):
             if self._has_failed:
                 self._writer.content(text[index:])
@@ -55,7 +55,7 @@ class TemplateParser:
             self._pending += char
             try:
                 self._report(self._parser.feed(char))
-            except (KeyError, ValueError):  # of a call that breaks the template's rules
+            except (KeyError, ValueError):  # the call violates the template's rules
                 self._fail()
         return self._writer.take()
 
@@ -113,10 +113,10 @@ class TemplateParser:
 
 
 def _named_arguments(call: Any) -> tuple[str, str]:
-    """Return the name of a call, and its arguments as JSON text.
+    """Return the name of a tool call, and its arguments as JSON text.
 
     Raises:
-        ValueError: The template's result is not a call, or the call's arguments are not JSON.
+        ValueError: `call` is not a tool call, or its arguments cannot be written as JSON.
     """
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None

@@ -1,4 +1,4 @@
-"""Write grammars of answers in llguidance's dialect of Lark."""
+"""Write grammars for answers in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from paceline.parsing.closed_schemas import closed_schema
 
-# As Python's json.dumps and the filter tojson of chat templates write JSON. With fixed separators,
-# the next key is the only continuation after each value.
+# The separators of Python's json.dumps, and of the filter tojson in chat templates. Fixed
+# separators leave the model no choice between a value and the next key.
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class RuleWriter:
-    """Collects the rules of a grammar.
+    """Collects the rules of one grammar, and writes the grammar as text.
 
     Args:
-        special: Ids of the tokenizer's special tokens, by text. A grammar refers to special tokens
-            by id, because they are not text.
+        special: The tokenizer's special tokens: each token's text and its id. A grammar refers to
+            special tokens by id, because they are not text.
     """
 
     def __init__(self, special: Mapping[str, int]) -> None:
@@ -42,22 +42,22 @@ class RuleWriter:
         )
 
     def rule(self, expression: str) -> str:
-        """Add a rule, and return its name."""
+        """Add a rule to the grammar, and return the rule's name."""
         name = f"part_{len(self._rules)}"
         self._rules.append(f"{name}: {expression}")
         return name
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Add a rule for JSON that matches a schema, and return the name of the rule.
+        """Add a rule for JSON that matches a schema, and return the rule's name.
 
-        The separators are fixed. Objects may have only the properties that their schema lists,
-        unless the schema allows others.
+        The JSON uses fixed separators, like `json.dumps`. Objects may have only the properties that
+        their schema lists, unless the schema allows others explicitly.
         """
         closed = {**closed_schema(schema), "x-guidance": _SEPARATORS}
         return self.rule("%json " + json.dumps(closed, ensure_ascii=False))
 
     def text_until(self, end: str) -> str:
-        """Add a rule for text that ends with a literal, and return its name."""
+        """Add a rule for any text up to and including `end`; return the rule's name."""
         if any(end.startswith(token) for token in self._special):
             return self.rule(f"/(.|\\n)*/ {self.literal(end)}")
         name = f"part_{len(self._rules)}"
@@ -65,7 +65,7 @@ class RuleWriter:
         return name
 
     def text_without(self, literal: str) -> str:
-        """Add a rule for text that does not contain a literal, and return its name."""
+        """Add a rule for text that does not contain `literal`; return the rule's name."""
         if any(literal.startswith(token) for token in self._special):
             return self.rule("/(.|\\n)*/")
         quoted = re.escape(literal).replace("/", "\\/")
@@ -74,5 +74,5 @@ class RuleWriter:
         return name
 
     def grammar(self, start: str) -> str:
-        """Return the grammar of all answers that match an expression."""
+        """Return the text of the grammar, whose answers match the expression `start`."""
         return "\n".join([f"start: {start}", *self._rules])

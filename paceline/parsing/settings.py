@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-WHITESPACE = " \t\r\n"  # of JSON, and between the parts of a call in every format
+WHITESPACE = " \t\r\n"  # white space in JSON, and between the parts of a tool call
 # As in OpenAI's API, and dots, which Python and Llama's templates use.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_TOOLS = 128  # per request, as in OpenAI's API

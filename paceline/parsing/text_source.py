@@ -1,8 +1,7 @@
 """Pass the text of an answer to parsers as it arrives.
 
 A parser is a generator that reads a `TextSource`. Whenever the parser needs text that has not
-arrived yet, the parser yields. The result of parsing therefore does not depend on how the text is
-split.
+arrived yet, it yields. Its result therefore does not depend on how the text is split into chunks.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Waiting = Generator[None, None, None]
 
 
 class TextSource:
-    """The text of an answer that arrives in parts.
+    """Buffers the text of an answer that arrives in parts, for a parser to read.
 
     Attributes:
         ended: Whether no more text will arrive.
@@ -27,7 +26,7 @@ class TextSource:
         self.ended = False
 
     def add(self, text: str) -> None:
-        """Append text that has arrived."""
+        """Append newly arrived text to the unread text."""
         self._text = self._text[self._start :] + text
         self._start = 0
 
@@ -82,16 +81,17 @@ class TextSource:
         Args:
             markers: Literals that end the text. If several markers match at the same position, the
                 longest marker is used.
-            write: Function that receives the text in parts.
+            write: Function that receives the fragments of the text.
         Returns:
-            The marker; "" if the answer ends without a marker.
+            The marker that was found; "" if the answer ends without a marker.
         """
         ordered = sorted(markers, key=len, reverse=True)
         while True:
             text = self._text[self._start :]
             marker_offsets = [(at, marker) for marker in ordered if (at := text.find(marker)) >= 0]
             first = min(marker_offsets, key=lambda pair: pair[0], default=None)
-            # A marker may begin in the last characters: a longer one, or an earlier one.
+            # An incomplete marker at the end of the text may turn out to start earlier than the
+            # first complete marker, or to be a longer match at the same position.
             open_at = len(text) if self.ended else _first_open(text, ordered)
             if first is not None and (self.ended or first[0] < open_at):
                 at, marker = first
@@ -105,14 +105,14 @@ class TextSource:
             yield
 
     def read_until(self, markers: Sequence[str]) -> Generator[None, None, tuple[str, str]]:
-        """Return the text before the first marker, and the marker ("" if there is none)."""
+        """Read up to the first marker; return the text and the marker ("" if none)."""
         parts: list[str] = []
         marker = yield from self.copy_until(markers, parts.append)
         return "".join(parts), marker
 
 
 def _first_open(text: str, markers: Sequence[str]) -> int:
-    """Return the first position where a marker may have begun but is incomplete."""
+    """Return the first index where an incomplete marker may start, or the length."""
     longest = max(map(len, markers), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
         rest = text[at:]

@@ -29,17 +29,16 @@ class ToolFormat:
     """The format in which a family of models writes tool calls.
 
     Attributes:
-        name: Name for `--tool-call-parser`.
-        read: Generator function that reads answers.
-        marks: Texts that identify the family: the family's chat templates contain all of them.
+        name: Name of the format, as passed to `--tool-call-parser`.
+        read: Generator function that parses answers in this format.
+        marks: Texts that identify the family. All of its chat templates contain these texts.
         write_call: Function that returns the grammar expression for one call, given the tool's
             name, the schema of the tool's arguments and the writer of the grammar's rules.
         first: Text before the first call.
         between: Text between two calls.
         last: Text after the last call.
         max_calls: Maximum number of calls in an answer; None means no limit.
-        markers: Texts that `read` needs to see even if they are special tokens. Other special
-            tokens are hidden from `read`.
+        markers: Special tokens that `read` needs. `read` does not see any other special tokens.
         prefix: Text that precedes an answer without calls.
         opening: Text that marks the start of the first call after other text; "" if an answer
             contains either text or calls, but not both.
@@ -60,11 +59,11 @@ class ToolFormat:
     def calls(
         self, schemas: Mapping[str, Mapping[str, Any]], single: bool, rules: RuleWriter
     ) -> str:
-        """Return the grammar expression for one or more calls.
+        """Return the grammar expression for one or more tool calls.
 
         Args:
-            schemas: Schemas of the tools that may be called, by name.
-            single: Whether only one call is allowed.
+            schemas: Argument schemas of the callable tools, by tool name.
+            single: Whether the answer may contain only one call.
             rules: Writer that collects the rules of the grammar.
         """
         each = [self.write_call(name, schema, rules) for name, schema in schemas.items()]
@@ -190,17 +189,17 @@ FORMATS = {
 
 
 def find_format(template: str) -> ToolFormat | None:
-    """Return the format whose identifying texts the template contains, or None."""
+    """Detect the tool-call format that a chat template uses; return None if unknown."""
     return next(
         (each for each in FORMATS.values() if all(mark in template for mark in each.marks)), None
     )
 
 
 def named_format(name: str) -> ToolFormat:
-    """Return the format with the given name.
+    """Return the tool-call format with the given name.
 
     Raises:
-        ConfigError: The name is unknown.
+        ConfigError: No format has this name.
     """
     if name not in FORMATS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Validate tool definitions and the tool choice."""
+"""Validate the tool definitions and the tool choice of a request."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Tool:
 
     Attributes:
         name: Name of the function.
-        parameters: JSON schema of the function's arguments; the schema has the type "object".
-        definition: The whole definition of the tool, for the chat template.
-        strict: Whether calls must match the schema even if calling the tool is optional.
+        parameters: JSON schema of the function's arguments, of type "object".
+        definition: Complete definition of the tool, which the chat template receives.
+        strict: Whether a grammar forces calls to match the schema even if no call is required.
     """
 
     name: str
@@ -38,8 +38,8 @@ class ToolUse:
 
     Attributes:
         tools: Tools that the model sees.
-        must_call: Whether the answer must be a call of a tool.
-        callable_tools: Tools that the model may call if a call is required.
+        must_call: Whether the answer must be a tool call.
+        callable_tools: Tools that the grammar allows the model to call.
         parallel: Whether an answer may contain several calls.
     """
 
@@ -50,7 +50,7 @@ class ToolUse:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]] | None:
-        """Return the definitions for the chat template; None without tools."""
+        """Return the tool definitions for the chat template; None without tools."""
         return [tool.definition for tool in self.tools] or None
 
     @property
@@ -60,7 +60,7 @@ class ToolUse:
 
     @property
     def is_constrained(self) -> bool:
-        """Return whether a grammar must make calls match the schemas."""
+        """Return whether a grammar must constrain the model's tool calls."""
         return bool(self.tools) and (
             self.must_call or not self.parallel or any(tool.strict for tool in self.tools)
         )
@@ -80,7 +80,7 @@ def tool_use(
         tool_choice: "auto" (default), "none", "required", or {"type": "function", "function":
             {"name": NAME}}. With "none", the model does not see the tools.
         parallel: Whether an answer may contain several calls.
-        where: How error messages refer to the argument `tools`.
+        where: Name for the argument `tools` in error messages.
     Raises:
         ConfigError: A tool definition or the tool choice is invalid.
     """
@@ -157,7 +157,7 @@ def _checked_schema(schema: Any, where: str) -> dict[str, Any]:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: got a schema that is no JSON: {error}. Correct it.") from error
-    has_rules = bool(schema.keys() - _ANNOTATIONS)  # if not, the function has no arguments
+    has_rules = bool(schema.keys() - _ANNOTATIONS)  # without rules, there are no arguments
     return {"type": "object", **schema, **({} if has_rules else {"properties": {}})}
 
 
@@ -184,7 +184,7 @@ def _described(function: Callable[..., Any], where: str) -> Mapping[str, Any]:
 
     try:
         definition: Mapping[str, Any] = get_json_schema(function)
-    except Exception as error:  # of type hints or docstrings; the library has many kinds
+    except Exception as error:  # transformers raises errors of many types
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"{where}: got a function that cannot be described [{reason}]; expected type hints and"

@@ -1,4 +1,4 @@
-"""Convert argument values to JSON text, from formats that do not use JSON."""
+"""Convert argument values to JSON text if the tool-call format does not use JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the JSON types that a schema names; empty if it names none."""
+    """Return the JSON types that a schema allows; empty if the schema names no types."""
     if not isinstance(schema, Mapping):
         return frozenset()
     named = schema.get("type")
@@ -27,25 +27,25 @@ def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
 def is_text_only(schema: Mapping[str, Any] | None) -> bool:
     """Return whether a schema allows only strings.
 
-    Some tool-call formats write such values without quotes.
+    Some tool-call formats omit the quotes around such values.
     """
     return types_of(schema) == {"string"}
 
 
 def property_schema(schema: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
-    """Return the schema of an argument, or None if the tool does not describe it."""
+    """Return the schema of one argument; None if the tool's schema does not list it."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     described = properties.get(name) if isinstance(properties, Mapping) else None
     return described if isinstance(described, Mapping) else None
 
 
 def json_of(value: Any) -> str:
-    """Return a value as JSON text."""
+    """Return a value as JSON text, with non-ASCII characters unescaped."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def untyped_json(text: str) -> str:
-    """Convert a value written in JSON, in Python or as plain text to JSON text."""
+    """Convert a JSON value, a Python literal or plain text to JSON text."""
     stripped = text.strip()
     try:
         json.loads(stripped)
@@ -59,7 +59,7 @@ def untyped_json(text: str) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Evaluate a Python literal that may contain JSON's true, false and null."""
+    """Evaluate a Python literal, which may also contain JSON's true, false and null."""
     match node:
         case ast.Name(id=word) if word in _WORDS:
             return _WORDS[word]

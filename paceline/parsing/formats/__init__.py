@@ -1,1 +1,1 @@
-"""Parse the formats in which models write tool calls."""
+"""Parse tool calls in the formats of various model families."""

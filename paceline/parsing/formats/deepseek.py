@@ -1,4 +1,4 @@
-"""Parse tool calls of DeepSeek V3, R1 and V3.1, written between special tokens."""
+"""Parse DeepSeek's tool calls (V3, R1 and V3.1), which special tokens enclose."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SPECIAL = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
 
 
 def read_deepseek(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the text and the tool calls of an answer.
+    """Report the text and the tool calls of an answer to `writer`.
 
-    A call's arguments are in a code block or directly after the function's name.
+    The arguments of a call follow the function's name, either directly or in a code block.
     """
     while marker := (
         yield from source.copy_until([CALLS_BEGIN, CALLS_END, CALL_BEGIN], writer.content)

@@ -1,4 +1,4 @@
-"""Parse tool calls of Gemma 4, in which special tokens enclose strings."""
+"""Parse Gemma 4's tool calls, in which special tokens enclose strings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 
 
 def read_gemma4(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the text and tool calls of an answer."""
+    """Report the text and the tool calls of an answer to `writer`."""
     marker = yield from source.copy_until([OPEN], writer.content)
     while marker:
         called = "call:" if (yield from source.take("call:")) else ""
@@ -31,7 +31,7 @@ def read_gemma4(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wa
 
 
 def _copy_value(source: TextSource, write: Callable[[str], None]) -> Waiting:
-    """Convert a value in Gemma's syntax to JSON text as it arrives."""
+    """Convert a value from Gemma 4's syntax to JSON text while it arrives."""
     yield from source.skip_spaces()
     if (yield from source.take(QUOTE)):
         write('"')

@@ -1,4 +1,4 @@
-"""Parse answers of gpt-oss: messages with a channel and, in calls, a recipient."""
+"""Parse gpt-oss answers: messages with a channel and, for calls, a recipient."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 
 
 def read_harmony(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report analysis as reasoning, function messages as calls, the rest as content."""
+    """Report an answer to `writer`, message by message.
+
+    Analysis messages are reasoning, messages to functions are tool calls, and all others are text.
+    """
     while (yield from source.peek()):
         header, marker = yield from source.read_until([MESSAGE])
-        if not marker:  # an answer that ends in a header, or has none
+        if not marker:  # the answer ends inside a header, or contains no header
             writer.content("" if any(mark in header for mark in SPECIAL) else header)
             return
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)

@@ -1,4 +1,4 @@
-"""Parse tool calls of Hermes and Qwen: JSON objects between <tool_call> tags."""
+"""Parse the tool calls of Hermes and Qwen: JSON objects between <tool_call> tags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def read_hermes(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Read the text and tool calls of an answer, and pass them to `writer`."""
+    """Report the text and the tool calls of an answer to `writer`."""
     marker = yield from source.copy_until([OPEN], writer.content)
     while marker:
         spaces = yield from source.skip_spaces()

@@ -1,4 +1,4 @@
-"""Parse tool calls of Llama 3: JSON objects that form the whole answer."""
+"""Parse Llama 3's tool calls: JSON objects at the start of the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEPARATORS = " \t\r\n;,"
 
 
 def read_llama3_json(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the tool calls at the start of the answer, then the remaining text."""
+    """Report the tool calls at the start of an answer, then the remaining text."""
     spaces = yield from source.skip_spaces()
     tagged = yield from source.take(TAG)
     while (yield from source.starts_with("{")):

@@ -1,4 +1,4 @@
-"""Parse tool calls of Mistral's models, which begin after [TOOL_CALLS]."""
+"""Parse Mistral's tool calls, which the token [TOOL_CALLS] introduces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 def read_mistral(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and tool calls; calls are JSON lists, or names with arguments."""
+    """Report the text and the tool calls of an answer to `writer`.
+
+    [TOOL_CALLS] precedes a JSON list of calls, or the name and arguments of one call.
+    """
     while (yield from source.copy_until([OPEN], writer.content)):
         spaces = yield from source.skip_spaces()
         if (yield from source.take("[")):

@@ -15,7 +15,7 @@ _DEPTHS = BRACKETS | {"(": 1, ")": -1}
 
 
 def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Parse the list of tool calls at the start of an answer in Llama 4's format."""
+    """Report the list of calls at the start of a Llama 4 answer, then the other text."""
     spaces = yield from source.skip_spaces()
     raw = yield from _read_list(source, writer)
     writer.content("" if raw is None else spaces + raw)
@@ -23,7 +23,7 @@ def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> 
 
 
 def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text, and the lists of calls between LFM2's special tokens."""
+    """Report the text of an LFM2 answer, and the lists of calls in special tokens."""
     while (yield from source.copy_until([OPEN], writer.content)):
         spaces = yield from source.skip_spaces()
         raw = yield from _read_list(source, writer)
@@ -35,7 +35,11 @@ def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wait
 
 
 def _read_list(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
-    """Report the calls in a list; return its text if the first entry is not a call."""
+    """Report the tool calls in a list to `writer`.
+
+    Returns:
+        None if the first entry is a call; otherwise, the text that was read.
+    """
     raw = "[" if (yield from source.take("[")) else ""
     if not raw:
         return raw
@@ -80,7 +84,11 @@ def _read_arguments(source: TextSource, writer: EventWriter) -> Waiting:
 
 
 def _read_value(source: TextSource) -> Generator[None, None, tuple[str, bool]]:
-    """Read Python code up to the next comma or bracket."""
+    """Read the Python code of one argument, up to a comma or the closing bracket.
+
+    Returns:
+        The code, and whether the argument is complete.
+    """
     text, depth, quote = "", 0, ""
     while char := (yield from source.peek()):
         if not quote and depth == 0 and char in ",)":

@@ -17,7 +17,10 @@ _ENDS = ("\n</parameter>", "</parameter>")
 
 
 def read_qwen3_coder(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report text and tool calls; the schemas determine which arguments are strings."""
+    """Report the text and the tool calls of an answer to `writer`.
+
+    Strings have no quotes in this format; the schemas tell which arguments are strings.
+    """
     while marker := (yield from source.copy_until([OPEN, FUNCTION], writer.content)):
         spaces = (yield from source.skip_spaces()) if marker == OPEN else ""
         if marker == OPEN and not (yield from source.take(FUNCTION)):
@@ -39,7 +42,7 @@ def read_qwen3_coder(source: TextSource, writer: EventWriter, schemas: Schemas) 
 def _read_arguments(
     source: TextSource, writer: EventWriter, schema: Mapping[str, Any] | None
 ) -> Generator[None, None, bool]:
-    """Report a call's arguments, and return whether they are complete."""
+    """Report the arguments of a call to `writer`; return whether they are complete."""
     separator = "{"
     yield from source.skip_spaces()
     while (yield from source.take(PARAMETER)):
