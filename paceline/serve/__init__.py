@@ -1,6 +1,7 @@
 """Serve one `LLM` over an OpenAI-compatible HTTP API.
 
-`create_app(llm, Settings())` returns a FastAPI application. It requires the `serve` extra.
+`create_app(llm, Settings())` returns a FastAPI application. The server needs the packages of the
+`serve` extra.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["Settings", "create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "create_app":  # lazy, since the command's help should not import torch
+    if name == "create_app":  # imported lazily, so that the command's help does not import torch
         from paceline.serve.app import create_app
 
         return create_app

@@ -1,4 +1,4 @@
-"""Serve the endpoints for models, health and metrics."""
+"""Define the endpoints that report the served models, the health and the metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.serve.serving import Serving
 
 
 def about_routes(serving: Serving) -> APIRouter:
-    """Return the endpoints for models, health and metrics."""
+    """Build the routes of the endpoints for models, health and metrics."""
     router = APIRouter()
     models = [
         Model(id=name, created=serving.began, max_model_len=serving.llm.max_length)
@@ -20,18 +20,18 @@ def about_routes(serving: Serving) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        """List all names under which the model is served."""
+        """List the names under which clients can request the model."""
         return ModelList(data=models)
 
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Model:
-        """Return one served model."""
+        """Describe the served model with the given name."""
         serving.check_model(name)
         return next(model for model in models if model.id == name)
 
     @router.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
-        """Return status 200, or 503 while the server shuts down."""
+        """Report the server's health: status 200, or 503 during shutdown."""
         if serving.drain.begun:
             response.status_code = 503
         return Health(status="draining" if serving.drain.begun else "ok", open=serving.gate.open)
@@ -42,7 +42,7 @@ def about_routes(serving: Serving) -> APIRouter:
         responses={200: {"content": {CONTENT_TYPE_PLAIN_0_0_4: {}}}},
     )
     async def metrics() -> Response:
-        """Return the metrics in Prometheus' text format."""
+        """Report all metrics in the text format of Prometheus."""
         return Response(serving.meter.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return router

@@ -1,8 +1,8 @@
 """Generate the answers to one HTTP request.
 
-For each answer, a task reads a stream from the engine and puts its chunks into a queue without
-waiting. If a client reads slowly, its answer still finishes at full speed and frees its slot, so
-other requests are not delayed. The request's token limit bounds the size of the queue.
+For each answer, a task reads a stream from the engine and puts the chunks into a queue without
+waiting for the client. Even if a client reads slowly, its answers finish at full speed and free
+their slots for other requests. The request's token limit bounds the size of the queue.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """The prompt's token ids and the sampling parameters for one answer."""
+    """A request to the engine for one answer: prompt token ids and parameters."""
 
     prompt: list[int]
     params: SamplingParams
 
 
 class CompletionSet:
-    """Generates the answers to one request; iterating yields their chunks.
+    """Generates the answers to one HTTP request; iteration yields their chunks.
 
     Args:
-        answer_requests: Prompts and parameters of the answers.
+        llm: Model that generates the answers.
+        answer_requests: Prompt and sampling parameters of each answer.
         seconds: Time limit per answer in seconds, including waiting time; None means no limit.
         gate: Limit on the number of open answers.
-        meter: Server metrics.
+        meter: Server metrics that record the answers.
     Attributes:
         count: Number of answers.
         completions: Finished answers by index.
-        error: Message of the error that ended a stream early; None if there was no such error.
+        error: Message of the error that ended a stream early; None without an error.
     Raises:
         ApiError: Too many answers are open.
     """
@@ -67,11 +68,11 @@ class CompletionSet:
             for index, entry in enumerate(answer_requests)
         ]
         for task in self._tasks:
-            # also if it is cancelled before it starts
+            # The callback also runs if the task is cancelled before it starts.
             task.add_done_callback(lambda _: gate.leave())
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield pairs of answer index and chunk; raise the error if an answer fails."""
+        """Yield (answer index, chunk) as chunks arrive; raise the first answer's error."""
         while len(self.completions) < self.count:
             event = await self._chunks.get()
             if isinstance(event, Exception):
@@ -106,10 +107,11 @@ class CompletionSet:
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Await `work`, and cancel it if the client disconnects.
+    """Await `work`, but cancel it if the client disconnects.
 
-    The request's body must already have been read.
-
+    Args:
+        request: HTTP request of the client; its body must have been read completely.
+        work: Work to await.
     Raises:
         ClientDisconnect: The client disconnected, and `work` was cancelled.
     """

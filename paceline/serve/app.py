@@ -1,4 +1,4 @@
-"""Build the FastAPI application."""
+"""Build the FastAPI application of the server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _KIB = 1024
 
 
 def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str] = ()) -> FastAPI:
-    """Build an application that serves a model.
+    """Build a FastAPI application that serves a model.
 
-    The application's `state.serving` holds the `Serving` object.
+    The `Serving` object of the application is available as `app.state.serving`.
 
     Args:
         llm: Model to serve; it must have a tokenizer.
         settings: Limits on client requests.
-        api_keys: Valid API keys; every request must send one of them. Default: no key is required.
+        api_keys: Valid API keys. Every API request must send one of them. Default: requests need
+            no key.
     Raises:
         ConfigError: The model has no tokenizer.
     """
@@ -66,5 +67,5 @@ def create_app(llm: LLM, settings: Settings = Settings(), api_keys: Iterable[str
     app.include_router(page_routes(serving, wants_key=bool(keys)))
     app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body * _KIB)
     app.add_middleware(ApiKeyMiddleware, keys=keys)
-    app.add_middleware(RequestLogMiddleware, serving=serving)  # outermost: it sees every request
+    app.add_middleware(RequestLogMiddleware, serving=serving)  # outermost, to see every request
     return app

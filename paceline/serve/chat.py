@@ -42,7 +42,7 @@ from paceline.serve.serving import Serving
 
 
 def chat_routes(serving: Serving) -> APIRouter:
-    """Return the endpoint for chats."""
+    """Build the route of the endpoint /v1/chat/completions."""
     router = APIRouter()
 
     @router.post(
@@ -67,7 +67,7 @@ class ChatFormatter:
 
     Args:
         serving: Served model.
-        id: Request id.
+        id: Id of the HTTP request.
         plan: Prompt, parameters and parsers of the answers.
         body: Body of the request.
         top: Number of top-k tokens to report per position; None reports no log-probabilities.
@@ -85,7 +85,7 @@ class ChatFormatter:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the number of tokens in the reasoning of all answers so far."""
+        """Return the number of reasoning tokens in all answers so far."""
         return self._plan.reasoning_tokens
 
     def full(self, completions: Sequence[Completion], usage: Usage) -> ChatResponse:
@@ -104,16 +104,16 @@ class ChatFormatter:
         return ChatResponse(id=self._id, model=self._model, choices=choices, usage=usage)
 
     def first(self, index: int, chunk: Chunk) -> list[ChatChunk]:
-        """Return the first event of an answer, which contains the role."""
+        """Return the first event of an answer, which states the message's role."""
         delta = Delta(role="assistant", content="")
         return [self._event(ChatChunkChoice(index=index, delta=delta))]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Add a chunk to the message of an answer."""
+        """Add a chunk to the message of an answer that is not streamed."""
         self._plan.answers[index].read(chunk)
 
     def delta(self, index: int, chunk: Chunk) -> list[ChatChunk]:
-        """Return the event with the output of one step."""
+        """Return the event that streams a chunk of an answer."""
         events = self._plan.answers[index].read(chunk)
         reason = None
         if chunk.completion is not None:
@@ -130,7 +130,7 @@ class ChatFormatter:
         return [self._event(choice)]
 
     def last(self, usage: Usage) -> list[ChatChunk]:
-        """Return the event with the token counts, if the client requested it."""
+        """Return the event with the token counts, if the client requested them."""
         if not wants_usage(self._body):
             return []
         return [ChatChunk(id=self._id, model=self._model, choices=[], usage=usage)]
@@ -160,7 +160,7 @@ class ChatFormatter:
         )
 
     def _delta(self, index: int, events: Sequence[AnswerEvent]) -> Delta:
-        """Return the output of one step as a delta, with at most one entry per tool call."""
+        """Convert the events of one chunk to a delta, with one entry per tool call."""
         message = AssistantMessage()
         calls: dict[int, ToolCallDelta] = {}
         for event in events:

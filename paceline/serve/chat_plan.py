@@ -1,4 +1,4 @@
-"""Convert a conversation to prompts, sampling parameters and answer parsers."""
+"""Convert a conversation to a prompt, sampling parameters and answer parsers."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class AnswerEvents:
     Args:
         reader: Parser of the answer; None if the whole answer is plain text.
     Attributes:
-        message: Message that the answer has formed so far.
+        message: Message parsed from the answer so far.
     """
 
     def __init__(self, reader: AnswerReader | None) -> None:
         self._reader = reader
         self.message = AssistantMessage() if reader is None else reader.message
-        self._steps: dict[int, _ShownStep] = {}  # steps whose text was held back
+        self._steps: dict[int, _ShownStep] = {}  # steps with text that has not arrived yet
         self._num_tokens = 0
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the number of tokens in the reasoning so far."""
+        """Return the number of reasoning tokens in the answer so far."""
         return 0 if self._reader is None else self._reader.reasoning_tokens
 
     def read(self, chunk: Chunk) -> list[AnswerEvent]:
-        """Process the next chunk of the answer, and return the resulting events."""
+        """Parse the next chunk of the answer, and return the resulting events."""
         if self._reader is None:
             events: list[AnswerEvent] = [ContentText(chunk.text)] if chunk.text else []
             self.message.add(events)
@@ -68,12 +68,12 @@ class _ShownStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedChat:
-    """A conversation, converted to what the engine needs.
+    """A validated chat request, ready for the engine.
 
     Attributes:
         prompt: Token ids of the conversation.
-        answer_requests: Prompts and parameters of the answers.
-        answers: For each answer, the object that converts its chunks to events.
+        answer_requests: Prompt and sampling parameters of each answer.
+        answers: Per answer, the object that converts the answer's chunks to events.
     """
 
     prompt: list[int]
@@ -82,17 +82,23 @@ class PlannedChat:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the number of tokens in the reasoning of all answers."""
+        """Return the number of reasoning tokens in all answers so far."""
         return sum(answer.reasoning_tokens for answer in self.answers)
 
     def finish_reason(self, index: int, reason: str) -> str:
-        """Return why an answer ended: "tool_calls" instead of "stop" if it has tool calls."""
+        """Return the finish reason for the client, which may be "tool_calls".
+
+        Args:
+            index: Index of the answer.
+            reason: Finish reason of the engine, such as "stop" or "length". If the answer contains
+                tool calls, "stop" becomes "tool_calls".
+        """
         has_calls = bool(self.answers[index].message.tool_calls)
         return "tool_calls" if has_calls and reason == "stop" else reason
 
 
 async def plan_chat(serving: Serving, body: ChatRequest, top: int | None = None) -> PlannedChat:
-    """Validate a chat request; return its prompt and the parameters of its answers.
+    """Validate a chat request, and return the prompt, parameters and answer parsers.
 
     Args:
         serving: Served model.
@@ -131,8 +137,12 @@ def _planned(serving: Serving, body: ChatRequest, top: int | None) -> PlannedCha
 
 
 def prompt_of(serving: Serving, body: ChatRequest, use: ToolUse) -> list[int]:
-    """Apply the chat template to a conversation, and return its token ids.
+    """Apply the chat template to a conversation, and return the prompt's token ids.
 
+    Args:
+        serving: Served model.
+        body: Body of the request.
+        use: Tools that the prompt describes to the model.
     Raises:
         ConfigError: The chat template rejects the conversation.
         ApiError: The prompt is too long.
@@ -150,10 +160,10 @@ def prompt_of(serving: Serving, body: ChatRequest, use: ToolUse) -> list[int]:
 
 
 def _template_variables(serving: Serving, body: ChatRequest) -> Mapping[str, Any] | None:
-    """Return the variables of the chat template, including the reasoning effort."""
+    """Return the client's variables for the chat template, and the reasoning effort."""
     given, effort = body.chat_template_kwargs, body.reasoning_effort
     if effort is None or serving.answer_format.markers is None:
-        return given  # a model that does not reason has no effort to change
+        return given  # without reasoning, there is no effort to set
     if serving.answer_format.template_has(_EFFORT):
         return {_EFFORT: effort, **(given or {})}
     if serving.answer_format.template_has(_THINKING):

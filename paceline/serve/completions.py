@@ -32,7 +32,7 @@ PromptLogprobs = Sequence[Mapping[int, float] | None]
 
 
 def completion_routes(serving: Serving) -> APIRouter:
-    """Return the endpoint for completions."""
+    """Build the route of the endpoint /v1/completions."""
     router = APIRouter()
 
     @router.post(
@@ -41,7 +41,7 @@ def completion_routes(serving: Serving) -> APIRouter:
         responses={200: {"model": CompletionResponse, **EVENTS}},
     )
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        """Continue one or more texts."""
+        """Continue one or more prompts."""
         serving.check_model(body.model)
         _check(body, serving.settings.max_logprobs)
         prompts = _prompts(body.prompt)
@@ -72,15 +72,15 @@ def completion_routes(serving: Serving) -> APIRouter:
 
 
 class CompletionFormatter:
-    """Formats answers as completions, which contain no reasoning.
+    """Formats answers as completions, without splitting off the reasoning.
 
     Args:
         serving: Served model.
-        id: Request id.
-        answer_requests: Prompts and parameters of the answers.
-        echoed: For each answer, the prompt to repeat before the answer's text, as a string or as
-            token ids, as in the request; None repeats no prompt. Token ids are known to be valid
-            only once the first answer arrives.
+        id: Id of the HTTP request.
+        answer_requests: Prompt and sampling parameters of each answer.
+        echoed: Per answer, the prompt to repeat before the answer's text; None repeats no prompt.
+            The prompt is text or token ids, as in the request. The engine validates token ids
+            before the first answer arrives.
         body: Body of the request.
     """
 
@@ -103,9 +103,8 @@ class CompletionFormatter:
         self._answer_requests, self._echoed = answer_requests, echoed
         self._body = body
         self._spellings: dict[int, AnswerSpelling] = {}
-        self._offsets: dict[
-            int, int
-        ] = {}  # characters before the next token, by index of the answer
+        # Number of characters before the next token, by index of the answer.
+        self._offsets: dict[int, int] = {}
 
     def full(self, completions: Sequence[Completion], usage: Usage) -> CompletionResponse:
         """Return all answers in one response."""
@@ -134,10 +133,10 @@ class CompletionFormatter:
         return [self._event(choice)]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Do nothing, because the completion already contains the text."""
+        """Do nothing, because each `Completion` already contains its whole text."""
 
     def delta(self, index: int, chunk: Chunk) -> list[CompletionResponse]:
-        """Return the event with the text of one step."""
+        """Return the event that streams a chunk of an answer."""
         reason = None if chunk.completion is None else chunk.completion.finish_reason
         logprobs = self._logprobs(index, chunk.token_ids, chunk.logprobs, last=reason is not None)
         if not (chunk.text or chunk.logprobs or reason or self._body.trace):
@@ -148,7 +147,7 @@ class CompletionFormatter:
         return [self._event(choice)]
 
     def last(self, usage: Usage) -> list[CompletionResponse]:
-        """Return the event with the token counts, if the client requested it."""
+        """Return the event with the token counts, if the client requested them."""
         if not wants_usage(self._body):
             return []
         return [CompletionResponse(id=self._id, model=self._model, choices=[], usage=usage)]
@@ -182,7 +181,7 @@ class CompletionFormatter:
         sent, answer_request = self._echoed[index], self._answer_requests[index]
         if sent is None or logprobs is None:
             return None
-        # the first entry is replaced by null below
+        # The first token has no log-probability: null replaces this 0.0 below.
         rows = [{answer_request.prompt[0]: 0.0}, *(row for row in logprobs if row is not None)]
         if isinstance(sent, str):
             result = self._spell_sent(sent, answer_request.prompt, rows)
@@ -201,8 +200,13 @@ class CompletionFormatter:
     ) -> CompletionLogprobs:
         """Format the log-probabilities of a prompt that the client sent as text.
 
-        Text offsets count from the start of that text. Special tokens that the client wrote are
-        part of it; those added by the tokenizer are not.
+        Text offsets count characters from the start of the client's text. The text includes special
+        tokens that the client wrote, but not those that the tokenizer added.
+
+        Args:
+            sent: Prompt as sent by the client.
+            token_ids: Token ids of the prompt.
+            rows: Log-probabilities at each position of the prompt.
         """
         for hides in (True, False):
             result = completion_logprobs(
@@ -258,7 +262,7 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prom
         return [prompt]
     if not prompt:
         raise ConfigError(
-            "prompt: got an empty list; expected a text, token ids, or several of them."
+            "prompt: got an empty list; expected a text, a list of token ids, or a list of prompts."
         )
     ids = [entry for entry in prompt if isinstance(entry, int)]
     return [ids] if ids else [entry for entry in prompt if not isinstance(entry, int)]

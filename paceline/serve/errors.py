@@ -27,7 +27,7 @@ _TYPES: dict[int, str] = {
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 _FIELD_IN_MESSAGE = re.compile(r"(\w+)(?: \d+|(?:\.\w+)+)?: ")
-# pydantic's names for errors, and for the alternatives in a union
+# Names that pydantic uses for errors, and for the alternatives in a union.
 _BOUND_ERRORS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 _OBJECT_ERRORS = {"dict_type", "model_type", "model_attributes_type"}
 _ALTERNATIVES = {
@@ -44,7 +44,7 @@ _log = logging.getLogger("paceline.serve")
 
 
 class ErrorDetail(BaseModel):
-    """An error's message, type, field and code."""
+    """Describes an error: message, type, request field and code."""
 
     message: str
     type: str
@@ -53,20 +53,20 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Body of every response with a status of 400 or more."""
+    """Body of every error response, that is, every status of 400 or more."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An error with an HTTP status.
+    """An error that the server reports to the client with an HTTP status.
 
     Args:
-        status: HTTP status.
+        status: HTTP status of the response.
         message: Text for the client: what happened and how to fix it.
-        param: Request field that is wrong.
+        param: Name of the invalid request field; None if no single field is invalid.
         code: OpenAI's error code, if clients expect one.
-        headers: Additional HTTP headers.
+        headers: Additional HTTP headers of the response.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ApiError(Exception):
 
     @staticmethod
     def from_exception(error: BaseException) -> ApiError:
-        """Convert any exception to an error for the client."""
+        """Convert any exception to an error response, and log unexpected exceptions."""
         match error:
             case ApiError():
                 return error
@@ -129,7 +129,8 @@ class ApiError(Exception):
         """Return the HTTP response.
 
         Args:
-            path: Path of the request. For the Messages API, the body also contains a `type` field.
+            path: Path of the request. For the path of the Messages API, the body also contains a
+                `type` field.
         """
         headers = None if self.headers is None else dict(self.headers)
         kind = {"type": "error"} if path == MESSAGES_PATH else {}
@@ -137,7 +138,7 @@ class ApiError(Exception):
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Make an application report all errors in the format that its clients expect."""
+    """Make an application report all errors in the format that OpenAI clients expect."""
 
     def respond_with(request: Request, error: ApiError) -> Response:
         request.state.error = error.message  # for the log
@@ -169,9 +170,13 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def _refusal(errors: Any) -> ApiError:
-    """Describe the first invalid field and the values that it accepts.
+    """Convert pydantic's errors to one error about the first invalid field.
 
-    If no alternative of a union fits, the alternative that accepts most of the value counts.
+    The message states which values the field accepts. If the field has a union type, the message
+    refers to the alternative that accepts most of the value.
+
+    Args:
+        errors: List of errors from `RequestValidationError.errors()`.
     """
     if errors[0]["type"] == "json_invalid":
         return ApiError(
@@ -195,9 +200,9 @@ def _refusal(errors: Any) -> ApiError:
 
 
 def _path(error: Mapping[str, Any]) -> list[str]:
-    """Return the fields and indices that lead to an invalid value.
+    """Return the path to an invalid value: field names and list indices.
 
-    The other components of an error's path are pydantic's names for the alternatives in a union.
+    Pydantic's names for the alternatives in a union are removed from the path.
     """
     return [
         str(part)
@@ -208,7 +213,7 @@ def _path(error: Mapping[str, Any]) -> list[str]:
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    """Return the values that one alternative accepts, without pydantic's terms."""
+    """Describe the accepted values of an invalid field, without pydantic's jargon."""
     kind, message = error["type"], str(error["msg"])
     for opening in ("Input should be ", "Value error, "):
         message = message.removeprefix(opening)

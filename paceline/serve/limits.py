@@ -1,4 +1,4 @@
-"""Limit request sizes and the number of answers in progress."""
+"""Limit the size of requests and the number of open answers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _RETRY = RetrySettings()
 
 
 class BodyLimitMiddleware:
-    """Middleware that rejects requests whose body is too large.
+    """Middleware that rejects requests with an oversized body.
 
     Args:
         app: Application to wrap.
-        max_bytes: Maximum size of a body, in bytes.
+        max_bytes: Maximum size of a request body, in bytes.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request, or respond with status 413."""
+        """Forward the request, or respond with status 413 if the body is too large."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -57,10 +57,12 @@ class BodyLimitMiddleware:
 class AdmissionLimit:
     """Limits the number of open answers, and estimates when answers will finish.
 
+    An answer is open while it waits for a slot or is being generated.
+
     Args:
         max_open: Maximum number of open answers.
     Attributes:
-        open: Number of open answers.
+        open: Current number of open answers.
     """
 
     def __init__(self, max_open: int) -> None:
@@ -69,10 +71,11 @@ class AdmissionLimit:
         self.open = 0
 
     def enter(self, count: int) -> None:
-        """Admit all answers to a request, or none.
+        """Admit a request with `count` answers, or reject the whole request.
 
         Raises:
-            ApiError: Too many answers are open. The status is 429, with Retry-After in seconds.
+            ApiError: Too many answers would be open. The response has status 429 and a
+                Retry-After header.
         """
         excess = self.open + count - self._max_open
         if excess > 0:
@@ -84,7 +87,7 @@ class AdmissionLimit:
         self.open += count
 
     def busy_error(self, reason: str, count: int = 1) -> ApiError:
-        """Return the error for a request that could succeed once `count` answers finish."""
+        """Build the error for a request that must wait until `count` answers finish."""
         seconds = self.seconds_until(count)
         return ApiError(
             429, f"{reason} Try again in {seconds} seconds.", headers={"Retry-After": str(seconds)}
@@ -96,7 +99,7 @@ class AdmissionLimit:
         self._ended.append(time.monotonic())
 
     def seconds_until(self, count: int) -> int:
-        """Estimate the seconds until `count` answers finish, from recent finish times."""
+        """Estimate the seconds until `count` more answers finish, from recent ones."""
         if len(self._ended) < 2:
             return 1
         seconds_per_answer = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)

@@ -15,14 +15,14 @@ TokenLogprobs = Sequence[Mapping[int, float]]
 
 
 class Scored(NamedTuple):
-    """A token with its log-probability."""
+    """A token, converted to text, with its log-probability."""
 
     token: TokenText
     value: float
 
 
 class Position(NamedTuple):
-    """A token of an answer, with the top-k tokens at its position."""
+    """The chosen token at one position of an answer, and the top-k tokens there."""
 
     chosen: Scored
     top: list[Scored]
@@ -31,14 +31,14 @@ class Position(NamedTuple):
 class AnswerSpelling:
     """Converts the tokens of one answer to text, in order.
 
-    The texts of all tokens, joined together, are the answer's text. If several tokens form one
-    character, the last of these tokens gets the character as its text, as in vLLM. Each token keeps
-    its own bytes. Hidden special tokens have neither text nor bytes. Top-k tokens that the model
-    did not choose are converted as if the model had chosen them.
+    The texts of all tokens concatenate to the answer's text. If several tokens encode one
+    character, the last of them receives the character as its text, as in vLLM. Each token keeps its
+    own bytes. Hidden special tokens have neither text nor bytes. Top-k tokens that the model did
+    not choose are converted as if the model had chosen them.
 
     Args:
         tokenizer: Tokenizer of the model.
-        prompt_ids: Token ids before the answer. None (default) means that they are unknown.
+        prompt_ids: Token ids before the answer; None (default) if they are unknown.
         skip_special_tokens: Whether to hide special tokens.
     """
 
@@ -142,7 +142,7 @@ def chat_logprobs(
 
 
 def _with(position: Position, rest: TokenText) -> Position:
-    """At the end of an answer, append the remaining text to the last token."""
+    """Append the remaining text of an answer to the answer's last token."""
     text, data, _ = position.chosen.token
     chosen = TokenText(text + rest.text, data + rest.data)
     top = [
@@ -158,12 +158,12 @@ def _by_text(position: Position) -> dict[str, float]:
         text = (
             token.text if token.complete or token is position.chosen.token else _escaped(token.data)
         )
-        by_text.setdefault(text, value)  # if tokens have the same text, keep the most likely
+        by_text.setdefault(text, value)  # of tokens with the same text, keep the most likely
     return by_text
 
 
 def _escaped(data: bytes) -> str:
-    """Format the bytes of an incomplete character as OpenAI does."""
+    """Write the bytes of an incomplete character as OpenAI does: "bytes:\\xNN..."."""
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 

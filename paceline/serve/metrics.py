@@ -1,7 +1,7 @@
-"""Measure a server, and report the metrics to Prometheus.
+"""Collect the metrics of a server, and export them to Prometheus.
 
-The metrics have the same names as vLLM's, with the prefix "paceline:". docs/guides/server.md
-explains how each metric is computed.
+The metrics use vLLM's names with the prefix "paceline:". docs/guides/server.md explains how the
+server computes each metric.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.serve.tally import Tally
 _PREFIX = "paceline:"
 _LABEL = "model_name"
 _BUCKETS = LatencyBuckets()
-# name: (attribute of `LLM.load`, documentation)
+# Name of each metric: (attribute of `LLM.load`, documentation).
 _GAUGES = {
     "num_requests_running": ("running", "Answers that are being generated."),
     "num_requests_waiting": ("waiting", "Answers that wait for a slot."),
@@ -44,7 +44,7 @@ _COUNTERS = {
 
 
 class ServerMetrics:
-    """Measures the answers that one application generates.
+    """Collects metrics about the answers that one server generates.
 
     Attributes:
         tally: Counts of draft tokens by source.
@@ -62,7 +62,7 @@ class ServerMetrics:
         )
         self.token_interval = self._histogram(
             "inter_token_latency_seconds",
-            "Between two steps with tokens of an answer.",
+            "Between two successive steps of an answer.",
             _BUCKETS.token_interval,
         )
         self.time_per_token = self._histogram(
@@ -88,15 +88,15 @@ class ServerMetrics:
         return AnswerTimer(self)
 
     def count_end(self, reason: str) -> None:
-        """Count a finished answer by the reason why it ended: "stop", "length" or "abort"."""
+        """Count a finished answer by its finish reason: "stop", "length" or "abort"."""
         self.ended.labels(self._name, reason).inc()
 
     def count_status(self, status: int) -> None:
-        """Count a response by HTTP status."""
+        """Count a response by its HTTP status."""
         self.requests.labels(self._name, str(status)).inc()
 
     def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
@@ -110,17 +110,17 @@ class ServerMetrics:
 
 
 class AnswerTimer:
-    """Measures how long one answer and its steps take."""
+    """Measures the duration of one answer and of its steps."""
 
     def __init__(self, meter: ServerMetrics) -> None:
         self._meter = meter
         self._began = time.perf_counter()
         self._first = self._last = 0.0
-        self._num_first_tokens = 0  # tokens of the first step
+        self._num_first_tokens = 0  # number of tokens in the first step
         self._reason = "abort"
 
     def record(self, chunk: Chunk) -> None:
-        """Record the time at which the engine delivers the tokens of a step."""
+        """Record that the engine has just delivered the tokens of a step."""
         now = time.perf_counter()
         if chunk.outcome is not None:
             self._meter.tally.add(chunk.outcome)
@@ -135,7 +135,7 @@ class AnswerTimer:
             self._record_request(now, chunk.completion.stats)
 
     def end(self) -> None:
-        """Record the end of the answer."""
+        """Count the answer by its finish reason, or as aborted."""
         self._meter.count_end(self._reason)
 
     def _record_request(self, now: float, stats: Stats) -> None:
@@ -147,13 +147,13 @@ class AnswerTimer:
 
 
 class _EngineCollector(Collector):
-    """Collects the engine's counters when Prometheus reads them."""
+    """Exports the engine's counters whenever Prometheus scrapes the server."""
 
     def __init__(self, llm: LLM, name: str) -> None:
         self._llm, self._name = llm, name
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the engine's metrics."""
+        """Yield the current values of the engine's metrics."""
         load = self._llm.load
         for name, (attribute, documentation) in _GAUGES.items():
             gauge = GaugeMetricFamily(_PREFIX + name, documentation, labels=[_LABEL])

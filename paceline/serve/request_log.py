@@ -22,11 +22,11 @@ _API_PREFIX = "/v1/"
 
 
 class ApiKeyMiddleware:
-    """Middleware that rejects API requests without a valid key.
+    """Middleware that rejects API requests without a valid API key.
 
     Args:
         app: Application to wrap.
-        keys: Valid keys. If empty, no key is required.
+        keys: Valid API keys. If empty, requests need no key.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
@@ -34,7 +34,7 @@ class ApiKeyMiddleware:
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward the request, or respond with status 401."""
+        """Forward the request, or respond with status 401 if it has no valid key."""
         if (
             scope["type"] != "http"
             or not scope["path"].startswith(_API_PREFIX)
@@ -52,7 +52,7 @@ class ApiKeyMiddleware:
         await refusal.response()(scope, receive, send)
 
     def _has_valid_key(self, headers: Headers) -> bool:
-        """Check in constant time whether a request sends a valid key."""
+        """Return whether a request sends a valid key, comparing in constant time."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
@@ -64,7 +64,7 @@ def _digest(key: str) -> bytes:
 
 
 class RequestLogMiddleware:
-    """Middleware that counts and logs requests, and rejects them during shutdown."""
+    """Middleware that counts and logs API requests, and rejects them during shutdown."""
 
     def __init__(self, app: ASGIApp, serving: Serving) -> None:
         self.app, self._serving = app, serving
@@ -95,7 +95,7 @@ class RequestLogMiddleware:
             else:
                 await self.app(scope, receive, send_and_note)
         except Exception:
-            status = status or 500  # the framework sends this status without `send`
+            status = status or 500  # the framework sends this status, but not through `send`
             raise
         finally:
             drain.open -= 1

@@ -1,6 +1,6 @@
-"""Define request bodies with fields from OpenAI, vLLM and paceline.
+"""Define request bodies, with fields from OpenAI's API, vLLM and paceline.
 
-A value of the wrong type is an error. Unknown fields are ignored.
+The server rejects values of the wrong type and ignores unknown fields.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Always = Annotated[Any, AfterValidator(_always)]
 
 
 class StreamOptions(BaseModel):
-    """Stream options; `include_usage` adds a final event with the token counts."""
+    """Options for streaming; `include_usage` adds a final event with token counts."""
 
     model_config = _STRICT
     include_usage: bool | None = None
 
 
 class Speculation(BaseModel):
-    """Drafter for one request: name, options and maximum number of nodes per step."""
+    """Drafter of one request: its name, options and maximum draft nodes per step."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     drafter: str | None = None
@@ -53,7 +53,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Format of the answer: text, a JSON object, or JSON that matches a schema."""
+    """Required format of an answer: text, a JSON object, or JSON for a schema."""
 
     model_config = _STRICT
     type: Literal["text", "json_object", "json_schema"]
@@ -61,7 +61,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """Fields of both completions and chats; null is the same as leaving a field out."""
+    """Request fields of both completions and chats; null means the default."""
 
     model_config = _STRICT
     model: str | None = None
@@ -77,7 +77,7 @@ class GenerationRequest(BaseModel):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
-    # vLLM's
+    # fields that vLLM also supports
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
@@ -87,10 +87,10 @@ class GenerationRequest(BaseModel):
     bad_words: list[str] | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
     skip_special_tokens: bool | None = None
-    # paceline's
+    # fields that only paceline supports
     speculation: bool | str | Speculation | None = None
     trace: bool | None = None
-    # unsupported: rejected, since ignoring them would change the answer
+    # unsupported fields, which the server rejects because they would change the answer
     structured_outputs: Absent = None
     guided_json: Absent = None
     guided_regex: Absent = None
@@ -117,7 +117,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class TextPart(BaseModel):
-    """Text part of a message."""
+    """A part of a message that contains text."""
 
     type: Literal["text"]
     text: str
@@ -132,7 +132,7 @@ class Message(BaseModel):
 
 
 class Prediction(BaseModel):
-    """Text that the answer is expected to contain; drafters may use it."""
+    """Text that the client expects in the answer; drafters may draft from it."""
 
     model_config = _STRICT
     type: Literal["content"]
@@ -140,13 +140,13 @@ class Prediction(BaseModel):
 
     @property
     def text(self) -> str:
-        """Return the text of the message, joining its parts."""
+        """Return the expected text, with its parts joined."""
         parts = self.content
         return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
 # `LLM.chat_prompt` checks the messages, so the library and the server accept the same ones.
-# The two classes above only describe them in the schema.
+# `Message` and `TextPart` only describe messages in the API schema.
 _Messages = Annotated[
     Any,
     PlainValidator(

@@ -24,7 +24,7 @@ from paceline.serve.trace import step
 _CONNECTIONS = ConnectionSettings()
 _EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = "[DONE]"
-# OpenAPI schema of the stream
+# OpenAPI schema of a stream of events.
 EVENTS = {
     "content": {
         "text/event-stream": {
@@ -44,18 +44,18 @@ class ResponseFormatter(Protocol):
 
     Attributes:
         names_events: Whether a line with the event's `type` precedes the data of each event. If
-            not, the stream ends with the data `DONE`.
+            False, events have no such line, and the stream ends with the data `[DONE]`.
     """
 
     names_events: bool
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the number of tokens in the reasoning of all answers so far."""
+        """Return the number of reasoning tokens in all answers so far."""
         ...
 
     def full(self, completions: Sequence[Completion], usage: Usage) -> BaseModel:
-        """Return one response with all answers, in order."""
+        """Return a single response with all answers, in order."""
         ...
 
     def first(self, index: int, chunk: Chunk) -> Sequence[BaseModel]:
@@ -72,7 +72,7 @@ class ResponseFormatter(Protocol):
         ...
 
     def delta(self, index: int, chunk: Chunk) -> Sequence[BaseModel]:
-        """Return the events with the output of one step."""
+        """Return the events that stream a chunk of an answer."""
         ...
 
     def last(self, usage: Usage) -> Sequence[BaseModel]:
@@ -85,12 +85,12 @@ class ResponseFormatter(Protocol):
 
 
 class EventStream(StreamingResponse):
-    """Sends server-sent events, and aborts the answers if the client stops reading.
+    """Streams server-sent events, and aborts the answers if the client stops reading.
 
     Args:
         events: Encoded events.
         answers: Answers to abort if the client stops reading.
-        seconds: Time limit for reading the stream, in seconds; None means no limit.
+        seconds: Time limit for sending the whole stream, in seconds; None means no limit.
     """
 
     media_type = "text/event-stream"
@@ -102,7 +102,7 @@ class EventStream(StreamingResponse):
         self._answers, self._seconds = answers, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events, then abort unfinished answers."""
+        """Send all events, and abort answers that are unfinished when sending ends."""
         try:
             async with asyncio.timeout(self._seconds):
                 await super().__call__(scope, receive, send)
@@ -118,19 +118,19 @@ async def respond(
     answer_requests: Sequence[AnswerRequest],
     formatter: ResponseFormatter,
 ) -> Response:
-    """Generate answers, and return the response of an endpoint.
+    """Generate the answers to a request, and return the HTTP response.
 
-    If the client requested a stream, the stream starts when the first token is ready. An error
-    before the first token becomes an HTTP status; a later error becomes an event in the stream.
+    If the client requested a stream, the response starts with the first chunk. An error before the
+    first chunk sets the HTTP status; the stream reports a later error as an event.
 
     Args:
         serving: Served model.
         request: HTTP request.
         body: Parsed body of the request.
-        prompts: Token ids of the prompts.
+        prompts: Token ids of each prompt.
         answer_requests: Answers to generate, in the order of the prompts. Each prompt has the same
             number of answers.
-        formatter: Response format of the endpoint.
+        formatter: Object that converts the answers to the endpoint's response format.
     Raises:
         ApiError, PacelineError, TimeoutError, ClientDisconnect: The error that ended the answers.
     """
@@ -154,7 +154,7 @@ async def respond(
 
 
 async def _finished(answers: CompletionSet, formatter: ResponseFormatter) -> list[Completion]:
-    """Wait for all answers, passing their chunks to the formatter."""
+    """Pass all chunks to the formatter, and return the finished answers in order."""
     async for index, chunk in answers:
         formatter.read(index, chunk)
     return [answers.completions[index] for index in range(answers.count)]
@@ -163,7 +163,7 @@ async def _finished(answers: CompletionSet, formatter: ResponseFormatter) -> lis
 def usage_of(
     prompts: Sequence[list[int]], completions: Sequence[Completion], reasoning_tokens: int
 ) -> Usage:
-    """Count the tokens of a request's prompts and answers."""
+    """Count the tokens in the prompts and the answers of a request."""
     answers_per_prompt = len(completions) // len(prompts)
     stats = [completion.stats for completion in completions]
     accepted_tokens = sum(stat.accepted_tokens for stat in stats)

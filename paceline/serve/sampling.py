@@ -14,9 +14,9 @@ from paceline.serve.protocol_settings import NUM_SEEDS
 from paceline.serve.requests import GenerationRequest, ResponseFormat
 from paceline.serve.speculation import Speculations
 
-# the fields that vLLM reads
+# Sampling defaults that the server, like vLLM, reads from the model's generation_config.json.
 _FROM_MODEL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-# fields that `SamplingParams` has under the same names
+# Request fields that have the same names in `SamplingParams`.
 _SAME_NAME = (
     "temperature",
     "top_p",
@@ -35,12 +35,13 @@ _SAME_NAME = (
 
 
 class Sampler:
-    """Converts requests to sampling parameters.
+    """Converts the fields of requests to sampling parameters.
 
     Args:
         llm: Model to serve.
         speculations: Drafters that requests may select.
-        ignore_generation_config: Whether to ignore the model's sampling defaults.
+        ignore_generation_config: Whether to ignore the sampling defaults in the model's
+            generation_config.json.
     """
 
     def __init__(
@@ -60,13 +61,16 @@ class Sampler:
         logprobs: int | None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Return the parameters of a prompt's answers, except for the response format.
+        """Return the sampling parameters of a request, without the response format.
 
         Args:
             request: Body of the request.
-            max_tokens: Maximum number of tokens per answer; also limited by the model's context.
-            logprobs: Number of top-k tokens to report per position, as in `SamplingParams`.
-            prompt_logprobs: Number of top-k tokens to report per prompt position.
+            max_tokens: Maximum number of tokens per answer. The model's context length is an
+                additional limit.
+            logprobs: Number of top-k tokens to report per position of an answer; None reports no
+                log-probabilities.
+            prompt_logprobs: Number of top-k tokens to report per position of the prompt; None
+                (default) reports no log-probabilities.
         Raises:
             ConfigError: A value is out of range.
         """
@@ -93,7 +97,7 @@ class Sampler:
 
 
 def response_schema(response_format: ResponseFormat | None) -> Mapping[str, Any] | None:
-    """Return the JSON schema of a response format; None allows any text.
+    """Return the JSON schema that a response format requires; None allows any text.
 
     Raises:
         ConfigError: The schema is missing.
@@ -110,7 +114,7 @@ def response_schema(response_format: ResponseFormat | None) -> Mapping[str, Any]
 
 
 def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
-    """Return the parameters of each of the n answers to a prompt."""
+    """Return separate parameters, with different seeds, for the n answers to a prompt."""
     return [replace(params, seed=params.seed + number, n=1) for number in range(params.n)]
 
 

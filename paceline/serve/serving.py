@@ -1,4 +1,4 @@
-"""Define the state shared by an application's endpoints."""
+"""Define the state that all endpoints of a server share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Serving:
-    """Holds one served model and its limits, metrics and shutdown state.
+    """State of a server: its model, limits, metrics and shutdown state.
 
     Args:
         llm: Model to serve.
@@ -31,10 +31,10 @@ class Serving:
     Attributes:
         names: Names that requests may use for the model.
         answer_format: Format of the model's reasoning and tool calls.
-        began: Start time, in seconds since 1970.
+        began: Start time of the server, in seconds since 1970.
     Raises:
-        ConfigError: The model has no tokenizer, a drafter cannot be created, or a parser is
-            unknown.
+        ConfigError: The model has no tokenizer, an allowed drafter cannot be created, or the name
+            of a parser is unknown.
     """
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
@@ -57,7 +57,7 @@ class Serving:
         self._intake = Threads(1, "paceline-intake")  # a tokenizer is not thread-safe
 
     def check_model(self, name: str | None) -> None:
-        """Check that a request names the served model.
+        """Raise an error if a request names a model that the server does not have.
 
         Raises:
             ApiError: The model is unknown (status 404).
@@ -67,7 +67,7 @@ class Serving:
             raise ApiError(404, message, "model", "model_not_found")
 
     def check_answers(self, count: int) -> None:
-        """Check that a request does not ask for too many answers.
+        """Raise an error if a request asks for too many answers.
 
         Raises:
             ConfigError: The number of prompts times n exceeds the limit.
@@ -80,15 +80,14 @@ class Serving:
             )
 
     def check_prompt(self, ids: list[int], max_tokens: int = 1) -> None:
-        """Check that a prompt is not too long.
+        """Raise an error if a prompt is too long.
 
         Args:
             ids: Token ids of the prompt.
-            max_tokens: Maximum number of tokens in the answer. If `max_tokens` is 0, the prompt may
-                fill the context.
+            max_tokens: Maximum number of tokens in the answer. With 0, the prompt may fill the
+                whole context; otherwise, it must leave space for one token.
         Raises:
-            ApiError: The prompt is too long (status 400, with the code that OpenAI clients
-                expect).
+            ApiError: The prompt is too long (status 400, code "context_length_exceeded").
         """
         max_prompt_tokens = self.llm.max_length - min(1, max_tokens)
         max_prompt_tokens = (
@@ -105,9 +104,9 @@ class Serving:
             )
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run text processing, such as tokenisation, without blocking the event loop."""
+        """Run `work`, such as tokenisation, in a thread, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._intake.executor, work)
 
     def close(self) -> None:
-        """Stop the tokenizer thread."""
+        """Stop the thread that runs the tokenizer."""
         self._intake.shutdown()

@@ -94,10 +94,10 @@ class LatencyBuckets:
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """Settings for the Retry-After header.
+    """Settings for the Retry-After header, which a busy server sends to clients.
 
     Attributes:
-        num_recent: Number of recently finished answers from which the waiting time is estimated.
+        num_recent: Number of recently finished answers from which the server estimates the time.
         max_seconds: Maximum value of the header, in seconds.
     """
 
@@ -107,12 +107,12 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """Time limits for connections.
+    """Time limits for client connections.
 
     Attributes:
-        read_seconds: Additional time in seconds for a client to read the rest of a stream, after
-            the request's time limit.
-        close_seconds: Time in seconds for idle connections to close at shutdown.
+        read_seconds: Time in seconds, after the request's time limit, in which a client can read
+            the rest of a stream.
+        close_seconds: Time in seconds that idle connections have to close at shutdown.
     """
 
     read_seconds: float = 60.0
@@ -158,7 +158,7 @@ class Settings:
     max_waiting: int = 1024
     max_answers: int = 128
     max_prompt: int | None = None
-    max_body: int = 20480  # several photos of a phone as data URLs, which add a third
+    max_body: int = 20480  # enough for several phone photos as base64 data URLs
     max_logprobs: int = 20
     timeout: float = 600.0
     allow_drafter: tuple[str, ...] = ()
@@ -189,5 +189,5 @@ class Settings:
 
     @property
     def max_open(self) -> int:
-        """Return the maximum number of open answers, running or waiting."""
+        """Return the maximum number of open answers, both running and waiting."""
         return self.max_batch + self.max_waiting

@@ -13,10 +13,10 @@ _log = logging.getLogger("paceline.serve")
 
 
 class ShutdownState:
-    """Holds the shutdown state and counts open requests.
+    """Tracks whether the server is shutting down, and how many requests are open.
 
     Attributes:
-        begun: Whether the shutdown has begun; new requests are then rejected.
+        begun: Whether the shutdown has begun. From then on, the server rejects new requests.
         open: Number of requests that have not finished.
     """
 
@@ -26,18 +26,17 @@ class ShutdownState:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that keeps listening until the open requests have finished.
+    """A uvicorn server that keeps listening until all open requests have finished.
 
     Clients can therefore query the server's health during shutdown. SIGTERM or Ctrl-C begins the
-    shutdown. If requests are open, the server then logs their number. A second signal stops the
-    server immediately.
+    shutdown, and the server logs the number of open requests. A second signal stops the server
+    immediately.
 
     Args:
         config: uvicorn settings.
-        drain: Shutdown state.
+        drain: Shutdown state, shared with the request log.
     Attributes:
-        forced: The second signal, which stopped the server immediately; None without a second
-            signal.
+        forced: Number of the second signal, which stops the server immediately; None before that.
     """
 
     def __init__(self, config: uvicorn.Config, drain: ShutdownState) -> None:
@@ -50,15 +49,14 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the shutdown; on a second signal, stop the server immediately."""
         if self._drain.begun:
-            logging.getLogger(
-                "uvicorn.error"
-            ).disabled = True  # it would log a traceback per aborted request
+            # uvicorn would log a traceback for every aborted request.
+            logging.getLogger("uvicorn.error").disabled = True
             self.should_exit = self.force_exit = True
             self.forced = sig
         self._drain.begun = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to exit now; called by uvicorn ten times a second."""
+        """Return whether the server should exit; uvicorn calls this ten times a second."""
         if self._drain.begun and not self._has_logged:
             self._has_logged = True
             self._log_open_requests()

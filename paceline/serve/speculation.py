@@ -1,6 +1,6 @@
-"""Decide which drafters a request may select.
+"""Convert the drafter that a request selects, and check that clients may use it.
 
-Clients must not be able to open files on the server or import modules through drafter options.
+Drafter options must not let clients open files or import modules on the server.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
 from paceline.util.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
 
-# String options that accept one of a few words and never name a file.
+# String options that accept only certain words, and therefore never name a file.
 _WORDS = {"stop_rule", "verification", "fusion", "inspiration", "on_invalid_file"}
 
 
 class Speculations:
-    """Converts a request's `speculation` field to a drafter spec.
+    """Converts the `speculation` field of requests to drafter specs.
 
     Args:
         own: Name of the engine's default drafter.
-        allowed: Additional specs that requests may select. Unlike other specs, they may contain
-            any option.
+        allowed: Drafter specs that the server's operator allows. Unlike other specs, these specs
+            may contain options that name files.
     """
 
     def __init__(self, own: str, allowed: Iterable[str] = ()) -> None:
@@ -33,14 +33,17 @@ class Speculations:
         self._by_name = {parse_spec(spec)[0]: spec for spec in allowed}
 
     def spec(self, speculation: bool | str | Speculation | None) -> tuple[str | None, int | None]:
-        """Return the drafter spec and the maximum number of nodes per step.
+        """Return the drafter spec of a request, and its maximum draft nodes per step.
 
-        A returned spec of None means the engine's default drafter, and a returned number of None
-        means no limit. A drafter's name without options selects the default drafter or the allowed
-        spec with this name.
+        A drafter's name without options selects the default drafter or the allowed spec with this
+        name.
 
         Args:
-            speculation: The field `speculation` of a request.
+            speculation: The field `speculation` of a request: a drafter spec, an object, or whether
+                to draft at all.
+        Returns:
+            The drafter spec and the maximum number of draft nodes per step. A spec of None selects
+            the engine's default drafter; a number of None sets no limit.
         Raises:
             ConfigError: The drafter or an option is unknown, the drafter is not part of this
                 package, or an option could name a file.
@@ -68,13 +71,13 @@ def _spec(speculation: Speculation) -> str | None:
     if speculation.drafter is None:
         if options:
             raise ConfigError(
-                f"speculation: the options {', '.join(options)} need a drafter. Add the field"
+                f"speculation: the options {', '.join(options)} require a drafter. Add the field"
                 " drafter."
             )
         return None
     if ":" in speculation.drafter and options:
         raise ConfigError(
-            f"speculation: {speculation.drafter!r} and the other fields both hold options. Use"
+            f"speculation: both {speculation.drafter!r} and the other fields set options. Use"
             " only one of them."
         )
     return f"{speculation.drafter}:{_listed(options)}" if options else speculation.drafter
@@ -111,8 +114,8 @@ def _check(name: str, options: dict[str, str]) -> None:
         )
         if "str" in types[option] and not plain:
             raise ConfigError(
-                f"speculation: requests may not set {option}, as it may name a file. Start the"
-                " server with --allow-drafter and this drafter."
+                f"speculation: requests may not set {option}, because it may name a file. Start"
+                " the server with --allow-drafter and this drafter."
             )
 
 

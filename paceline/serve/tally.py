@@ -9,12 +9,12 @@ from paceline.core.origin import Origin
 
 
 class Tally:
-    """Counts draft tokens over all answers from a server.
+    """Counts the draft tokens of all answers that a server generates.
 
     Attributes:
         drafted: Number of verified draft tokens by source.
         accepted: Number of accepted draft tokens by source.
-        num_tokens: Number of tokens in all answers.
+        num_tokens: Number of generated tokens in all answers.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Tally:
         self.num_tokens = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Count the outcome of one step."""
+        """Add the draft tokens and the new tokens of one step to the counts."""
         tree, accepted = outcome.tree, outcome.accepted[: len(outcome.new_token_ids)]
         origins = [Origin.DRAFT] * len(tree) if tree.origins is None else tree.origins
         self.num_tokens += len(outcome.new_token_ids)
@@ -31,7 +31,7 @@ class Tally:
         self.accepted.update(origins[node] for node in accepted)
 
     def rows(self) -> list[dict[str, int | str]]:
-        """Return the non-zero counts by source, including tokens from the target itself."""
+        """Return the non-zero counts per source; the target itself is also a source."""
         target_tokens = self.num_tokens - sum(self.accepted.values())
         rows: list[dict[str, int | str]] = [
             {"origin": Origin.TARGET.word, "drafted": 0, "accepted": target_tokens}

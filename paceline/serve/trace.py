@@ -19,24 +19,24 @@ from paceline.text.detokenizer import REPLACEMENT, Detokenizer
 from paceline.text.token_bytes import context_token_ids
 
 ACCEPTED = "accepted"
-OTHER = "other"  # the target chose another token: `target_token`
+OTHER = "other"  # the target chose another token; see `target_token`
 PARENT = "parent"  # the node's parent was not accepted
 END = "end"  # the answer ended before the node
-PROBE = "probe"  # a node that only obtains the prediction after it, not a candidate
+PROBE = "probe"  # not a candidate; the node only obtains the target's prediction after it
 
 
 def step(chunk: Chunk, tokenizer: Any) -> dict[str, Any]:
-    """Return a description of one step.
+    """Describe one step of an answer as a dictionary for the trace.
 
     Args:
-        chunk: Chunk of the step.
+        chunk: Chunk that contains the step's output.
         tokenizer: Tokenizer of the model.
     Returns:
         A dictionary with these entries.
-        step, forwards: Numbers of steps and of target forward passes so far.
-        tokens, texts, origins: New tokens with their texts and sources.
-        pieces: Fragments of text that became final, as {text, origin, step, token}. `step` and
-        `token` say which token of which step the text belongs to.
+        step, forwards: Number of steps, and number of target forward passes, so far.
+        tokens, texts, origins: Ids, texts and sources of the new tokens.
+        pieces: Fragments of text that became final in this step, as {text, origin, step, token}.
+        `step` and `token` identify the token that a fragment belongs to.
         tree: Draft tree of the step, or None.
         done: Statistics for the whole answer; only in the last step.
     """
@@ -73,19 +73,20 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
     """Return the draft tree of a step in columns, with one entry per node.
 
     Args:
-        outcome: Outcome of the step.
+        outcome: Draft tree of the step, and the result of its verification.
         tokenizer: Tokenizer of the model.
     Returns:
         A dictionary with the following columns.
-        tokens, texts: Draft tokens.
+        tokens, texts: Ids and texts of the draft tokens.
         parents: Index of each node's parent; -1 stands for the newest token before the step.
-        probabilities: Each token's probability after its parent; null if the drafter gives none.
-        origins: Sources of the tokens.
+        probabilities: Drafter's probability of each token, given its parent; null if the drafter
+        does not estimate probabilities.
+        origins: Sources of the draft tokens.
         status: Result of verification: accepted, other (the target chose another token), parent
         (the parent was not accepted), end (the answer had ended) or probe (the node was only
         scored).
-        target_token: For the status `other`, the index of the token that the target chose, among
-        the step's new tokens; otherwise null.
+        target_token: For the status `other`, the position of the target's choice in the step's
+        list of new tokens; otherwise null.
     """
     tree = outcome.tree
     status, target_token = node_outcomes(outcome)
@@ -105,9 +106,9 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
 
 
 def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
-    """Return each node's status, and the index of the token that the target chose.
+    """Return each node's status, and the position of the token that the target chose.
 
-    The index is that among the step's new tokens. It is None unless the status is `other`.
+    The position is an index into the step's new tokens. It is None unless the status is `other`.
     """
     tree, new_tokens = outcome.tree, outcome.new_token_ids
     accepted = set(outcome.accepted[: len(new_tokens)])
@@ -131,9 +132,9 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """Return the text of each token, as it reads when it follows other text.
+    """Return the text that each token would have in the middle of a text.
 
-    A token that ends in the middle of a character is shown as in the vocabulary.
+    A token that ends inside a multi-byte character appears as in the vocabulary.
     """
     detokenizer = Detokenizer(tokenizer, context_token_ids(tokenizer), skip_special_tokens=False)
     spelled = [detokenizer.peek(token) for token in token_ids]

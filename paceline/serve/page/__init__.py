@@ -25,7 +25,7 @@ HEADERS = {
 
 
 def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
-    """Return the routes of the web page, which are not part of the API schema.
+    """Build the routes of the web page, which the API schema omits.
 
     Args:
         serving: Served model.
@@ -37,7 +37,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
     @router.get("/page/about.json")
     async def about() -> Response:
-        """Return the settings of the chat page, such as the model and the drafters."""
+        """Return the settings that the chat page needs, such as the list of drafters."""
         return _json(
             model=serving.names[0],
             drafter=serving.llm.drafter.name,
@@ -49,7 +49,7 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
     @router.get("/page/operator.json")
     async def operator() -> Response:
-        """Return the dashboard's metrics.
+        """Return the metrics that the dashboard shows.
 
         The page computes rates from two successive responses.
         """
@@ -72,9 +72,10 @@ def page_routes(serving: Serving, wants_key: bool = False) -> APIRouter:
 
 
 def drafters_for(serving: Serving) -> list[str]:
-    """Return the drafters that requests may select and that work without files.
+    """Return the names of the drafters that users can select on the web page.
 
-    A request cannot choose a draft model or a datastore.
+    The list starts with the server's default drafter. The other drafters need no draft model,
+    trained weights or datastore, because a request cannot choose files.
     """
     own = serving.llm.drafter.name
     names = [name for name in available() if name == own or not _needs_more(name)]
@@ -84,13 +85,13 @@ def drafters_for(serving: Serving) -> list[str]:
 def _needs_more(name: str) -> bool:
     try:
         drafter = entry(name)
-    except Exception:  # a broken entry point of another package
+    except Exception:  # another package has registered a broken entry point
         return True
     return drafter.needs_draft_model or drafter.needs_trained or drafter.needs_store
 
 
 def calibration_of(acceptance_calibration: AcceptanceCalibration) -> list[dict[str, float]]:
-    """For each confidence range, return the predicted and observed acceptance rates."""
+    """Return the predicted and the observed acceptance rate per confidence range."""
     bounds = [0.0, *acceptance_calibration.edges.tolist(), 1.0]
     ranges = []
     for index, trials in enumerate(acceptance_calibration.trials.tolist()):

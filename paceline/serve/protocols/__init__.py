@@ -1,4 +1,4 @@
-"""Serve other API protocols by converting their requests to chats.
+"""Serve the Messages API and the Responses API.
 
-The answers are converted back to the format of the protocol.
+The server converts their requests to chats, and converts the answers back to the API's format.
 """

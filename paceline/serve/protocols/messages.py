@@ -25,7 +25,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageBody(BaseModel):
-    """Response of /v1/messages."""
+    """Body of a response from /v1/messages."""
 
     id: str
     type: str = "message"
@@ -38,7 +38,7 @@ class MessageBody(BaseModel):
 
 
 def message_routes(serving: Serving) -> APIRouter:
-    """Return the endpoint for messages."""
+    """Build the route of the endpoint /v1/messages."""
     router = APIRouter()
 
     @router.post(
@@ -62,9 +62,9 @@ class MessageFormatter(PartWriter):
 
     Args:
         serving: Served model.
-        id: Request id.
+        id: Id of the HTTP request.
         plan: Prompt, parameters and parser of the answer.
-        stop_sequences: Stop strings of the request.
+        stop_sequences: Texts that end the answer.
     """
 
     names_events = True
@@ -80,11 +80,11 @@ class MessageFormatter(PartWriter):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the number of tokens in the reasoning of all answers so far."""
+        """Return the number of reasoning tokens in the answer so far."""
         return self._plan.reasoning_tokens
 
     def full(self, completions: Sequence[Completion], usage: Usage) -> MessageBody:
-        """Return the whole message."""
+        """Return the whole message as one response."""
         self.finish()
         self._end(completions[0])
         return self._body([self._block(part, part.text) for part in self.parts], usage)
@@ -95,11 +95,11 @@ class MessageFormatter(PartWriter):
         return [event("message_start", message=body.model_dump())]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Add a chunk of the answer to the message."""
+        """Add a chunk to the message, which is not streamed."""
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
-        """Return the events that carry the output of one step."""
+        """Return the events that stream a chunk of the answer."""
         written = self.write(self._plan.answers[0].read(chunk))
         if chunk.completion is None:
             return written
@@ -120,12 +120,12 @@ class MessageFormatter(PartWriter):
         return event("error", error={"type": detail.type, "message": detail.message})
 
     def opened(self, part: Part) -> list[ServerEvent]:
-        """Return the event that starts a block."""
+        """Return the event that starts a content block."""
         block = self._block(part, "")
         return [event("content_block_start", index=part.index, content_block=block)]
 
     def grown(self, part: Part, text: str) -> list[ServerEvent]:
-        """Return the event that adds text to a block."""
+        """Return the event that appends text to a content block."""
         deltas: dict[str, dict[str, str]] = {
             "reasoning": {"type": "thinking_delta", "thinking": text},
             "text": {"type": "text_delta", "text": text},
@@ -134,7 +134,7 @@ class MessageFormatter(PartWriter):
         return [event("content_block_delta", index=part.index, delta=deltas[part.kind])]
 
     def closed(self, part: Part) -> list[ServerEvent]:
-        """Return the event that ends a block."""
+        """Return the event that ends a content block."""
         return [event("content_block_stop", index=part.index)]
 
     def _block(self, part: Part, text: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class MessageFormatter(PartWriter):
         }
 
     def _end(self, completion: Completion) -> None:
-        """Set the reason why the answer ended and, if a stop string ended it, that string."""
+        """Set the stop reason of the message and, if one ended it, the stop sequence."""
         self._reason = _REASONS[self._plan.finish_reason(0, completion.finish_reason)]
         if completion.finish_reason != "stop" or not self._stop_sequences:
             return
@@ -181,7 +181,7 @@ def _usage(usage: Usage | None, prompt_tokens: int = 0) -> dict[str, int]:
 
 
 def _object(text: str) -> Any:
-    """Parse a JSON object; return any other text as a field of a new object."""
+    """Parse a JSON object; wrap any other text in an object."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Convert requests in the format of Anthropic's Messages API to chats."""
+"""Convert requests of Anthropic's Messages API to chat requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MessagesRequest(BaseModel):
 
 
 def chat_of(body: MessagesRequest) -> ChatRequest:
-    """Convert a request to a chat.
+    """Convert a request of the Messages API to a chat request.
 
     Raises:
         ConfigError: A message, a tool or the tool choice is invalid.
@@ -72,7 +72,14 @@ def _system(system: str | list[Any]) -> Message:
 
 
 def _text(blocks: Any, where: str) -> str:
-    """Return the text of a string or of text blocks."""
+    """Return the text of content, which is either a string or a list of text blocks.
+
+    Args:
+        blocks: Content of a message, a tool result or the field `system`.
+        where: Name of the content in error messages.
+    Raises:
+        ConfigError: `blocks` contains anything but text.
+    """
     if isinstance(blocks, str):
         return blocks
     if not isinstance(blocks, list):
@@ -84,7 +91,14 @@ def _text(blocks: Any, where: str) -> str:
 
 
 def _messages(message: Any, where: str) -> list[Message]:
-    """Convert one message to chat messages; each tool result becomes a message."""
+    """Convert a message to chat messages; each tool result becomes a separate message.
+
+    Args:
+        message: Message in the format of the Messages API.
+        where: Name of the message in error messages.
+    Raises:
+        ConfigError: The message or one of its content blocks is invalid.
+    """
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where}: expected an object with role and content.")
     role, content = message.get("role"), message.get("content")
@@ -149,7 +163,7 @@ def _tool(tool: Any) -> Any:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
-    """Return the tool choice in OpenAI's format, and whether calls may be parallel."""
+    """Return OpenAI's tool choice, and whether an answer may contain several calls."""
     if choice is None:
         return None, None
     kind = choice.get("type")

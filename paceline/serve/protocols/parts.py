@@ -22,7 +22,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 
 class ServerEvent(BaseModel):
-    """An event of a stream, with its type and other fields."""
+    """A server-sent event: its type, and any other fields."""
 
     model_config = ConfigDict(extra="allow")
     type: str
@@ -34,9 +34,9 @@ class Part:
 
     Attributes:
         index: Index of the part in the answer.
-        kind: Kind of the part: reasoning, text or tool call.
-        name: Name of the called function; empty for other kinds.
-        text: Text of the part; for a tool call, the arguments.
+        kind: "reasoning", "text" or "call" (a tool call).
+        name: Name of the called function; empty unless the part is a tool call.
+        text: Text of the part; for a tool call, the arguments as JSON text.
     """
 
     index: int
@@ -46,10 +46,12 @@ class Part:
 
 
 class PartWriter:
-    """Writes events for the parts of an answer; each protocol defines a subclass.
+    """Splits an answer into parts, and writes the protocol's events for them.
+
+    Each protocol defines a subclass with its own events.
 
     Attributes:
-        parts: Parts so far; the last one may still be open.
+        parts: Parts of the answer so far; the last one may be unfinished.
     """
 
     def __init__(self) -> None:
@@ -57,19 +59,19 @@ class PartWriter:
         self._is_open = False
 
     def opened(self, part: Part) -> list[ServerEvent]:
-        """Return the events that open a part of the answer."""
+        """Return the events that start a part of the answer."""
         raise NotImplementedError
 
     def grown(self, part: Part, text: str) -> list[ServerEvent]:
-        """Return the events that add text to a part of the answer."""
+        """Return the events that append text to a part of the answer."""
         raise NotImplementedError
 
     def closed(self, part: Part) -> list[ServerEvent]:
-        """Return the events that close a part of the answer."""
+        """Return the events that end a part of the answer."""
         raise NotImplementedError
 
     def write(self, events: Iterable[AnswerEvent]) -> list[ServerEvent]:
-        """Return the protocol's events for the output of one step."""
+        """Convert the parser's events for one chunk to events of the protocol."""
         written: list[ServerEvent] = []
         for event in events:
             match event:
@@ -84,9 +86,9 @@ class PartWriter:
         return written
 
     def finish(self) -> list[ServerEvent]:
-        """Return the events that close the open part.
+        """Return the events that end the last part of the answer.
 
-        If the answer is empty, the events open and close an empty text part.
+        If the answer is empty, the events start and end an empty text part.
         """
         written = [] if self.parts else self._begin("text", "")
         return written + self._close()
@@ -111,7 +113,7 @@ class PartWriter:
 
 
 def checked_chat(fields: Mapping[str, Any]) -> ChatRequest:
-    """Build a chat request from its fields.
+    """Build a chat request from its fields, and validate the fields.
 
     Raises:
         ConfigError: A field is invalid.
@@ -124,5 +126,5 @@ def checked_chat(fields: Mapping[str, Any]) -> ChatRequest:
 
 
 def event(type: str, **fields: Any) -> ServerEvent:
-    """Return a stream event of the given type, with the given fields."""
+    """Build a server-sent event with the given type and fields."""
     return ServerEvent(type=type, **fields)

@@ -26,10 +26,10 @@ Item = dict[str, Any]
 
 
 class ResponseStore:
-    """Stores the messages of recent responses, which later requests may continue.
+    """Stores the conversations of recent responses, which new requests may continue.
 
     Args:
-        max_responses: Maximum number of responses; the oldest are dropped.
+        max_responses: Maximum number of stored responses; the store drops the oldest first.
     """
 
     def __init__(self, max_responses: int) -> None:
@@ -37,8 +37,10 @@ class ResponseStore:
         self._messages: OrderedDict[str, list[Item]] = OrderedDict()
 
     def earlier(self, id: str | None) -> list[Item]:
-        """Return the conversation up to and including a response; empty for None.
+        """Return the conversation up to and including a stored response.
 
+        Args:
+            id: Id of the response; None returns an empty conversation.
         Raises:
             ApiError: The response is not stored.
         """
@@ -55,14 +57,14 @@ class ResponseStore:
         return self._messages[id]
 
     def add(self, id: str, messages: list[Item]) -> None:
-        """Store the messages of a conversation that ends with a response."""
+        """Store a conversation under the id of the response that ends it."""
         self._messages[id] = messages
         while len(self._messages) > self._max_responses:
             self._messages.popitem(last=False)
 
 
 class ResponseBody(BaseModel):
-    """Response of /v1/responses."""
+    """Body of a response from /v1/responses."""
 
     id: str
     object: str = "response"
@@ -84,7 +86,7 @@ class ResponseBody(BaseModel):
 
 
 def response_routes(serving: Serving) -> APIRouter:
-    """Return the endpoint for responses."""
+    """Build the route of the endpoint /v1/responses."""
     router = APIRouter()
     store = ResponseStore(serving.settings.max_stored_responses)
 
@@ -94,7 +96,7 @@ def response_routes(serving: Serving) -> APIRouter:
         responses={200: {"model": ResponseBody, **EVENTS}},
     )
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
-        """Respond to the input items."""
+        """Generate a response to the input items."""
         serving.check_model(body.model)
         earlier = store.earlier(body.previous_response_id)
         chat = chat_of(body, earlier)
@@ -116,12 +118,12 @@ class ItemFormatter(PartWriter):
 
     Args:
         model: Name of the model.
-        id: Request id.
+        id: Id of the HTTP request.
         plan: Prompt, parameters and parser of the answer.
         body: Body of the request.
-        store: Store for the conversation, including the finished answer.
+        store: Store that receives the conversation when the answer is complete.
     Attributes:
-        earlier: Messages of the conversation before the answer, except instructions.
+        earlier: Messages of the conversation before the answer, without the instructions.
     """
 
     names_events = True
@@ -137,7 +139,7 @@ class ItemFormatter(PartWriter):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the number of tokens in the reasoning of all answers so far."""
+        """Return the number of reasoning tokens in the answer so far."""
         return self._plan.reasoning_tokens
 
     def full(self, completions: Sequence[Completion], usage: Usage) -> ResponseBody:
@@ -155,11 +157,11 @@ class ItemFormatter(PartWriter):
         ]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Add a chunk of the answer to the items of the response."""
+        """Add a chunk to the output items of a response that is not streamed."""
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
-        """Return the events with the output of one step."""
+        """Return the events that stream a chunk of the answer."""
         written = self.write(self._plan.answers[0].read(chunk))
         if chunk.completion is None:
             return written
@@ -167,7 +169,7 @@ class ItemFormatter(PartWriter):
         return written + self.finish()
 
     def last(self, usage: Usage) -> list[ServerEvent]:
-        """Return the event with the whole response."""
+        """Return the final event, which contains the whole response."""
         body = self._finished(usage)
         return [self._event(f"response.{body.status}", response=body.model_dump())]
 
@@ -179,7 +181,7 @@ class ItemFormatter(PartWriter):
         )
 
     def opened(self, part: Part) -> list[ServerEvent]:
-        """Return the events that add an item."""
+        """Return the events that start an output item."""
         item = self._item(part, "in_progress", "")
         events = [self._event("response.output_item.added", output_index=part.index, item=item)]
         if part.kind == "text":
@@ -189,12 +191,12 @@ class ItemFormatter(PartWriter):
         return events
 
     def grown(self, part: Part, text: str) -> list[ServerEvent]:
-        """Return the event that adds text to an item."""
+        """Return the event that appends text to an output item."""
         fields: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
         return [self._part_event(f"{_NAMES[part.kind]}.delta", part, delta=text, **fields)]
 
     def closed(self, part: Part) -> list[ServerEvent]:
-        """Return the events that finish an item."""
+        """Return the events that finish an output item."""
         fields: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
         fields["arguments" if part.kind == "call" else "text"] = part.text
         if part.kind == "call":

@@ -1,4 +1,4 @@
-"""Convert requests in the format of OpenAI's Responses API to chats."""
+"""Convert requests of OpenAI's Responses API to chat requests."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ class ResponsesRequest(BaseModel):
 
 
 def chat_of(body: ResponsesRequest, earlier: Sequence[Message]) -> ChatRequest:
-    """Convert a request to a chat.
+    """Convert a request of the Responses API to a chat request.
 
     Args:
         body: Body of the request.
-        earlier: Messages of the conversation that the request continues, except instructions.
+        earlier: Messages of the conversation that the request continues, without its
+            instructions.
     Raises:
         ConfigError: An item, a tool or the format is invalid.
     """
@@ -74,8 +75,10 @@ def chat_of(body: ResponsesRequest, earlier: Sequence[Message]) -> ChatRequest:
 
 
 def messages_of(items: str | Sequence[Any]) -> list[Message]:
-    """Convert input or output items to messages.
+    """Convert input or output items of the Responses API to chat messages.
 
+    Args:
+        items: List of items, or the text of a single user message.
     Raises:
         ConfigError: The type of an item is not supported.
     """
@@ -130,7 +133,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 
 def _add_call(messages: list[Message], item: Mapping[str, Any]) -> None:
-    """Add a call to the assistant's message, which contains all calls of a turn."""
+    """Add a tool call to the assistant's message, which collects the calls of a turn."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     if not messages or messages[-1]["role"] != "assistant":
@@ -140,7 +143,7 @@ def _add_call(messages: list[Message], item: Mapping[str, Any]) -> None:
 
 def _tool(tool: Any) -> Any:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        return tool  # rejected with the other tools
+        return tool  # `tool_use` rejects it
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool.get(name) for name in names}}
 
