@@ -1,11 +1,11 @@
-"""Define the exceptions of the package.
+"""Define the exceptions that paceline raises.
 
-All errors derive from `PacelineError`; `ConfigError` is also a `ValueError`.
+All exceptions derive from `PacelineError`; `ConfigError` is also a `ValueError`.
 
 Every message states what happened, followed by the fix. Messages about a wrong value have the form
-"NAME: got ...; expected ...". NUL characters enclose every setting that may be an option of a
-command: "Pass \\0max_batch=1\\0." They cannot occur in command-line words or file names, or in text
-shown by `repr`.
+"NAME: got ...; expected ...". NUL characters enclose each setting that can also be a command-line
+option: "Pass \\0max_batch=1\\0." NUL is a safe marker, because command-line words, file names and
+the output of `repr` cannot contain NUL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class PacelineError(Exception):
     """Base class of all errors that paceline raises.
 
     Attributes:
-        parts: Message, split into text and settings; every second part is a setting, such as
+        parts: Message, split into text and settings. Every second entry is a setting, such as
             "max_batch", "max_batch=1" or "LLM: max_batch".
     """
 
@@ -32,15 +32,15 @@ class ConfigError(PacelineError, ValueError):
 
 
 class BusyError(ConfigError):
-    """Raised if the server is busy; the same request may succeed later."""
+    """Raised if the engine is too busy for a request, which may succeed later."""
 
 
 class UnsupportedModelError(PacelineError):
-    """Raised for a model, cache or architecture that cannot be verified losslessly."""
+    """Raised for a model with which speculative decoding cannot be lossless."""
 
 
 class CapacityError(PacelineError):
-    """Raised if a request exceeds the model's context or the KV cache."""
+    """Raised if a request needs more than the model's context or the whole KV cache."""
 
 
 class DatastoreError(PacelineError):
@@ -48,16 +48,16 @@ class DatastoreError(PacelineError):
 
 
 class LogitsError(PacelineError):
-    """Raised if logits are NaN, or are infinite where a token must be chosen.
+    """Raised if no token can be chosen because logits are NaN or infinite.
 
     Only the affected request ends.
     """
 
 
 class DrafterError(PacelineError):
-    """Raised if a drafter breaks its contract.
+    """Raised if a drafter violates the rules of the drafter interface.
 
-    The message names the drafter, the request and the rule.
+    The message names the drafter, the request and the violated rule.
     """
 
 
@@ -66,7 +66,12 @@ class ParallelError(PacelineError):
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return the closest match and the allowed names, to end an error message."""
+    """Return the end of an error message: the closest match and the allowed names.
+
+    Args:
+        word: Unknown name.
+        allowed: Names that would have been valid.
+    """
     names = sorted(allowed)
     close = get_close_matches(word, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -2,8 +2,8 @@
 
 params = SamplingParams(logits_processors=[json_schema(llm.tokenizer, schema, llm.eos_token_ids)])
 
-llguidance computes the token masks. A grammar is a logits processor, which receives only emitted
-tokens and never draft tokens. Drafting therefore does not change the answer.
+The library llguidance computes the token masks. A grammar is a logits processor, and receives only
+emitted tokens, never draft tokens. Drafting therefore does not change the answer.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from paceline.util.threads import ForkableLock
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# between the parts of JSON; with more allowed, small models say nothing else until they are cut off
+# White space between the parts of JSON. If more is allowed, small models may generate nothing else.
 WHITESPACE = " "
-# compiled grammars per tokenizer; each keeps the lexer states its answers have seen
+# Maximum number of compiled grammars per tokenizer. Each caches lexer states, so it grows with use.
 _MAX_GRAMMARS = 32
+# Values that each byte of a token mask adds to its eight scores, [256, 8]. Looking them up takes a
+# fifth of the time of `masked_fill`.
 _EACH_BIT = torch.where(
     torch.from_numpy(
         np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     ).bool(),
     0.0,
     -torch.inf,
-    # [256, 8]: what a byte of a mask adds to eight scores; a look-up is a fifth of the time of
-    # filling under a mask
 )
 
 
@@ -47,7 +47,7 @@ def json_schema(
     schema: Mapping[str, Any] | bool | str,
     eos_token_ids: Iterable[int] | None = None,
 ) -> Grammar:
-    r"""Return a grammar for JSON that is valid under a schema.
+    r"""Return a grammar for JSON that is valid under a JSON schema.
 
     Properties appear in the schema's order. One space is allowed wherever JSON allows white space.
     To allow more white space, or to set other options of llguidance, add `{"x-guidance":
@@ -77,7 +77,7 @@ def json_schema(
 def json_object(tokenizer: Any, eos_token_ids: Iterable[int] | None = None) -> Grammar:
     """Return a grammar for any JSON object.
 
-    Arguments and errors are those of `json_schema`.
+    See `json_schema` for the arguments and errors.
     """
     return json_schema(tokenizer, {"type": "object"}, eos_token_ids)
 
@@ -85,34 +85,34 @@ def json_object(tokenizer: Any, eos_token_ids: Iterable[int] | None = None) -> G
 def regex(tokenizer: Any, pattern: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
     """Return a grammar for answers that match a regular expression from start to end.
 
-    The syntax is that of Rust's regex library, without look-around. The other arguments and the
-    errors are those of `json_schema`.
+    The syntax is that of Rust's regex library, without look-around. See `json_schema` for the other
+    arguments and the errors.
     """
     grammar = _llguidance().LLMatcher.grammar_from_regex(_text("regex", pattern))
     return _grammar("regex", tokenizer, grammar, pattern, eos_token_ids)
 
 
 def lark(tokenizer: Any, grammar: str, eos_token_ids: Iterable[int] | None = None) -> Grammar:
-    """Return a grammar from its text in llguidance's dialect of Lark.
+    """Compile a grammar written in llguidance's dialect of Lark.
 
-    The other arguments and the errors are those of `json_schema`.
+    See `json_schema` for the other arguments and the errors.
     """
     compiled = _llguidance().LLMatcher.grammar_from_lark(_text("lark", grammar).removeprefix(MARK))
     return _grammar("lark", tokenizer, compiled, grammar, eos_token_ids)
 
 
 class Grammar:
-    """Allows only tokens that keep the answer within a grammar.
+    """A logits processor that allows only tokens that the grammar permits next.
 
-    One object constrains one answer. The ids of the first call count as the prompt. `LLM` copies
-    the grammar for each request. transformers' `generate` makes no copy, so pass a new copy and
-    only one prompt to each call of `generate`.
+    Each object constrains one answer. The token ids in the first call are the prompt. `LLM` copies
+    the grammar for each request. The method `generate` of transformers does not, so give each call
+    of `generate` a new copy and a single prompt.
     """
 
     def __init__(self, template: LLMatcher, vocab_size: int) -> None:
         self._template, self._vocab_size = template, vocab_size
-        self._matcher: LLMatcher | None = None  # of the current answer
-        self._ids: Tensor | None = None  # ids of the last call; [1, n]
+        self._matcher: LLMatcher | None = None  # None before the first call
+        self._ids: Tensor | None = None  # token ids in the previous call, [1, tokens]
 
     def __copy__(self) -> Grammar:
         return Grammar(self._template, self._vocab_size)
@@ -121,8 +121,10 @@ class Grammar:
         """Return the scores, with -inf for every token that the grammar forbids.
 
         Args:
-            ids: Prompt, or the ids of the previous call followed by new tokens; [1, n].
-            scores: Scores; [1, vocab], where vocab may exceed the tokenizer's vocabulary.
+            ids: Token ids of the prompt, in the first call; later, the ids of the previous call
+                followed by new tokens; [1, tokens].
+            scores: Logits of the next token, [1, vocabulary]. The model's vocabulary may exceed the
+                tokenizer's.
         Raises:
             ConfigError: The ids belong to a different answer or to several answers, or they contain
                 a forbidden token. Also raised if the grammar is too complex.
@@ -133,10 +135,11 @@ class Grammar:
         return scores + self._bias(self._matcher, scores)
 
     def forced_tokens(self, new_token_ids: Sequence[int]) -> list[int]:
-        """Process new tokens, and return the tokens that must follow them.
+        """Process new tokens of the answer, and return the tokens that must follow.
 
         The grammar determines the text that must follow, and the tokenizer turns this text into
-        tokens. Do not use the same copy of the grammar for this method and as a logits processor.
+        tokens. For one copy of the grammar, either call this method or use the copy as a logits
+        processor, but not both.
 
         Args:
             new_token_ids: Tokens added to the answer since the previous call.
@@ -154,8 +157,8 @@ class Grammar:
         ):
             raise ConfigError(
                 f"grammar: got ids of shape {tuple(ids.shape)}, which do not continue the"
-                " previous ids; expected one answer, token by token. Give every answer a copy of"
-                " it: copy.copy(grammar)."
+                " previous ids; expected one answer, token by token. Pass a separate copy for"
+                " every answer: copy.copy(grammar)."
             )
         new = ids[0, num_consumed:].tolist()
         self._ids = ids
@@ -163,8 +166,8 @@ class Grammar:
             if not matcher.consume_token(token):
                 reason = matcher.get_error() or f"token {token} is forbidden there"
                 raise ConfigError(
-                    f"grammar: got an answer it cannot follow [{reason}]; expected one of allowed"
-                    " tokens."
+                    f"grammar: got an answer it cannot follow [{reason}]; expected only tokens"
+                    " that the grammar allows."
                 )
 
     def _bias(self, matcher: LLMatcher, scores: Tensor) -> Tensor:
@@ -179,12 +182,12 @@ class Grammar:
         bias = torch.embedding(_EACH_BIT.to(scores.device), packed).view(1, -1)[
             :, : self._vocab_size
         ]
-        beyond = scores.shape[-1] - bias.shape[-1]  # rows that pad a vocabulary are no tokens
+        beyond = scores.shape[-1] - bias.shape[-1]  # logits that only pad the vocabulary
         return torch.nn.functional.pad(bias, (0, beyond), value=-torch.inf)
 
 
 class _Compiled:
-    """A tokenizer in llguidance's format, with the grammars used most recently."""
+    """A tokenizer in llguidance's format, with its most recently used grammars."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -193,7 +196,7 @@ class _Compiled:
     def matcher(self, grammar: str) -> LLMatcher:
         """Return the matcher of a grammar, in its initial state.
 
-        Callers must copy the matcher before use, and check it for errors.
+        The caller must check the matcher for errors, and copy it before use.
         """
         matcher = self._grammars.pop(grammar, None)
         if matcher is None:
@@ -243,7 +246,7 @@ def _compiled(tokenizer: Any, eos_token_ids: Iterable[int] | None) -> _Compiled:
             " Pass LLM.eos_token_ids."
         )
     by_ends = _known.setdefault(tokenizer, {})
-    key = (len(tokenizer), *ends)  # tokens may have been added since
+    key = (len(tokenizer), *ends)  # the length changes when tokens are added
     if key not in by_ends:
         from_tokenizer = importlib.import_module("llguidance.hf").from_tokenizer
         try:

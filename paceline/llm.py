@@ -1,4 +1,4 @@
-"""Load a target model with a drafter, and generate answers losslessly."""
+"""Load a target model and a drafter, and generate answers losslessly."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ __all__ = ["LLM", "Chunk", "Completion"]
 
 
 class LLM(ChatFacade):
-    """A model with a drafter. The answers equal those of the model alone.
+    """A target model with a drafter. The answers equal those of the model alone.
 
-    Several threads may call an `LLM`, even while streams are open. All calls share one batch, and
-    each call gets its own answers.
+    Several threads may call the same `LLM`, even while streams are open. The engine batches the
+    requests of all calls.
 
     Args:
         model: Directory, hub id, GGUF file, "demo" or "smollm2" (built-in models), or a loaded
@@ -61,11 +61,11 @@ class LLM(ChatFacade):
         device: "cpu", "cuda", "cuda:1", or "auto" (default), which uses a GPU if there is one.
         max_length: Maximum number of tokens in the prompt and answer together; at least 1.
             Default: the model's context.
-        max_batch: Maximum number of requests per forward pass; at least 1. Further prompts wait.
+        max_batch: Maximum number of requests per forward pass; at least 1. Further requests wait.
         max_nodes: Maximum number of draft nodes verified per request and step; at least 0.
-        lookahead_parallel: Whether the processes of a parallel run share the work on every draft
-            tree: True, or a group of processes (`Ranks`) that have joined. Each process has a copy
-            of the model and makes the same calls. Default: False.
+        lookahead_parallel: Whether several processes split the work on every draft tree. Pass True,
+            or a group of processes (`Ranks`) that have joined. Each process loads the model and
+            makes the same calls. Default: False.
         batch_invariant: If True, the logits for a given text are bit-for-bit identical in any
             batch, with or without drafts, for every data type. With "auto" (default), the logits
             are batch-invariant if a check at load time shows a cost below 5 %. False turns batch
@@ -179,13 +179,13 @@ class LLM(ChatFacade):
             params: One `SamplingParams` for all prompts, or one per prompt; default
                 `SamplingParams()`.
             progress: Callback invoked after every step, in the calling thread. If the callback
-                raises an error, the call ends.
+                raises an error, the call is cancelled.
         Returns:
-            One completion per prompt; with `SamplingParams.n`, `Completion.others` holds the
-            additional answers.
+            One completion per prompt. If `SamplingParams.n` is above 1, `Completion.others`
+            contains the additional answers.
         Raises:
             ConfigError, CapacityError: A prompt, or a drafter named in its parameters, cannot be
-                used. If so, none of the requests has started.
+                used. In that case, none of the requests starts.
         """
         groups = self._inputs.request_groups(prompts, params)
         handles = self._engine.submit([request for group in groups for request in group])
@@ -206,7 +206,8 @@ class LLM(ChatFacade):
         Closing the iterator ends the request and frees its memory.
 
         Raises:
-            ConfigError, CapacityError: As for `generate`, or `SamplingParams.n` is above 1.
+            ConfigError, CapacityError: The prompt or its drafter cannot be used, or
+                `SamplingParams.n` is above 1.
         """
         return stream_chunks(self._engine, self._inputs.single(prompt, params), self.tokenizer)
 
@@ -253,7 +254,7 @@ class LLM(ChatFacade):
 def _prepare(
     drafter: str | Drafter, draft_model: object, lookahead_parallel: object, device: str
 ) -> tuple[Ranks | None, str | Drafter, str]:
-    """Check the drafter and the ranks before the model is loaded, which takes long.
+    """Check the drafter and the ranks before the slow loading of the model.
 
     Returns:
         The ranks, the drafter (or its spec if it needs the draft model), and the device.

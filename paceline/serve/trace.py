@@ -19,7 +19,7 @@ from paceline.text.detokenizer import REPLACEMENT, Detokenizer
 from paceline.text.token_bytes import context_token_ids
 
 ACCEPTED = "accepted"
-OTHER = "other"  # the target chose another token; see `target_token`
+OTHER = "other"  # the target chose another token
 PARENT = "parent"  # the node's parent was not accepted
 END = "end"  # the answer ended before the node
 PROBE = "probe"  # not a candidate; the node only obtains the target's prediction after it

@@ -1,9 +1,9 @@
 """Load a DFlash head, which predicts a block of tokens at once (Chen et al. 2026).
 
-Each layer attends to keys and values computed from the target's states, and to a block, which
-consists of the newest token and mask tokens. The output at each mask token predicts the token at
-that position. The layers are Qwen3 layers. Only keys and values from the target's states stay in
-the cache.
+The head consists of Qwen3 layers. The input is a block: the newest token, followed by mask tokens.
+Each layer attends to the block, and to keys and values computed from the target's hidden states.
+The output at each mask token predicts the token at that position. Only the keys and values from the
+target's states stay in the cache.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from paceline.state_heads.weights import (
 
 
 class DFlashModule(nn.Module):
-    """A DFlash head without its KV cache.
+    """The layers of a DFlash head, without a KV cache.
 
     Args:
-        config: Configuration of its layers.
-        read: Number of values in the target states of one token.
+        config: Configuration of the decoder layers.
+        read: Number of values in one token's target states, concatenated over all layers.
     """
 
     def __init__(self, config: Any, read: int) -> None:
@@ -56,14 +56,17 @@ class DFlashModule(nn.Module):
         self.rotary_emb = modeling_qwen3.Qwen3RotaryEmbedding(config)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Project target states [n, layers, target hidden] to [n, hidden]."""
+        """Project target states [tokens, layers, target hidden] to [tokens, hidden]."""
         fused: Tensor = self.hidden_norm(self.fc(states.flatten(1)))
         return fused
 
     def write(self, fused: Tensor, positions: Tensor, cache: Any) -> None:
-        """Compute the keys and values of fused states, and write them to the cache.
+        """Compute each layer's keys and values from fused states, and cache them.
 
-        The states have the shape [rows, columns, hidden].
+        Args:
+            fused: Output of `fuse`, [rows, columns, hidden].
+            positions: Text positions, [rows, columns].
+            cache: Cache that receives the keys and values.
         """
         cosine, sine = self.rotary_emb(fused, position_ids=positions)
         for index, layer in enumerate(self.layers):
@@ -77,13 +80,13 @@ class DFlashModule(nn.Module):
     def forward(
         self, embedded: Tensor, positions: Tensor, masks: Sequence[Tensor], cache: Any
     ) -> Tensor:
-        """Return the outputs of a block, [rows, columns, hidden].
+        """Run the layers on one block per row; return the outputs in the input's shape.
 
         Args:
             embedded: Embeddings of the newest token and the mask tokens, [rows, columns, hidden].
             positions: Text positions, [rows, columns].
-            masks: Attention mask of each layer.
-            cache: Cache that holds the keys and values of the target's states.
+            masks: Attention mask of each layer, added to the attention scores.
+            cache: Cache with the keys and values computed from the target's states.
         """
         turns = self.rotary_emb(embedded, position_ids=positions)
         hidden = embedded
@@ -100,10 +103,10 @@ class DFlashModule(nn.Module):
 
 
 class DFlashHead(StateHead):
-    """A target's DFlash head.
+    """Drafts with a published DFlash head.
 
     Args:
-        files: Folder of the head.
+        files: Files of the head.
     Raises:
         ConfigError: The configuration does not describe a supported DFlash head.
     """
@@ -117,7 +120,7 @@ class DFlashHead(StateHead):
             self._config: Any = layer_config({**settings, "model_type": "qwen3"})
             self._block_size = int(config.get("block_size") or nested["block_size"])
             self._mask_token = int(config.get("mask_token_id") or nested["mask_token_id"])
-            # The nested entry counts the outputs of layers.
+            # The nested entry refers to the output of each layer, which is the next one's input.
             self.layers = tuple(
                 config.get("aux_hidden_state_layer_ids")
                 or (layer + 1 for layer in nested["target_layer_ids"])
@@ -135,10 +138,12 @@ class DFlashHead(StateHead):
         self._token_ids: Tensor | None = None
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Load the head for its target, whose embedding it shares.
+        """Load the weights of the head, and use the target's embedding.
 
+        Args:
+            target: The model that verifies the drafts.
         Raises:
-            ConfigError: The head does not fit the target, or its weights are damaged.
+            ConfigError: The head was made for a different model, or its weights are damaged.
         """
         source, tensors = self._files.source, self._files.tensors()
         fit.check_layers(source, self.layers, target)
@@ -156,7 +161,7 @@ class DFlashHead(StateHead):
             module = DFlashModule(self._config, len(self.layers) * hidden)
             module.load_state_dict(weights, strict=True)
             if token_ids is not None and (own_head is None or len(own_head) != len(token_ids)):
-                raise ValueError(f"{len(token_ids)} token ids, and no LM head for them")
+                raise ValueError(f"{len(token_ids)} token ids, but no LM head with as many rows")
             if not 0 <= self._mask_token < self._vocab_size:
                 raise ValueError(f"mask token {self._mask_token}, which the target does not have")
         except (LookupError, RuntimeError, ValueError, TypeError) as error:
@@ -171,24 +176,27 @@ class DFlashHead(StateHead):
         self.begin(len(module.layers), target.device)
 
     def drop_nodes(self, text: HeadText) -> None:
-        """Drop the block of tokens that the head predicted for a text."""
+        """Discard the block of tokens that the head has predicted after a text."""
         self._blocks.pop(text.slot, None)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Fuse the states of the target layers that the head reads."""
+        """Project the target states [n, 1 + layers, target hidden] to [n, hidden]."""
         return self._module.fuse(states[:, 1:].to(self._dtype))
 
     def extend(self, rows: Sequence[HeadRow]) -> None:
-        """Write the keys and values for the target's states to the cache."""
+        """Compute keys and values from the target's states, and cache them."""
         batch = lay_out(rows, self.cache, self._texts, self._dtype)
-        # A token's states belong to the position before it.
+        # The target computed the states of each token at the position before the token.
         self._module.write(batch.states, batch.positions - 1, self.cache)
 
     @torch.inference_mode()
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the most likely tokens after draft nodes; only a node's depth matters."""
+        """Return the most likely tokens after each draft node, based on its depth.
+
+        The head predicts a whole block per text, so nodes of the same depth share a prediction.
+        """
         new = [
             (text, wanted[0].token)
             for text, wanted in zip(texts, nodes, strict=True)
@@ -212,10 +220,10 @@ class DFlashHead(StateHead):
         )
 
     def run_blocks(self, texts: Sequence[tuple[HeadText, int]]) -> list[Tensor]:
-        """Return the outputs that predict the tokens after each text, [depth, hidden].
+        """Run the head once, and return each text's outputs, [max depth, hidden].
 
         Args:
-            texts: Texts with their newest tokens.
+            texts: Pairs of a text and the id of its newest token.
         """
         columns = np.arange(self._block_size)
         masked = [self._mask_token] * (self._block_size - 1)
@@ -238,16 +246,16 @@ class DFlashHead(StateHead):
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         module: Any = self._target.get_input_embeddings()
-        # speculators trains heads without the scale that some embeddings apply (Gemma).
+        # The speculators library trains heads without the scale of Gemma's embeddings.
         if self._is_unscaled and is_plain(module.weight):
             return nn.functional.embedding(token_ids, module.weight)
         embedded: Tensor = module(token_ids)
         return embedded
 
     def project(self, outputs: Tensor) -> Tensor:
-        """Return the logits for outputs [n, hidden] of the head.
+        """Compute logits [n, vocabulary] from the outputs [n, hidden] of `run_blocks`.
 
-        The head's own LM head computes them, or that of the target if the head has none.
+        If the files contain no LM head, the target's LM head computes the logits.
         """
         head: Any = self._target.get_output_embeddings()
         logits: Tensor = (
@@ -258,7 +266,7 @@ class DFlashHead(StateHead):
         return logits if self._token_ids is not None else logits[:, : self._vocab_size]
 
     def _masks(self, batch: HeadBatch, rows: Sequence[HeadRow]) -> list[Tensor]:
-        """Return the attention mask of each layer; some layers have a sliding window."""
+        """Return each layer's attention mask, with a sliding window where configured."""
         kinds = self._config.layer_types
         sliding = batch.mask
         if "sliding_attention" in kinds:
@@ -267,13 +275,13 @@ class DFlashHead(StateHead):
             for row in rows:
                 mask, length = sliding[row.text.slot - first, 0], row.text.length
                 mask[:, : max(0, length - self._config.sliding_window)] = hidden
-                if not self._sees_block:  # such layers are causal within the block
+                if not self._sees_block:  # sliding layers attend causally within the block
                     later = torch.ones(len(mask), len(mask), dtype=torch.bool).triu(1)
                     block = mask[:, length : length + len(mask)]
                     block.masked_fill_(later.to(mask.device), hidden)
         return [sliding if kind == "sliding_attention" else batch.mask for kind in kinds]
 
     def close(self, text: HeadText) -> None:
-        """Free the slot of a text."""
+        """Free the cache slot of a text, and discard its predicted block."""
         self._blocks.pop(text.slot, None)
         super().close(text)

@@ -1,4 +1,4 @@
-"""Load an EAGLE-3 head in the format of the speculators library or of EAGLE."""
+"""Load an EAGLE-3 head in the format of the speculators library or EAGLE's own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 class Eagle3Head(StepHead):
-    """A target's EAGLE-3 head.
+    """Drafts with a published EAGLE-3 head.
 
     Args:
-        files: Folder of the head.
+        files: Files of the head.
     Raises:
         ConfigError: The configuration does not describe a supported EAGLE-3 head.
     """
@@ -49,11 +49,15 @@ class Eagle3Head(StepHead):
         self._vocab_size = 0
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Load the head for its target, whose embedding it shares.
+        """Load the weights of the head, using the target's modules if some are missing.
 
+        If the files contain no embedding or no LM head, the head uses that of the target.
+
+        Args:
+            target: The model that verifies the drafts.
         Raises:
-            ConfigError: The head does not fit the target, or its weights are damaged.
-            UnsupportedModelError: The head shares a quantised embedding or LM head.
+            ConfigError: The head was made for a different model, or its weights are damaged.
+            UnsupportedModelError: The embedding or LM head that the head would use is quantised.
         """
         source, tensors = self._files.source, self._files.tensors()
         self.layers = self._layers(target)
@@ -76,7 +80,7 @@ class Eagle3Head(StepHead):
         ids = self._files.config.get("eagle_aux_hidden_state_layer_ids")
         if ids is not None:
             return tuple(ids)
-        # This entry counts the outputs of layers.
+        # This entry refers to the output of each layer, which is the input of the next layer.
         nested = (self._files.config.get("eagle_config") or {}).get(
             "eagle_aux_hidden_state_layer_ids"
         )
@@ -87,7 +91,14 @@ class Eagle3Head(StepHead):
     def _load(
         self, tensors: dict[str, Tensor], target: PreTrainedModel
     ) -> tuple[Eagle3Module, Tensor | None]:
-        """Return the loaded module, and the token id of each column of its logits."""
+        """Return the head's module with its weights, and the token id of each logit.
+
+        Args:
+            tensors: Weights in the files of the head.
+            target: The model that verifies the drafts.
+        Returns:
+            The module, and the token ids [draft vocabulary]; None if column i is token i.
+        """
         states = int(target.config.get_text_config(decoder=True).hidden_size)
         weights = {
             name.replace("midlayer.", "layers.0."): tensor
@@ -121,11 +132,11 @@ class Eagle3Head(StepHead):
         return module, None if token_ids is None else token_ids.to(target.device)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return the joined and projected states of the layers that the head reads."""
+        """Project the target states [n, 1 + layers, target hidden] to [n, hidden]."""
         return self._module.fuse(states[:, 1:].to(self.dtype))
 
     def run(self, batch: HeadBatch) -> Tensor:
-        """Return the outputs of the head's layers for a batch."""
+        """Run the head's layers on a batch; return [slots, columns, hidden]."""
         last = self._module.embed_tokens.num_embeddings - 1
         outputs: Tensor = self._module(
             batch.token_ids.clamp(max=last),
@@ -137,15 +148,15 @@ class Eagle3Head(StepHead):
         return outputs
 
     def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return logits over the reduced vocabulary."""
+        """Return logits over the draft vocabulary, and the token id of each column."""
         logits = self._module.project(outputs)
-        # Rows that pad the head's vocabulary are no tokens of the target.
+        # Rows that only pad the head's vocabulary do not stand for tokens of the target.
         if self._token_ids is None:
             logits = logits[:, : self._vocab_size]
         return logits, self._token_ids
 
 
 def default_layers(target: PreTrainedModel) -> tuple[int, ...]:
-    """Return the target layers that a head reads if its configuration names none."""
+    """Return the layers whose inputs a head reads if its configuration lists none."""
     count = target.config.get_text_config(decoder=True).num_hidden_layers
     return EAGLE3_FIRST_LAYER, count // 2, count - EAGLE3_LAST_LAYER_FROM_END

@@ -17,13 +17,13 @@ from paceline.state_heads.files import CONFIG, ONE_FILE
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Card:
-    """The description of an EAGLE-3 head in its `config.json`.
+    """Describes an EAGLE-3 head for its `config.json`.
 
     Attributes:
         layers: Configuration of the head's decoder layers.
-        target_layers: Target layers whose inputs the head reads.
+        target_layers: Indices of the target layers whose inputs the head reads.
         target: Directory or hub id of the target.
-        architectures: Class names in the target's configuration.
+        architectures: Model classes that the target's configuration lists.
         num_draft_tokens: Recommended number of draft tokens per step.
     """
 
@@ -34,7 +34,7 @@ class Eagle3Card:
     num_draft_tokens: int
 
     def as_config(self, draft_vocab_size: int) -> dict[str, Any]:
-        """Return the content of `config.json`."""
+        """Return the content of `config.json`, given the size of the draft vocabulary."""
         return {
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
@@ -61,15 +61,13 @@ class Eagle3Card:
 def write_eagle3(
     folder: Path, card: Eagle3Card, weights: dict[str, Tensor], token_ids: Tensor
 ) -> None:
-    """Write a head's configuration and its weights in bfloat16.
-
-    As in published heads, the weights include a copy of the target's embedding.
+    """Write a head's configuration and its weights, which are stored in bfloat16.
 
     Args:
-        folder: Existing folder.
+        folder: Existing folder that receives the files.
         card: Description of the head.
-        weights: Weights by their names in the module.
-        token_ids: Token ids of the reduced vocabulary, in ascending order, [draft vocab].
+        weights: Weights by their names in the module, with a copy of the target's embedding.
+        token_ids: Token ids of the draft vocabulary, in ascending order, [draft vocabulary].
     """
     vocab_size = int(card.layers.vocab_size)
     tensors = {

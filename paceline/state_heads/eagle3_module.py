@@ -1,7 +1,7 @@
 """Define the module of an EAGLE-3 head (Li et al. 2025).
 
-The first layer attends over concatenated embeddings and states, and its residual stream carries
-the states. Modules have the same names as in published files.
+The first layer's attention reads the concatenation of token embeddings and hidden states; its
+residual stream carries the states. Submodules have the same names as in published heads.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ _CLASSES: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Shape:
-    """The shape of an EAGLE-3 head.
+    """The architecture of an EAGLE-3 head.
 
     Attributes:
         layers: Configuration of the head's decoder layers.
-        num_states: Number of target states that the head reads per token.
-        target_hidden: Size of a target state.
-        draft_vocab_size: Number of tokens that the head's LM head predicts.
+        num_states: Number of target layers whose hidden states the head reads.
+        target_hidden: Hidden size of the target.
+        draft_vocab_size: Number of tokens that the head can predict.
         norm_before_residual: Whether the first layer's residual stream carries normalised states.
-        norm_before_fc: Whether the concatenation of a token's target states is normalised.
-        fc_norm: Whether each target state is normalised separately.
-        norm_output: Whether the output is normalised before it becomes an input for the next
-            token.
+        norm_before_fc: Whether to normalise the concatenation of a token's target states.
+        fc_norm: Whether to normalise each target state separately.
+        norm_output: Whether to normalise an output before it is fed back as the next input.
     """
 
     layers: PretrainedConfig
@@ -57,10 +56,10 @@ class Eagle3Shape:
 
 
 class Eagle3FirstLayer(nn.Module):
-    """The first decoder layer, which reads embeddings and states.
+    """The first decoder layer, which reads token embeddings and hidden states.
 
     Args:
-        shape: Shape of the head.
+        shape: Architecture of the head.
     """
 
     def __init__(self, shape: Eagle3Shape) -> None:
@@ -79,7 +78,7 @@ class Eagle3FirstLayer(nn.Module):
         self._norm_before_residual = shape.norm_before_residual
 
     def forward(self, embedded: Tensor, states: Tensor, **inputs: Any) -> Tensor:
-        """Return the layer's output.
+        """Return the layer's output, [rows, columns, hidden].
 
         Args:
             embedded: Embeddings of the tokens, [rows, columns, hidden].
@@ -95,12 +94,12 @@ class Eagle3FirstLayer(nn.Module):
 
 
 class Eagle3Module(nn.Module):
-    """An EAGLE-3 head without its KV cache.
+    """The layers of an EAGLE-3 head, without a KV cache.
 
     Args:
-        shape: Shape of the head.
+        shape: Architecture of the head.
     Attributes:
-        embed_tokens: Embedding of the tokens, usually the target's.
+        embed_tokens: Token embedding, usually that of the target. The owner of the module sets it.
     """
 
     embed_tokens: nn.Embedding
@@ -126,10 +125,10 @@ class Eagle3Module(nn.Module):
         self._norm_output = shape.norm_output
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return the input states for the first layer, [..., hidden].
+        """Project a token's target states to the first layer's input, [..., hidden].
 
         Args:
-            states: Target states of each token, [..., states, target hidden].
+            states: Target states of each token, [..., layers, target hidden].
         """
         if self.fc_norm is not None:
             parts = [norm(states[..., index, :]) for index, norm in enumerate(self.fc_norm)]
@@ -141,7 +140,7 @@ class Eagle3Module(nn.Module):
     def forward(
         self, token_ids: Tensor, states: Tensor, positions: Tensor, **inputs: Any
     ) -> Tensor:
-        """Return each token's output, which is also an input for the next draft token.
+        """Return each token's output, which is also the input state of its child node.
 
         Args:
             token_ids: Token ids, [rows, columns].
@@ -158,6 +157,6 @@ class Eagle3Module(nn.Module):
         return self.norm(hidden) if self._norm_output else hidden
 
     def project(self, outputs: Tensor) -> Tensor:
-        """Return logits [..., draft vocab] for outputs [..., hidden]."""
+        """Convert outputs [..., hidden] to logits [..., draft vocabulary]."""
         logits: Tensor = self.lm_head(outputs if self._norm_output else self.norm(outputs))
         return logits

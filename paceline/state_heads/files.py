@@ -21,11 +21,11 @@ _HELP = "Copy the head again from its source."
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
-    """The folder of a head.
+    """The files of a published draft head.
 
     Attributes:
-        source: Folder or hub id, as the user named it.
-        folder: Folder of the files.
+        source: Folder or hub id, as the user specified it.
+        folder: Local folder that contains the files.
         config: Content of `config.json`.
     """
 
@@ -35,7 +35,7 @@ class HeadFiles:
 
     @staticmethod
     def find(source: str) -> HeadFiles:
-        """Return the files of a head, after downloading them from the hub if needed.
+        """Locate the files of a head; download them from the hub if necessary.
 
         Args:
             source: Folder or hub id.
@@ -66,14 +66,14 @@ class HeadFiles:
         return HeadFiles(source, folder, config)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all weights, by name.
+        """Read all weights of the head; return them by name.
 
         Raises:
-            ConfigError: A file is damaged.
+            ConfigError: A file of weights is damaged.
         """
         tensors: dict[str, Tensor] = {}
         try:
-            single = self.folder / ONE_FILE  # other files may be shards, or the state of a training
+            single = self.folder / ONE_FILE  # other files may be shards or training state
             for path in [single] if single.exists() else sorted(self.folder.glob(_WEIGHTS)):
                 tensors |= load_file(path)
         except (OSError, safetensors.SafetensorError) as error:
@@ -83,7 +83,7 @@ class HeadFiles:
         return tensors
 
     def error(self, fault: object) -> ConfigError:
-        """Return the error for a head with inconsistent files."""
+        """Build the error for a head whose files are inconsistent."""
         return ConfigError(
             f"state head {self.source!r}: got a head that cannot be loaded ({fault}); expected"
             f" weights that match its {CONFIG}. {_HELP}"
@@ -91,7 +91,11 @@ class HeadFiles:
 
 
 def _folder_of(source: str) -> Path:
-    """Return the folder of a head; a hub id is downloaded first."""
+    """Return the local folder of a head, downloading the files of a hub id first.
+
+    Raises:
+        ConfigError: `source` is neither a folder nor a head on the hub.
+    """
     folder = Path(source)
     if folder.is_dir():
         return folder

@@ -1,4 +1,4 @@
-"""Find a head that drafts from hidden states, by its folder or hub id."""
+"""Find a draft head by its folder or hub id."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MTP = "mtp"  # Name of the MTP layer in the target's checkpoint.
 
 
 def find_head(source: str) -> StateHead:
-    """Return a draft head; the caller must attach it to its target.
+    """Create the head that a source names; the caller must attach it to the target.
 
     Args:
         source: Folder or hub id of an EAGLE-3 or DFlash head; or "mtp" for the MTP layer in the
             target's checkpoint.
     Raises:
-        ConfigError: The head does not exist, or its kind is unknown.
+        ConfigError: The head does not exist, or its architecture is unknown.
     """
     if source == MTP:
         return MtpHead()

@@ -1,4 +1,4 @@
-"""Check whether a draft head fits a target, by shape, vocabulary and embedding."""
+"""Check that a draft head was made for a target: shapes, vocabulary and embedding."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from paceline.text.token_ids import is_padded
 def check_layers(source: str, layers: tuple[int, ...], target: PreTrainedModel) -> None:
     """Check that a target has the layers whose inputs a head reads.
 
+    Args:
+        source: Name of the head in error messages.
+        layers: Indices of the layers that the head reads, starting from 0.
+        target: The model that verifies the drafts.
     Raises:
         ConfigError: The target has too few layers.
     """
@@ -31,8 +35,12 @@ def check_layers(source: str, layers: tuple[int, ...], target: PreTrainedModel) 
 
 
 def check_width(source: str, width: int, expected: int) -> None:
-    """Check that a head expects states of the same size as the target's.
+    """Check that a head reads states of the same size as the target's.
 
+    Args:
+        source: Name of the head in error messages.
+        width: Number of values per token that the head reads.
+        expected: Number of values per token that the target provides.
     Raises:
         ConfigError: The sizes differ.
     """
@@ -44,26 +52,26 @@ def check_width(source: str, width: int, expected: int) -> None:
 
 
 def warn_of_vocabulary(source: str, vocab_size: int, target: PreTrainedModel) -> None:
-    """Warn if a head was trained for a vocabulary of a different size."""
+    """Warn if the size of a head's vocabulary differs from the target's."""
     rows = int(target.config.get_text_config(decoder=True).vocab_size)
     if vocab_size != rows and not is_padded(max(vocab_size, rows), min(vocab_size, rows)):
         _warn(source, f"a vocabulary of {vocab_size:,} tokens, and this model has {rows:,}")
 
 
 def warn_of_embedding(source: str, embedding: Tensor | None, target: PreTrainedModel) -> None:
-    """Warn if a head's embedding is not close to the target's.
+    """Warn if a head's embedding differs so much that another model is its target.
 
     Args:
-        source: Name of the head, for the warning.
-        embedding: Embedding in the head's files, [vocab, hidden]; None if the head uses the
-            target's.
-        target: The target.
+        source: Name of the head in the warning.
+        embedding: Embedding in the head's files, [vocabulary, hidden]; None if the files contain
+            none.
+        target: The model that verifies the drafts.
     """
     module = target.get_input_embeddings()
     if embedding is None or not isinstance(module, nn.Embedding) or not is_plain(module.weight):
         return
     if embedding.shape[1] != module.weight.shape[1]:
-        return  # the head has its own embedding, which says nothing about the target
+        return  # an embedding of another size was trained with the head, not with the target
     closeness = _cosine(embedding, module.weight)
     if closeness < WARN_SKETCH_COSINE:
         _warn(
@@ -73,7 +81,7 @@ def warn_of_embedding(source: str, embedding: Tensor | None, target: PreTrainedM
 
 
 def _cosine(first: Tensor, second: Tensor) -> float:
-    """Return the cosine similarity of evenly spaced, centred rows of two embeddings."""
+    """Return the cosine similarity of two embeddings, from a sample of centred rows."""
     count = min(len(first), len(second))
     rows = torch.arange(min(count, SAMPLED_ROWS)) * count // min(count, SAMPLED_ROWS)
     sampled = [weight.detach()[rows.to(weight.device)].float().cpu() for weight in (first, second)]

@@ -1,4 +1,4 @@
-"""Lay out the tokens of several texts for one forward pass of a draft head."""
+"""Arrange the tokens of several texts for one forward pass of a draft head."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paceline.util.device_copies import upload
 
 @dataclass(frozen=True, slots=True)
 class HeadRow:
-    """The tokens of one text in a forward pass.
+    """The tokens of one text that a forward pass of a draft head processes.
 
     Attributes:
-        text: The text.
+        text: Text to which the tokens belong.
         token_ids: Token ids, [n].
-        states: States that accompany the tokens as input to the head, [n, hidden].
-        positions: Text positions, [n].
-        cache_positions: Consecutive cache positions, [n].
-        visible: Whether each token sees each cache position, bool [n, cache positions].
+        states: Hidden states that the head reads together with the tokens, [n, hidden].
+        positions: Text positions of the tokens, [n].
+        cache_positions: Consecutive positions of the tokens in the cache slot, [n].
+        visible: Whether each token attends to each cache position, bool [n, cache positions].
     """
 
     text: HeadText
@@ -39,14 +39,14 @@ class HeadRow:
     def of_text(
         text: HeadText, token_ids: Sequence[int], states: Tensor, window: int | None = None
     ) -> HeadRow:
-        """Return the `HeadRow` that adds tokens to a text.
+        """Build the row that appends tokens to a text.
 
         Args:
             text: Text to extend.
-            token_ids: Tokens to add.
-            states: States that accompany the tokens as input to the head, [n, hidden].
-            window: Maximum number of positions that a token sees, including its own; None means no
-                limit.
+            token_ids: Ids of the new tokens, [n].
+            states: Hidden states that the head reads together with the tokens, [n, hidden].
+            window: Maximum number of positions that a token attends to, including its own; None
+                means no limit.
         """
         own = np.arange(text.length, text.length + len(token_ids))
         cached = np.arange(text.length + len(token_ids))
@@ -59,14 +59,16 @@ class HeadRow:
     def of_nodes(
         text: HeadText, nodes: Sequence[HeadNode], states: Tensor, window: int | None = None
     ) -> HeadRow:
-        """Return the `HeadRow` of draft nodes; add their cache offsets to `text.offsets`.
+        """Build the row that adds draft nodes after a text.
+
+        The method also adds the cache offsets of the nodes to `text.offsets`.
 
         Args:
             text: Text to which the nodes belong.
-            nodes: Draft nodes to process.
-            states: States that accompany the tokens as input to the head, [n, hidden].
-            window: Maximum number of positions that a token sees, including its own; None means no
-                limit.
+            nodes: Draft nodes to process, n in number.
+            states: Hidden states that the head reads together with the nodes, [n, hidden].
+            window: Maximum number of positions that a token attends to, including its own; None
+                means no limit.
         """
         begin = len(text.offsets)
         text.offsets.update({node.node: begin + index for index, node in enumerate(nodes)})
@@ -84,13 +86,13 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch:
-    """The inputs of a forward pass, with one row per slot.
+    """The inputs of a draft head's forward pass, with one row per cache slot.
 
     Attributes:
         token_ids: Token ids, [slots, columns].
         states: Hidden states, [slots, columns, hidden].
         positions: Text positions, [slots, columns].
-        mask: Mask that is added to attention scores, [slots, 1, columns, cache positions].
+        mask: Mask to add to the attention scores, [slots, 1, columns, cache positions].
     """
 
     token_ids: Tensor
@@ -106,16 +108,16 @@ def lay_out(
     dtype: torch.dtype,
     columns: int | None = None,
 ) -> HeadBatch:
-    """Return the inputs of a forward pass, and set where the pass writes in the cache.
+    """Build the inputs of a forward pass, and prepare the cache for the pass.
 
-    The pass covers every slot from the first to the last slot in `rows`. Slots without a row, and
-    columns beyond a row's tokens, write to unused cache positions.
+    The pass covers all slots from the first to the last slot in `rows`. Slots without a row, and
+    columns after the end of a row, write to unused cache positions.
 
     Args:
         rows: Tokens of each text.
-        cache: Cache of the head.
-        texts: Open texts by slot.
-        dtype: Dtype of the head.
+        cache: KV cache of the head. The function sets the positions that the pass writes to.
+        texts: All open texts, by slot.
+        dtype: Dtype of the states and the mask.
         columns: Number of columns; by default, the length of the longest row.
     """
     first, last = min(row.text.slot for row in rows), max(row.text.slot for row in rows)
@@ -147,6 +149,6 @@ def lay_out(
 
 
 def outputs_of(rows: Sequence[HeadRow], outputs: Tensor) -> list[Tensor]:
-    """Return each row's outputs [n, hidden], given the outputs of a batch."""
+    """Extract the outputs of each row, [n, hidden], from the outputs of a batch."""
     first = min(row.text.slot for row in rows)
     return [outputs[row.text.slot - first, : len(row.token_ids)] for row in rows]

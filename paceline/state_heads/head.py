@@ -1,7 +1,7 @@
 """Define the interface of heads that draft from the target's hidden states.
 
-A head takes each token of a text as input, together with the target states from which the token
-was chosen. The head then predicts the tokens that follow the newest token and the draft nodes.
+A head reads each token of a text, together with the hidden states from which the target chose the
+token. The head then predicts the tokens that follow the newest token and each draft node.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class StateHead(ABC):
     """A head that drafts from the target's hidden states.
 
     Attributes:
-        layers: Target layers whose inputs the head reads; the input of the LM head is always
-            recorded as well.
-        max_depth: Maximum depth of a draft node; None for no limit.
-        window: Number of newest positions that a token sees; None for all.
+        layers: Indices of the target layers whose inputs the head reads. The target also provides
+            the input of its LM head.
+        max_depth: Maximum depth of a draft node; None means no limit.
+        window: Number of newest positions that a token attends to; None means all positions.
         cache: Keys and values of the head's layers.
-        timer: Time that the device spends in the head.
+        timer: Timer that measures how long the device spends in the head.
     """
 
     layers: tuple[int, ...] = ()
@@ -48,29 +48,34 @@ class StateHead(ABC):
     timer: DeviceTimer
 
     def __init__(self) -> None:
-        self._texts: dict[int, HeadText] = {}  # by slot
+        self._texts: dict[int, HeadText] = {}  # open texts, by slot
 
     @abstractmethod
     def attach(self, target: PreTrainedModel) -> None:
-        """Load the head for its target.
+        """Load the weights of the head for its target.
 
         Args:
             target: The model that verifies the drafts.
         Raises:
-            ConfigError: The head does not fit the target.
+            ConfigError: The head was made for a different model.
         """
 
     def begin(self, layers: int, device: torch.device) -> None:
-        """Allocate an empty cache for a head that has just been loaded."""
+        """Start with an empty cache and a new timer, after the head has been loaded.
+
+        Args:
+            layers: Number of layers in the head.
+            device: Device on which the head runs.
+        """
         self.cache, self.timer = SlotCache(layers), DeviceTimer(device)
         self._texts.clear()
 
     @torch.inference_mode()
     def open(self, tokens: int) -> HeadText:
-        """Return a new, empty text with a slot in the head's cache.
+        """Create an empty text, with a slot in the head's cache.
 
         Args:
-            tokens: Number of tokens for which cache positions are reserved.
+            tokens: Number of cache positions to reserve for the text.
         """
         self.cache.reserve(0, tokens)
         text = HeadText(self.cache.take())
@@ -78,7 +83,7 @@ class StateHead(ABC):
         return text
 
     def close(self, text: HeadText) -> None:
-        """Free the slot of a text."""
+        """Free the cache slot of a text."""
         del self._texts[text.slot]
         self.cache.give_back(text.slot)
 
@@ -89,12 +94,13 @@ class StateHead(ABC):
         token_ids: Sequence[Sequence[int]],
         states: Sequence[Tensor],
     ) -> None:
-        """Extend the texts by tokens that the target has chosen, and drop all draft nodes.
+        """Process tokens that the target has chosen, and discard all draft nodes.
 
         Args:
             texts: Texts to extend.
-            token_ids: New tokens of each text.
-            states: Target states of these tokens, [n, 1 + layers, hidden] per text.
+            token_ids: Ids of the new tokens of each text.
+            states: Hidden states from which the target chose the tokens; per text,
+                [n, 1 + layers, hidden]. The first state of each token is the LM head's input.
         """
         with self.timer:
             for text in texts:
@@ -111,32 +117,35 @@ class StateHead(ABC):
                     row.text.length += len(row.token_ids)
 
     def drop_nodes(self, text: HeadText) -> None:
-        """Drop the draft nodes of a text."""
+        """Discard the draft nodes of a text."""
         text.drop_nodes()
 
     @abstractmethod
     def fuse(self, states: Tensor) -> Tensor:
-        """Convert the target's states to the head's input states, [n, hidden]."""
+        """Convert target states [n, 1 + layers, hidden] to the head's input [n, hidden]."""
 
     @abstractmethod
     def extend(self, rows: Sequence[HeadRow]) -> None:
-        """Write the tokens of `rows` to the cache; `read` then updates the texts' lengths."""
+        """Process the tokens of `rows`, and write their keys and values to the cache.
+
+        The caller, `read`, then updates the lengths of the texts.
+        """
 
     @abstractmethod
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the most likely tokens after draft nodes, in node order.
+        """Return the most likely tokens after each draft node, in the order of the nodes.
 
         Args:
             texts: Texts whose tokens have been passed to `read`.
-            nodes: Nodes of each text, starting with the root. A node's parent must come from an
-                earlier call.
+            nodes: Nodes of each text. The first call passes the root; later calls pass nodes whose
+                parents were passed before.
         """
 
     @staticmethod
     def likeliest(logits: Tensor, token_ids: Tensor | None) -> Predictions:
-        """Return the most likely tokens of each row of logits.
+        """Return the most likely tokens and their probabilities for each row of logits.
 
         Args:
             logits: Logits, [rows, columns].

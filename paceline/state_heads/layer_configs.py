@@ -10,7 +10,7 @@ MODEL_TYPES = ("llama", "qwen3")
 
 
 def layer_config(settings: dict[str, Any]) -> PretrainedConfig:
-    """Return the configuration of decoder layers from its JSON object.
+    """Build the configuration of a head's decoder layers from a JSON object.
 
     Raises:
         ValueError: The model type is not one of `MODEL_TYPES`.

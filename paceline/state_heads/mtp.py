@@ -1,7 +1,7 @@
 """Draft with the multi-token prediction (MTP) layer of the target's checkpoint.
 
-The layer reads the token's embedding and the target's last hidden state (DeepSeek-AI 2024, section
-2.2). transformers loads and runs the layer.
+The layer reads a token's embedding and the target's last hidden state (DeepSeek-AI 2024, section
+2.2). The library transformers loads and runs the layer.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 class MtpHead(StepHead):
-    """Drafts every level of a tree with the target's first MTP layer."""
+    """Drafts with the target's first MTP layer, which predicts every tree level."""
 
     def __init__(self) -> None:
         super().__init__()
         self._mtp: Any = None
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Load the layer from its checkpoint, with the target's embedding and LM head.
+        """Load the MTP layer from the target's checkpoint.
 
+        The layer uses the target's embedding and LM head.
+
+        Args:
+            target: The model that verifies the drafts.
         Raises:
             ConfigError: The checkpoint has no MTP layer that transformers can load.
-            UnsupportedModelError: The layer is recurrent.
+            UnsupportedModelError: The layer is recurrent, so draft tokens cannot be rolled back.
         """
         config = target.config.get_text_config(decoder=True)
         if not getattr(config, "num_mtp_layers", None):
@@ -43,7 +47,7 @@ class MtpHead(StepHead):
             )
         try:
             mtp: Any = MtpModel.from_pretrained(target, device_map={"": target.device})
-        except Exception as error:  # a checkpoint without the weights fails in many ways
+        except Exception as error:  # transformers raises many types of errors
             raise ConfigError(
                 f"state head 'mtp': the MTP layer in {target.config.name_or_path!r} cannot be"
                 f" loaded: {error}. Choose another head or drafter."
@@ -56,18 +60,19 @@ class MtpHead(StepHead):
             )
         self.window = getattr(mtp.config, "sliding_window", None) if kind == _KINDS[1] else None
         ropes = getattr(mtp.config, "rope_parameters", None) or {}
-        self._rotary = {"layer_type": kind} if kind in ropes else {}  # frequencies by layer kind
+        # Some models have separate rotary frequencies per kind of layer.
+        self._rotary = {"layer_type": kind} if kind in ropes else {}
         if mtp.config._attn_implementation != "eager":
-            mtp.config._attn_implementation = "sdpa"  # the masks of draft trees need it
+            mtp.config._attn_implementation = "sdpa"  # it accepts the masks of draft trees
         self._mtp, self.dtype = mtp.eval(), target.dtype
         self.begin(1, target.device)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return the recorded inputs of the target's LM head, in the MTP head's dtype."""
+        """Select the LM head's inputs among the target states, in the layer's dtype."""
         return states[:, 0].to(self.dtype)
 
     def run(self, batch: HeadBatch) -> Tensor:
-        """Run the layer."""
+        """Run the MTP layer on a batch; return [slots, columns, hidden]."""
         embedded = self._mtp.embed_tokens(batch.token_ids)
         turns = None
         if self._mtp.rotary_emb is not None:
@@ -83,6 +88,6 @@ class MtpHead(StepHead):
         return self._mtp.shared_post_norm(outputs) if self._mtp.use_shared_post_norm else outputs
 
     def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return logits over the target's vocabulary."""
+        """Return logits over the target's vocabulary; column i is token i."""
         logits: Tensor = self._mtp._project_to_logits(outputs)
         return logits, None

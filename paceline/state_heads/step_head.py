@@ -1,7 +1,7 @@
-"""Define heads that predict one token per forward pass (EAGLE).
+"""Define heads that predict one tree level per forward pass, like EAGLE.
 
-For a token that the target has chosen, the head reads the target's states. For a draft node, it
-reads its own output at the parent node.
+For a token that the target has chosen, the head reads the target's hidden states. For a draft node,
+the head reads its own output at the parent node.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ from paceline.state_heads.text import ROOT, HeadNode, HeadText
 
 
 class StepHead(StateHead):
-    """A head that predicts one token per forward pass.
+    """A head that drafts one tree level per forward pass.
 
     Attributes:
-        dtype: Dtype of the head.
+        dtype: Dtype in which the head runs.
     """
 
     dtype: torch.dtype
 
     @abstractmethod
     def run(self, batch: HeadBatch) -> Tensor:
-        """Run a forward pass, and return each token's output, [rows, columns, hidden]."""
+        """Run a forward pass; return each token's output, [slots, columns, hidden]."""
 
     @abstractmethod
     def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the logits for outputs [n, hidden], and the token id of each column."""
+        """Convert outputs [n, hidden] to logits [n, columns].
+
+        Returns:
+            The logits, and the token id of each column; None if column i is token i.
+        """
 
     def extend(self, rows: Sequence[HeadRow]) -> None:
-        """Run a forward pass, and store the output for each text's newest token."""
+        """Run a forward pass, and store each text's output at its newest token."""
         for row, outputs in zip(rows, self._forward(rows), strict=True):
             row.text.outputs[ROOT] = outputs[-1]
 
@@ -43,7 +47,7 @@ class StepHead(StateHead):
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the most likely tokens after draft nodes, in node order."""
+        """Return the most likely tokens after each draft node, in the order of the nodes."""
         with self.timer:
             return self.likeliest(*self.logits(texts, nodes))
 
@@ -51,12 +55,13 @@ class StepHead(StateHead):
     def logits(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the logits after draft nodes, computing each node only once.
+        """Return the logits after draft nodes, running the head only on new nodes.
 
         Args:
-            texts, nodes: As in `predict`.
+            texts: Texts whose tokens have been passed to `read`.
+            nodes: Nodes of each text. The parent of each node must have been passed before.
         Returns:
-            Logits [nodes, tokens], and the token id of each column, as in `likeliest`.
+            Logits [nodes, columns], and the token id of each column; None if column i is token i.
         """
         rows, added = [], []
         for text, wanted in zip(texts, nodes, strict=True):

@@ -15,8 +15,8 @@ class HeadNode(NamedTuple):
 
     Attributes:
         node: Index of the node; `ROOT` for the newest token of the text.
-        token: Token id.
-        path: Nodes from the first level of the tree down to this node; empty for the root.
+        token: Id of the node's token.
+        path: Indices of the nodes from the first tree level down to this node; empty for the root.
     """
 
     node: int
@@ -38,15 +38,15 @@ class HeadNode(NamedTuple):
 class HeadText:
     """The text of one request in the KV cache of a draft head.
 
-    The cache holds the tokens for which the target's hidden states are known, followed by draft
-    nodes.
+    The cache slot contains the tokens for which the target's hidden states are known, followed by
+    draft nodes.
 
     Attributes:
-        slot: Slot in the cache.
+        slot: Index of the cache slot.
         first: Text position of the first cached token.
-        length: Number of cached tokens.
-        offsets: Cache position of each draft node, counted from the end of the text.
-        outputs: Output of the draft head at the newest token and at each draft node.
+        length: Number of cached tokens, without draft nodes.
+        offsets: By node index, the node's cache position, counted from the end of the text.
+        outputs: By node index, the head's output at that node; `ROOT` is the newest token.
     """
 
     slot: int
@@ -61,12 +61,12 @@ class HeadText:
         return self.first + self.length
 
     def restart(self, first: int) -> None:
-        """Drop all cached tokens; the next one is at text position `first`."""
+        """Discard all cached tokens; the next token will be at text position `first`."""
         self.first, self.length = first, 0
         self.drop_nodes()
         self.outputs.clear()
 
     def drop_nodes(self) -> None:
-        """Drop all draft nodes."""
+        """Discard all draft nodes and their outputs."""
         self.offsets.clear()
         self.outputs = {node: row for node, row in self.outputs.items() if node == ROOT}

@@ -12,7 +12,7 @@ from paceline.backend.plain_tensors import is_plain
 from paceline.errors import UnsupportedModelError
 from paceline.model.settings import MAX_FLOAT32_DRAFT_PARAMETERS
 
-# Tensors that a head's module does not hold: maps of the vocabularies, and parts of the target.
+# Tensors that do not belong to a head's module: vocabulary maps, and copies of target weights.
 TARGET_PARTS = frozenset(
     ("d2t", "t2d", "embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight")
 )
@@ -22,11 +22,11 @@ def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
     """Return the target's token id for each row of a draft head's own LM head.
 
     Args:
-        tensors: Weights of the draft head. The tensor `d2t`, if present, holds one number per row:
-            the target's token id minus the index of the row.
+        tensors: Weights of the draft head. If present, the tensor `d2t` states for each row the
+            target's token id minus the index of the row.
         vocab_size: Number of rows in the target's LM head.
     Returns:
-        Token ids, int64 [rows]; None without `d2t`, in which case row i is token i.
+        Token ids, int64 [rows]; None without `d2t`, which means that row i is token i.
     Raises:
         ValueError: A token id is outside the target's vocabulary.
     """
@@ -35,12 +35,14 @@ def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
         return None
     token_ids = torch.arange(len(offsets)) + offsets.long()
     if len(token_ids) and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < vocab_size:
-        raise ValueError(f"token ids up to {int(token_ids.max())}, of {vocab_size} in the target")
+        raise ValueError(
+            f"token ids up to {int(token_ids.max())}, but the target has {vocab_size} tokens"
+        )
     return token_ids
 
 
 def vocabulary_rows(target: PreTrainedModel) -> int:
-    """Return the number of rows in a target's LM head, from its configuration."""
+    """Return the number of rows in a target's LM head, as configured."""
     return int(target.config.get_text_config(decoder=True).vocab_size)
 
 
@@ -48,11 +50,11 @@ def plain_weight(source: str, module: Any, name: str) -> Tensor:
     """Return the weight of a target module that a draft head also uses.
 
     Args:
-        source: Name of the draft head, for error messages.
+        source: Name of the draft head in error messages.
         module: Embedding or LM head of the target.
-        name: Name of the module, for error messages.
+        name: Name of the module in error messages.
     Raises:
-        UnsupportedModelError: The module is quantised, or of an unsupported kind.
+        UnsupportedModelError: The module is quantised, or has no floating-point weight.
     """
     weight = getattr(module, "weight", None)
     if weight is None or not is_plain(weight) or not weight.is_floating_point():
@@ -64,11 +66,11 @@ def plain_weight(source: str, module: Any, name: str) -> Tensor:
 
 
 def dtype_of(module: nn.Module, target: PreTrainedModel) -> torch.dtype:
-    """Return the dtype in which a head runs: float32 if it is small and on a CPU.
+    """Return the dtype for running a head: float32 for a small head on a CPU.
 
     Args:
-        module: The head.
-        target: The target.
+        module: Module of the head.
+        target: The model that verifies the drafts; otherwise, the head uses its dtype.
     """
     size = sum(weight.numel() for weight in module.parameters())
     is_small = target.device.type == "cpu" and size <= MAX_FLOAT32_DRAFT_PARAMETERS

@@ -1,12 +1,13 @@
 """Store generated folders in the user's cache.
 
-Under its final name, a folder is always complete. Only one process creates a folder.
+The cache is $PACELINE_CACHE, $XDG_CACHE_HOME/paceline or ~/.cache/paceline, in this order. Each
+folder is named KIND-vFORMAT/KEY. KEY is a checksum of the folder's source: a file, or the facts on
+which a measurement depends. `paceline cache` lists and clears the folders.
 
-The cache is $PACELINE_CACHE, or $XDG_CACHE_HOME/paceline, or ~/.cache/paceline. A folder is named
-KIND-vFORMAT/KEY. KEY is a checksum of the source, which is a file or the facts on which a
-measurement depends. While a process creates a folder, the folder is named KEY.part, and the process
-holds the lock KEY.lock. The lock is released when the process ends. If KEY.part exists but its lock
-is free, a killed process has left it behind. `paceline cache` lists and clears the folders.
+While a process creates a folder, the folder is named KEY.part and the process holds the lock
+KEY.lock. A folder named KEY is therefore always complete, and only one process at a time creates
+it. The lock is released when the process ends. If KEY.part exists but its lock is free, a killed
+process has left KEY.part behind.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from paceline.errors import ConfigError
 from paceline.util.files import parse_json
 
 VARIABLE = "PACELINE_CACHE"
-CARD = "paceline.json"  # description of a folder: written last, with the size of every file
+CARD = "paceline.json"  # file with a folder's metadata, written last, with all file sizes
 _log = logging.getLogger(__name__)
-_noted = False  # whether the process has warned that the cache cannot be written
+_noted = False  # whether this process has warned that the cache cannot be written
 _ENTRY = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
@@ -41,7 +42,7 @@ class CacheError(ConfigError):
     """Raised if the cache cannot be written, or the user has no cache folder.
 
     Attributes:
-        problem: Message without the advice.
+        problem: What happened, without the fix.
     """
 
     def __init__(self, problem: str, advice: str = "") -> None:
@@ -55,8 +56,8 @@ class CacheEntry:
 
     Attributes:
         folder: Path of the folder.
-        card: Metadata: source, sha256, made, files (size in bytes by name), and the entries that
-            the function which filled the folder returned.
+        card: Metadata: source, sha256, made, files (size in bytes by name), and any entries that
+            the folder's creator has added.
     """
 
     folder: Path
@@ -64,7 +65,7 @@ class CacheEntry:
 
     @property
     def size(self) -> int:
-        """Size of all files, in bytes."""
+        """Total size of the folder's files, in bytes."""
         return sum(self.card["files"].values())
 
 
@@ -99,9 +100,10 @@ def note_unwritable(reason: CacheError | OSError | str) -> None:
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file.
+    """Return the SHA-256 checksum of a file.
 
-    Within a process, the file is read again only if its size or modification time has changed.
+    The function reads the file again only if its size or modification time has changed since the
+    previous call.
     """
     stat = path.stat()
     return _checksum(path.absolute(), stat.st_size, stat.st_mtime_ns)
@@ -120,15 +122,15 @@ def obtain_folder(
 
     Args:
         folder: Path of the folder.
-        source: Description of the source, for the folder's metadata.
-        make: Function that receives an empty folder, fills it, and returns entries for its
-            metadata.
-        waiting: Function called once if another process is already creating the folder.
+        source: Description of the folder's source, for the metadata.
+        make: Function that receives an empty folder, fills it, and returns additional entries for
+            the metadata.
+        waiting: Function that is called once if another process is already creating the folder.
     Raises:
-        ConfigError: The cache cannot be written, or `make` raised the error. In either case, no
-            folder remains.
+        ConfigError: The cache cannot be written, or `make` raised the error. In either case, the
+            folder is removed.
     """
-    # No lock: folders appear complete, and the cache may be read-only.
+    # Reading needs no lock: a folder with this name is complete, and the cache may be read-only.
     if _read(folder) is not None:
         return folder
     with _clear_errors(), _locked(folder, waiting):
@@ -144,7 +146,7 @@ def replace_folder(folder: Path, source: str, make: Callable[[Path], dict[str, A
 
 
 def entries() -> list[CacheEntry]:
-    """Return the finished folders, oldest first.
+    """List the finished folders in the cache, oldest first.
 
     Raises:
         CacheError: The user has no cache folder (see `root`).
@@ -158,7 +160,7 @@ def entries() -> list[CacheEntry]:
 
 
 def clear() -> int:
-    """Remove all complete or abandoned folders, and return the number of bytes freed.
+    """Remove all finished and abandoned folders; return the number of bytes freed.
 
     Raises:
         ConfigError: The cache cannot be written.
@@ -203,7 +205,7 @@ def _fill(folder: Path, source: str, make: Callable[[Path], dict[str, Any]]) -> 
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    """Return a folder's metadata; None if missing, or if a file's size has changed."""
+    """Return a folder's metadata; None if a file is missing or has a different size."""
     try:
         card: dict[str, Any] = parse_json((folder / CARD).read_bytes())
         complete = all(
@@ -216,7 +218,12 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a folder, waiting while another process holds it."""
+    """Hold the lock of a folder inside the `with` block.
+
+    Args:
+        folder: Path of the folder.
+        waiting: Function that is called once if another process holds the lock.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(folder)
     try:
@@ -231,8 +238,8 @@ def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> FileLock:
-    """Return the lock that protects a folder KEY and its unfinished form KEY.part."""
-    # A soft lock would remain after its process is killed.
+    """Return the lock that protects a folder KEY and the unfinished folder KEY.part."""
+    # A soft lock would remain after its process was killed.
     return FileLock(folder.with_suffix(".lock"), mode=0o644, fallback_to_soft=False)
 
 

@@ -1,9 +1,8 @@
 """Store compiled functions on disk, so that later processes can load them.
 
-Numba uses the first of these folders that is writable: `NUMBA_CACHE_DIR`, the module's
-`__pycache__`, and paceline's cache. If there is none, compiled code stays in memory. Code in a
-`__pycache__` is read even if that folder is read-only, so an administrator can compile once for all
-users.
+Numba stores code in the first writable folder among `NUMBA_CACHE_DIR`, the module's `__pycache__`
+and paceline's cache. If none is writable, compiled code stays in memory. Numba reads code from a
+`__pycache__` even if the folder is read-only, so an administrator can compile once for all users.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _LINE = re.compile(r"-\d+(?=\.py\d)")
 
 
 class _InCache(UserProvidedCacheLocator):  # type: ignore[misc]
-    """Locates compiled code below `cache.root()`, where only its owner may write."""
+    """Locates compiled code in paceline's cache, where only the user may write."""
 
     def __init__(self, function: Any, file: str) -> None:
         super().__init__(function, file)
         self._cache_path = str(cache.root() / _FOLDER / self.get_suitable_cache_subpath(file))
 
     def ensure_cache_path(self) -> None:
-        """Create the folder."""
+        """Create the folder for compiled code."""
         os.makedirs(cache.root() / _FOLDER, mode=0o700, exist_ok=True)
         super().ensure_cache_path()
 
@@ -84,24 +83,24 @@ class _Functions(CompileResultCacheImpl):  # type: ignore[misc]
 class CodeFiles:
     """Stores each compiled overload of a function in a separate file.
 
-    The file name contains a hash of everything on which the code depends. Numba instead numbers
-    the files, and lists them in an index. With an index, two processes that compile at the same
-    time may choose the same number. Later processes then run the code of another overload.
+    The file name contains a hash of everything on which the code depends. Numba's own cache instead
+    numbers the files and lists them in an index. If two processes compile at the same time, they
+    may choose the same number, and later processes would run the code of the wrong overload.
 
     Args:
-        folder: Folder of the files.
-        name: Name of the function, with which all its files begin.
+        folder: Folder that contains the files.
+        name: Name of the function, with which the names of its files begin.
         stamp: Values that change with the function's source code.
     """
 
     def __init__(self, folder: str, name: str, stamp: object) -> None:
         self._folder, self._name = Path(folder), name
         self._mark = f".{_hash_of((numba.__version__, stamp))[:16]}."
-        # The function's files at any line of its module, also those of numba's own cache.
+        # The pattern ignores the function's line number. It also matches files of numba's own cache.
         self._family = f"{_LINE.sub('-*', escape(name))}.*"
 
     def load(self, key: tuple[Any, ...]) -> Any:
-        """Return the code for a key; None if there is none, or if the file is damaged."""
+        """Return the code stored for a key; None if it is missing or damaged."""
         path = self._path_of(key)
         if path is None:
             return None
@@ -115,7 +114,7 @@ class CodeFiles:
         return pickle.loads(body)
 
     def save(self, key: tuple[Any, ...], code: Any) -> None:
-        """Store the code for a key, and remove code compiled from older sources."""
+        """Store the code for a key, and remove code from older source versions."""
         path = self._path_of(key)
         if path is None:
             return
@@ -130,14 +129,15 @@ class CodeFiles:
         self._remove_outdated()
 
     def flush(self) -> None:
-        """Remove all code of the function."""
+        """Remove all stored code of the function."""
         for path in self._folder.glob(self._family):
             path.unlink(missing_ok=True)
 
     def _path_of(self, key: tuple[Any, ...]) -> Path | None:
-        """Return the file for a key; None if the key contains the address of an object.
+        """Return the file for a key; None if the key contains a memory address.
 
-        Compiled functions as arguments have addresses. Their code is stored with their caller.
+        If an argument is itself a compiled function, its type contains an address, which differs
+        between processes. Such code is stored only as part of its caller's code.
         """
         signature = key[0]
         kinds = signature if isinstance(signature, tuple) else (*signature.args, signature)
@@ -158,11 +158,11 @@ def _hash_of(value: object) -> str:
 
 
 def _name_of(kind: Any) -> str:
-    """Return the name of an argument type.
+    """Return a name that identifies an argument type.
 
-    The name of a named tuple includes its module and fields.
+    The name of a named tuple includes the tuple's module and fields.
     """
-    owner = getattr(kind, "instance_class", None)  # only types of named tuples have it
+    owner = getattr(kind, "instance_class", None)  # only types of named tuples have this
     if owner is None:
         return repr(kind)
     return f"{owner.__module__}.{owner.__qualname__}{owner._fields}{kind!r}"
@@ -171,13 +171,13 @@ def _name_of(kind: Any) -> str:
 class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
-    An overload is the function compiled for one signature. Numba compiles the overload again when
-    the function's module has changed. If this module uses functions or constants of another module,
-    a change in the other module has the same effect (`code_sources`). If a folder cannot be read or
-    written, every process compiles the functions, and logs one warning.
+    An overload is the function compiled for one signature. Stored overloads become outdated when
+    the function's module changes, or another module whose functions or constants that module uses
+    (`code_sources`). If the folder cannot be read or written, every process compiles the function
+    itself and logs one warning.
 
     Args:
-        function: Python function.
+        function: Python function to compile.
     """
 
     _impl_class = _Functions
@@ -191,7 +191,7 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
         self._cache_file = CodeFiles(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled overload for a signature; None means that numba compiles it."""
+        """Return the stored overload for a signature; None makes numba compile it."""
         overload = None
         try:
             overload = super().load_overload(sig, target_context)
@@ -211,10 +211,10 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
             CodeCache._writable = False
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Store a compiled overload for other processes."""
+        """Store a compiled overload, so that other processes can load it."""
         if CodeCache._writable:
             try:
                 super().save_overload(sig, data)
             except OSError as error:
-                CodeCache._writable = False  # do not retry on a full disk for each function
+                CodeCache._writable = False  # if the disk is full, do not retry for each function
                 cache.note_unwritable(f"{self.cache_path!r} cannot be written ({error.strerror})")

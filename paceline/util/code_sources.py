@@ -1,9 +1,9 @@
 """Find the source files on which the compiled code of a module depends.
 
-Compiled code contains the functions that it calls and the values of constants. A change in an
-imported module can therefore make the compiled code outdated. The search follows the top-level
-imports of settings modules and of modules with compiled code. Imports in other modules cannot
-affect compiled code.
+Compiled code contains a copy of the functions that it calls and of the constants that it uses. A
+change in an imported module can therefore make the compiled code outdated. The search follows the
+top-level imports of settings modules and of modules with compiled code, because no other imports
+can affect compiled code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _COMPILED = re.compile(r"^(?:from|import) +(?:paceline\.util\.compiled|numba|llv
 
 
 class _Source(NamedTuple):
-    """A source file.
+    """A Python source file and its imports.
 
     Attributes:
-        checksum: SHA-256 of the content.
-        imports: Files of imported modules that may affect compiled code.
+        checksum: SHA-256 of the file's content.
+        imports: Files of the imported modules that may affect compiled code.
     """
 
     checksum: bytes
@@ -34,7 +34,7 @@ class _Source(NamedTuple):
 
 @cache
 def sources_digest(path: str) -> str:
-    """Hash a module and all modules on which its compiled code depends.
+    """Hash the sources of a module and of all modules that its compiled code uses.
 
     Args:
         path: File of the module.
@@ -52,14 +52,14 @@ def sources_digest(path: str) -> str:
 
 @cache
 def _read(path: str) -> _Source:
-    # A function in an interactive session has no file.
+    # A function that was defined in an interactive session has no source file.
     text = Path(path).read_text(encoding="utf-8") if os.path.isfile(path) else ""
     reaches = "settings" in os.path.basename(path) or _COMPILED.search(text)
     return _Source(hashlib.sha256(text.encode()).digest(), _imports(text) if reaches else ())
 
 
 def _imports(text: str) -> tuple[str, ...]:
-    """Return the files of all modules that a source text imports at top level."""
+    """Return the files of all modules that Python code imports at top level."""
     return tuple(
         dict.fromkeys(
             source
@@ -72,7 +72,7 @@ def _imports(text: str) -> tuple[str, ...]:
 
 @cache
 def _files(module: str) -> tuple[str, ...]:
-    """Return the file of a module if it exists."""
+    """Return the file of a module in this package; empty if there is none."""
     base = os.path.join(_ROOT, *module.split("."))
     candidates = f"{base}.py", os.path.join(base, "__init__.py")
     return tuple(source for source in candidates if os.path.isfile(source))

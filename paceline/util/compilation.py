@@ -1,6 +1,6 @@
-"""Notify the program before its process first compiles code.
+"""Notify the program before this process compiles code for the first time.
 
-Code that is loaded from disk is not compiled.
+Loading compiled code from disk does not trigger the notification.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ _waiting: list[Callable[[str], None]] = []  # called before the first compilatio
 
 
 def on_first_compilation(notify: Callable[[str], None]) -> None:
-    """Call a function once, before this process first compiles code.
+    """Register a function to call once, before this process first compiles code.
 
-    The function replaces that of an earlier call.
+    If another function is already registered, `notify` replaces that function.
 
     Args:
-        notify: The function; its argument is the package that contains the code, such as
-            "paceline.cpu". The thread that compiles calls it.
+        notify: Function that receives the name of the package that contains the code, such as
+            "paceline.cpu". The thread that compiles the code calls the function.
     """
     _waiting[:] = [notify]
 
 
 def before_compilation(module: str) -> None:
-    """Call the function given to `on_first_compilation`, unless it has been called.
+    """Call the registered function unless it has been called already.
 
     Args:
-        module: Name of the module that contains the code.
+        module: Full name of the module that is about to be compiled.
     """
     if _waiting:
         _waiting.pop()(".".join(module.split(".")[:2]))

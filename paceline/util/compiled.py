@@ -1,19 +1,19 @@
-"""Compile hot loops with numba, and describe arrays of records with named fields.
+"""Compile hot loops with numba, and define arrays of records with named fields.
 
 Compiled code is stored on disk and runs without the interpreter lock. To create an array of
 records, define a class that names the fields of a record. `record_dtype` derives the array's dtype
 from this class:
 
     class Match:
-        position: int  # of the token after the match
-        length: int  # in tokens
+        position: int  # position of the token after the match
+        length: int  # length of the match, in tokens
 
     MATCH = record_dtype(Match)
     matches = np.empty(capacity, dtype=MATCH)
 
-Compiled code reads and writes `matches[i].position`. In compiled code, a record is a pointer, so
-accessing a field takes as long as accessing an element of a matrix. Python code reads the positions
-of all records as `matches["position"]`. For mypy, annotate the array as `Records[Match]`.
+Compiled code reads and writes `matches[i].position`. A record is a pointer there, so accessing a
+field is as fast as accessing an element of a matrix. Python code reads the positions of all records
+as `matches["position"]`. For mypy, annotate the array as `Records[Match]`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from numba.core.types.misc import unliteral
 
 from paceline.util.code_cache import CodeCache
 
-# No C code calls these functions, so numba need not compile a wrapper for it.
+# No C code calls these functions, so numba need not compile wrappers for C.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-_INNER: dict[str, Any] = {"no_cpython_wrapper": True}  # of functions that Python must not call
+_INNER: dict[str, Any] = {"no_cpython_wrapper": True}  # for functions that Python must not call
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 
 class Records(Protocol[R]):
-    """Type of an array of records in compiled code."""
+    """Type annotation for an array of records, as compiled code sees the array."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> R: ...
@@ -49,7 +49,7 @@ class Records(Protocol[R]):
 
 
 def record_dtype(fields: type) -> Any:
-    """Return the numpy dtype of records that have a class's annotated fields.
+    """Return a numpy dtype for records with the annotated fields of a class.
 
     Args:
         fields: Class with annotations: `int` (int64), `float` (float64), `Annotated[kind, dtype]`
@@ -69,11 +69,9 @@ def record_dtype(fields: type) -> Any:
 def compiled(function: F) -> F:
     """Compile a function on its first call, and store the code on disk.
 
-    The compiled code runs without the interpreter lock.
-
-    Stored code becomes outdated when the function's module changes. The code also becomes outdated
-    when the function uses functions, records or constants of another module, and that module
-    changes.
+    The compiled code runs without the interpreter lock. Stored code becomes outdated when the
+    function's module changes, or another module whose functions, records or constants the function
+    uses.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
@@ -81,7 +79,7 @@ def compiled(function: F) -> F:
 def subroutine(function: F) -> F:
     """Compile a function like `compiled`, but only for calls from compiled code.
 
-    The function gets no wrapper for Python, so it compiles faster.
+    Without a wrapper for Python, the function compiles faster.
     """
     options = {"nopython": True, **_OPTIONS, **_INNER}
     return cast(F, _stored(_Subroutine(function, targetoptions=options)))
@@ -91,12 +89,12 @@ class _Subroutine(CPUDispatcher):  # type: ignore[misc]
     """Compiles a function that only compiled code can call."""
 
     def __call__(self, *arguments: Any) -> Any:
-        """Reject a call from Python."""
+        """Raise a `TypeError`, because Python code must not call a subroutine."""
         raise TypeError(f"{self.__name__} can only be called by compiled code")
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compiles a function once per set of argument types, not once per constant."""
+    """Compiles a function once per set of argument types, whatever constants it gets."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Resolve a call from compiled code, treating constants as ordinary arguments."""
@@ -111,10 +109,10 @@ class _InnerKernel(_Subroutine, _Kernel):
 def kernel(function: F) -> F:
     """Compile a function without reference counting for arrays.
 
-    Reference counting is atomic, and happens at every call and every view of an array. In a short
-    function, reference counting takes longer than the actual work. Without reference counting, the
-    function must not allocate arrays. Its callers must keep the arrays alive; callers that
-    `compiled` has compiled do so.
+    Numba counts references atomically at every call and for every view of an array. In a short
+    function, the counting takes longer than the actual work. A function without reference counting
+    must not allocate arrays, and its callers must keep the arrays alive. Callers that `compiled`
+    has compiled do so.
     """
     return _without_counting(_InnerKernel, function, _INNER)
 
@@ -125,10 +123,10 @@ def entry_kernel(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Compile a function as a `kernel` that is always inlined into its callers.
+    """Compile a function as a `kernel`, and always inline it into its callers.
 
-    Use this for innermost loops, so that values stay in registers across calls. Deeply nested
-    functions of this kind take minutes to compile.
+    Inlining keeps values in registers across the calls of an innermost loop. Deep nesting of
+    inlined functions makes compilation take minutes.
     """
     return _without_counting(_InnerKernel, function, {**_INNER, "forceinline": True})
 
@@ -139,9 +137,9 @@ def _without_counting(dispatcher: type[_Kernel], function: F, options: dict[str,
 
 
 def callback(function: Callable[[int], int]) -> CFunc:
-    """Compile and store a function that takes one int64.
+    """Compile and store a function with one int64 argument and an int64 result.
 
-    The result has an `address`, which other compiled code can call.
+    Other compiled code can call the function through the `address` of the returned object.
     """
     compiled_function = CFunc(function, ((types.int64,), types.int64), {}, {"error_model": "numpy"})
     _stored(compiled_function).compile()
@@ -149,13 +147,18 @@ def callback(function: Callable[[int], int]) -> CFunc:
 
 
 def _stored(dispatcher: Any) -> Any:
-    """Let a dispatcher load its compiled code from disk and save it there."""
+    """Make a dispatcher load and save its compiled code through `CodeCache`."""
     dispatcher._cache = CodeCache(dispatcher.__wrapped__)
     return dispatcher
 
 
 def _loader(kind: Any, bits: int) -> Any:
-    """Return a function that loads a `bits`-wide value of `kind` from an address."""
+    """Return a compiled function that loads a value from an address.
+
+    Args:
+        kind: Numba type of the value.
+        bits: Width of the value, in bits.
+    """
 
     def load(typing_context: Any, address: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -176,7 +179,12 @@ load_uint8 = _loader(types.uint8, 8)
 
 
 def _storer(kind: Any, bits: int) -> Any:
-    """Return a function (address, value) that stores a `bits`-wide value of `kind`."""
+    """Return a compiled function (address, value) that stores a value at an address.
+
+    Args:
+        kind: Numba type of the value.
+        bits: Width of the value, in bits.
+    """
 
     def store(typing_context: Any, address: Any, value: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -195,9 +203,9 @@ store_uint16 = _storer(types.uint16, 16)
 
 
 def _fetch_add(typing_context: Any, address: Any) -> Any:
-    """Emit instructions for an atomic `counter++`.
+    """Emit instructions that increment a counter atomically and return its old value.
 
-    No two threads get the same number.
+    No two threads receive the same value.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -211,7 +219,7 @@ take_number = numba.extending.intrinsic(_fetch_add)
 
 
 def _as_pointer(typing_context: Any, address: Any) -> Any:
-    """Emit instructions that cast an address to a pointer for `numba.carray`."""
+    """Emit instructions that cast an integer address to a pointer for `numba.carray`."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from paceline.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
-SpecKey = tuple[str, frozenset[tuple[str, str]]]  # name and options, regardless of order
+SpecKey = tuple[str, frozenset[tuple[str, str]]]  # name and options, in any order
 
 _TRUE = {"true", "1", "yes", "on"}
 _FALSE = {"false", "0", "no", "off"}
@@ -20,16 +20,17 @@ _NEEDS_QUOTES = re.compile(r"""[\s,'"]|^$""")
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """Split "name:key=value,key=value" into the name and the options, as text.
+    """Split "name:key=value,key=value" into the name and the options.
 
-    The name may be "module:Class". Values with commas need single or double quotes, as in
-    sssd:datastore="my, store". In a list of drafters, values with spaces also need quotes.
+    The name may be "module:Class". The values remain text. Values with commas need single or double
+    quotes, as in sssd:datastore="my, store". In a list of drafters, values with spaces also need
+    quotes.
 
     Args:
         spec: Drafter spec.
     Raises:
-        ConfigError: `spec` is not a string, an option has no `=` or occurs twice, or a quote is
-            not closed.
+        ConfigError: `spec` is not a string, an option has no `=` or occurs twice, or a closing
+            quote is missing.
     """
     if not isinstance(spec, str):
         raise ConfigError(
@@ -47,7 +48,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
                 " 'draft_model:max_draft_tokens=4'."
             )
         if key in options:
-            raise ConfigError(f"got option {key!r} twice in {spec!r}; expected it once. Keep one.")
+            raise ConfigError(f"got option {key!r} twice in {spec!r}. Remove one of the two.")
         options[key] = _unquoted(value.strip(), spec)
     return name, options
 
@@ -69,7 +70,7 @@ def cut_outside_quotes(text: str, separator: str) -> list[str]:
 
 
 def in_quotes(value: str) -> str:
-    """Return a value as written in a drafter spec, quoted only if necessary.
+    """Write a value for a drafter spec, in quotes if necessary.
 
     Args:
         value: Text without double quotes.
@@ -103,7 +104,7 @@ def build_options(cls: type[T], values: Mapping[str, Any], owner: str) -> T:
     Args:
         cls: Dataclass to build.
         values: Values by field name.
-        owner: Name of the options' owner in errors, such as the drafter's name.
+        owner: Name of the options' owner in error messages, such as a drafter's name.
     Raises:
         ConfigError: A key is unknown (the message names the closest match), or a value has the
             wrong type or range.
@@ -157,7 +158,7 @@ _NAMES = {
 
 
 def is_truth(text: str) -> bool:
-    """Return whether a string is a word for true or false, such as "yes" or "0"."""
+    """Return whether a string stands for true or false, such as "yes" or "0"."""
     return text.lower() in _TRUE | _FALSE
 
 
@@ -168,14 +169,14 @@ def _names(kinds: list[Any]) -> str:
 def require_range(
     owner: str, name: str, value: float, low: float, high: float | None = None
 ) -> None:
-    """Check that a value is within [low, high].
+    """Raise an error unless a value is within [low, high].
 
     Args:
-        owner: Name of the options' owner in errors, such as the drafter's name.
+        owner: Name of the options' owner in error messages, such as a drafter's name.
         name: Name of the option.
-        value: Value to check; NaN is rejected.
-        low: Minimum.
-        high: Maximum; None means no maximum.
+        value: Value to check; NaN is never valid.
+        low: Minimum value.
+        high: Maximum value; None means no maximum.
     Raises:
         ConfigError: The value is outside the range; the message names the range.
     """
@@ -185,13 +186,13 @@ def require_range(
 
 
 def require_count(owner: str, name: str, value: object, low: int) -> None:
-    """Check that a value is an integer of at least `low`.
+    """Raise an error unless a value is an integer of at least `low`.
 
     Args:
-        owner: Name of the options' owner in errors, such as the drafter's name.
+        owner: Name of the options' owner in error messages, such as a drafter's name.
         name: Name of the option.
         value: Value to check.
-        low: Minimum.
+        low: Minimum value.
     Raises:
         ConfigError: The value is invalid; the message states the allowed values.
     """
@@ -201,9 +202,9 @@ def require_count(owner: str, name: str, value: object, low: int) -> None:
 
 
 def spec_key(spec: str) -> SpecKey:
-    """Return a key that is the same for all drafter specs with the same meaning.
+    """Return a key that is equal for drafter specs with the same meaning.
 
-    Spaces and the order of options do not matter.
+    The key does not depend on spaces or on the order of options.
     """
     name, options = parse_spec(spec)
     return name, frozenset(options.items())

@@ -1,7 +1,7 @@
 """Copy arrays to and from a device, with one transfer in each direction.
 
-A copy from a device waits for all work launched before the copy, so a step should make as few such
-copies as possible. All arrays are transferred as one tensor. On a CPU, nothing is copied.
+A copy from a device waits for all work that was launched earlier, so a step should make as few such
+copies as possible. These functions transfer all arrays as one tensor. On a CPU, they copy nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_ALIGNMENT = 8  # bytes; torch reads numbers of this size at multiples of it
+_ALIGNMENT = 8  # bytes; torch requires the offset of an 8-byte number to be a multiple of 8
 Arrays = Sequence[NDArray[Any]]
 
 
 class Pending(NamedTuple):
-    """Work whose result depends on tensors not yet copied from a device.
+    """Work whose result depends on tensors that are still on a device.
 
     Attributes:
-        tensors: Tensors to copy; see `fetch`.
-        finish: Function that returns the result from the copied arrays.
+        tensors: Tensors to copy to the CPU; see `fetch` for the allowed dtypes.
+        finish: Function that computes the result from the copied arrays.
     """
 
     tensors: Sequence[Tensor]
@@ -32,12 +32,12 @@ class Pending(NamedTuple):
 
 
 def upload(device: torch.device, *values: NDArray[Any] | Sequence[int]) -> list[Tensor]:
-    """Copy arrays to a device without waiting for it.
+    """Copy arrays to a device without waiting for the device.
 
     Args:
         device: Device to copy to.
         values: Writable arrays of numbers, or sequences of integers, which become int64. On a CPU,
-            tensors share the memory of arrays.
+            the tensors share the memory of the arrays.
     """
     arrays = [
         value if isinstance(value, np.ndarray) else np.array(value, dtype=np.int64)
@@ -61,7 +61,7 @@ def upload(device: torch.device, *values: NDArray[Any] | Sequence[int]) -> list[
 
 
 def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
-    """Copy tensors on a device to the CPU, waiting for the device once.
+    """Copy tensors from a device to the CPU, waiting for the device only once.
 
     Args:
         tensors: Tensors of float32, bool, or integers that fit into 32 bits. On a CPU, the arrays
@@ -79,7 +79,7 @@ def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
 
 
 def finish(pending: Sequence[Pending]) -> list[Any]:
-    """Return the results of pending work, using one transfer for all tensors."""
+    """Return the results of all pending work, after one transfer for all tensors."""
     arrays = fetch(*(tensor for each in pending for tensor in each.tensors))
     ends = accumulate((len(each.tensors) for each in pending), initial=0)
     return [
@@ -89,12 +89,12 @@ def finish(pending: Sequence[Pending]) -> list[Any]:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """Return a tensor [n] as 32-bit integers; floats keep their bits."""
+    """Convert a tensor [n] to 32-bit integers; floats keep their bit patterns."""
     return tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor.to(torch.int32)
 
 
 def _numbers(words: NDArray[np.int32], dtype: torch.dtype) -> NDArray[Any]:
-    """Restore the values of a tensor from the 32-bit integers of `_words`."""
+    """Restore a tensor's values from the 32-bit integers that `_words` returned."""
     if dtype == torch.float32:
         return words.view(np.float32)
     return words.astype(torch.empty(0, dtype=dtype).numpy().dtype)

@@ -1,4 +1,4 @@
-"""Measure the total time that a device spends on calls."""
+"""Measure how long a device works on a series of calls."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 
 
 class DeviceTimer:
-    """Context manager that adds up the durations of the calls inside it.
+    """Context manager that adds up the device time of the calls in its `with` blocks.
 
-    On CUDA, a call returns before its work is done. The timer therefore uses events. They measure
-    the time from the first to the last operation on the device, without waiting for the operations.
+    On CUDA, a call returns before its work is done. The timer therefore records CUDA events, which
+    measure the time from the first to the last operation without waiting for the operations.
 
     Args:
-        device: Device of the calls.
+        device: Device on which the calls run.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
         self._seconds, self._begin = 0.0, 0.0
         self._first: Any = None
-        self._open: deque[tuple[Any, Any]] = deque()  # events of calls that may not have ended
+        self._open: deque[tuple[Any, Any]] = deque()  # start and end events of unfinished calls
 
     def __enter__(self) -> None:
         if self._on_cuda:
@@ -46,7 +46,7 @@ class DeviceTimer:
 
     @property
     def seconds(self) -> float:
-        """Return the total duration, in seconds, of calls that the device has finished."""
+        """Return the total duration of the finished calls, in seconds."""
         self._drain()
         return self._seconds
 

@@ -1,6 +1,6 @@
-"""Identify the environment in which a model's measurements are valid.
+"""Identify the environment in which measurements of a model are valid.
 
-A measurement or probe is repeated if the machine, the software versions or the model change.
+paceline repeats a measurement if the machine, the software versions or the model have changed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _KERNEL_VARIABLES = ("MKL_", "ONEDNN_", "DNNL_", "ATEN_", "CUBLAS_", "NVIDIA_TF3
 
 
 def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
-    """Return a checksum of all facts on which a model's results and speed depend.
+    """Return a checksum of everything on which a model's results and speed depend.
 
     Args:
-        model: Model, identified by its configuration, parameter shapes and module types.
+        model: Model; its configuration, parameter shapes and module types enter the checksum.
         extra_facts: Additional facts on which the measurement depends, as JSON values.
     """
     config = {

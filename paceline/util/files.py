@@ -18,16 +18,16 @@ from paceline.util.text_files import MARK
 
 STANDARD_OUTPUT = Path("-")
 _DESCRIPTORS = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
-# Maximum number of characters in a temporary file's prefix; with a name of maximum length, there is
-# no room for more.
+# Maximum length of a temporary file's prefix, in characters. A longer prefix could exceed the
+# file system's limit on the length of a name.
 _MAX_PREFIX = 32
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write a file atomically, so that its content is always either old or new.
+    """Write a file atomically, so that readers see either the old or the new content.
 
-    If the path is a link, the function writes to the link's target. It writes to devices, pipes and
-    standard streams directly, and never replaces them.
+    If the path is a link, the function writes to the link's target. It writes directly to devices,
+    pipes and standard streams, and never replaces them.
 
     Args:
         path: Path of the file, or "-" for standard output.
@@ -57,8 +57,11 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def append(path: str | Path, content: bytes) -> None:
-    """Append to a file; see `write_atomically` for devices and standard streams.
+    """Append to a file, device, pipe or standard stream.
 
+    Args:
+        path: Path of the file, or "-" for standard output.
+        content: Bytes to append.
     Raises:
         ConfigError: The file cannot be written.
     """
@@ -71,9 +74,7 @@ def append(path: str | Path, content: bytes) -> None:
 
 
 def require_writable(path: str | Path) -> None:
-    """Check early that `write_atomically` can write to a path.
-
-    The check leaves no file behind.
+    """Check that `write_atomically` can write to a path, without leaving a file.
 
     Raises:
         ConfigError: The folder does not exist, the path is a folder, or permissions are missing.
@@ -109,10 +110,10 @@ def make_folder(path: str | Path) -> None:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Parse untrusted JSON, with or without a byte order mark.
+    """Parse JSON from an untrusted source, with or without a byte order mark.
 
     Raises:
-        ValueError: The content is not JSON, or it is nested too deeply.
+        ValueError: The content is not valid JSON, or is nested too deeply.
     """
     try:
         return json.loads(content.removeprefix(MARK) if isinstance(content, str) else content)
@@ -121,7 +122,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def digest_of(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of a JSON document; the order of its keys has no effect."""
+    """Return the SHA-256 checksum of a JSON document, regardless of its key order."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -143,9 +144,9 @@ def _is_stream(path: Path) -> bool:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the number of the standard stream that a path names, or None.
+    """Return the file descriptor of the standard stream that a path names, or None.
 
-    A file to which a stream is redirected counts as that stream.
+    If a standard stream is redirected to a file, the file's path names that stream.
     """
     if str(path) in _DESCRIPTORS:
         return _DESCRIPTORS[str(path)]
@@ -153,7 +154,7 @@ def _descriptor(path: Path) -> int | None:
         try:
             if os.path.samestat(os.stat(path), os.fstat(number)):
                 return number
-        except (OSError, ValueError):  # no such file, or a closed stream
+        except (OSError, ValueError):  # the file does not exist, or the stream is closed
             continue
     return None
 
@@ -176,10 +177,14 @@ def _temporary(path: Path) -> tuple[int, str]:
 
 @contextmanager
 def _clear_errors(path: str | Path) -> Iterator[None]:
-    """Convert system errors to `ConfigError`."""
+    """Convert system errors in the `with` block to `ConfigError`.
+
+    Args:
+        path: Path that the block writes to, for the message.
+    """
     try:
         yield
-    except (BrokenPipeError, ConfigError):  # the reader has left, or the message is complete
+    except (BrokenPipeError, ConfigError):  # the pipe has no reader, or the message is complete
         raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -1,8 +1,8 @@
 """Reserve memory for the frames of Python functions.
 
-Python allocates frames in chunks of 16 KB, and frees a chunk when its last frame returns. A loop
-that calls functions across the end of a chunk maps and unmaps memory in every pass. During the
-compilation of kernels, this mapping takes a tenth of the time.
+Python allocates frames in chunks of 16 KB, and frees a chunk when its last frame returns. If the
+calls in a loop cross the end of a chunk, Python maps and unmaps memory in every iteration. This
+would take a tenth of the time for compiling kernels.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def _call(function: Callable[[], R]) -> R:
 def call_with_frame_memory(function: Callable[[], R]) -> R:
     """Call a function so that its frames and those of its callees share one chunk.
 
-    This call has one very large frame, for which Python allocates a chunk of that size, rounded up
-    to a power of two. The function's frames use the rest of the chunk. Only the pages that these
-    frames touch take memory.
+    The call itself uses one very large frame. For this frame, Python allocates a chunk whose size
+    is rounded up to a power of two, and the function's frames occupy the rest of the chunk. Pages
+    that no frame touches occupy no physical memory.
     """
     code = _call.__code__.replace(co_stacksize=RESERVED_FRAME_WORDS)
     caller: Callable[[Callable[[], R]], R] = FunctionType(code, globals())

@@ -1,4 +1,4 @@
-"""Exempt modules and models, which are never garbage, from garbage collection."""
+"""Keep the garbage collector away from objects that are never garbage."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from contextlib import contextmanager
 def collection_paused() -> Iterator[None]:
     """Pause the garbage collector inside the `with` block.
 
-    Imported modules, classes and functions are never garbage. While torch and transformers are
-    imported, the collector would examine these objects many times. This takes more than a quarter
-    of the import time.
+    Use the block around the imports of torch and transformers. The collector would otherwise
+    examine imported modules, classes and functions many times, although they are never garbage.
+    This would take more than a quarter of the import time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -27,10 +27,10 @@ def collection_paused() -> Iterator[None]:
 
 
 def exempt_until_exit() -> None:
-    """Exempt all present objects from garbage collection until the process ends.
+    """Exempt all existing objects from garbage collection until the process exits.
 
-    With exempt objects, the process ends sooner, because Python does not free them. But if triton
-    is loaded, the exemption ends first: triton 3.9 lists objects that are not freed as leaks.
+    The process exits sooner, because Python does not free exempt objects. If triton is loaded, the
+    exemption ends before the exit, because triton 3.9 reports objects that are not freed as leaks.
     """
     gc.freeze()
     atexit.unregister(_end_exemption_for_triton)
@@ -44,10 +44,10 @@ def _end_exemption_for_triton() -> None:
 
 @contextmanager
 def survivors_exempt() -> Iterator[None]:
-    """Collect garbage, then exempt surviving objects until the `with` block ends.
+    """Collect garbage, then exempt the surviving objects until the `with` block ends.
 
-    The garbage collector ignores exempt objects. If some objects are already exempt, the block
-    exempts no more, because Python can only end the exemption of all objects at once.
+    The garbage collector ignores exempt objects. If other objects are already exempt, the block
+    exempts nothing, because Python can only end the exemption of all objects at once.
     """
     gc.collect()
     if gc.get_freeze_count():

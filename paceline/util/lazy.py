@@ -1,4 +1,4 @@
-"""Import the names of a package only when they are first used."""
+"""Import the modules of a package only when their names are first used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lazy_attributes(package: str, modules: Mapping[str, Collection[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` that imports the module of a name on its first use.
+    """Return a `__getattr__` that imports a name's module when the name is first used.
 
     Args:
-        package: Name of the package.
-        modules: Names that each module defines, by the module's full name.
+        package: Name of the package, for error messages.
+        modules: By each module's full name, the names that the module defines.
     """
 
     def find(name: str) -> Any:

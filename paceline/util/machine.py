@@ -7,7 +7,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-# Instruction sets that determine kernel choice, as named in /proc/cpuinfo: x86, then ARM.
+# Instruction sets that determine the choice of kernels, as named in /proc/cpuinfo: x86, then ARM.
 _INSTRUCTION_SETS = (
     *(
         "sse4_2",
@@ -39,14 +39,14 @@ _INSTRUCTION_SETS = (
 
 
 def on_x86() -> bool:
-    """Return whether the processor is a 64-bit x86 processor."""
+    """Return whether this machine has a 64-bit x86 processor."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def usable_cores() -> int:
     """Return the number of cores on which this process may run; at least 1.
 
-    If the system does not report an affinity, all cores are counted.
+    If the system does not report the process's CPU affinity, all cores count.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -54,14 +54,14 @@ def usable_cores() -> int:
 
 
 def processor() -> str:
-    """Return the name of the processor."""
+    """Return the processor's model name, as the system reports it."""
     return _described("model name") or platform.processor() or platform.machine()
 
 
 def instruction_flags() -> list[str]:
-    """Return the instruction sets that influence the choice of kernels.
+    """Return the processor's instruction sets that influence the choice of kernels.
 
-    The list is empty if the system does not report them.
+    The list is empty if the system does not report instruction sets.
     """
     flags = set((_described("flags") or _described("Features")).split())
     return [name for name in _INSTRUCTION_SETS if name in flags]

@@ -1,4 +1,4 @@
-"""Define options that several configurations share, and flatten configurations."""
+"""Define options that several commands share, and flatten configurations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from paceline.util.util_settings import MAX_THREADS
 T = TypeVar("T")
 EngineName = Literal["transformers", "llama.cpp"]  # library that runs the target
 ENGINE: EngineName = "transformers"
-WeightFormat = Literal["q8_0", "q4_k"]  # into which a checkpoint's weights are packed
-InvarianceWord = Literal["auto", "on", "off"]  # on a command line
+WeightFormat = Literal["q8_0", "q4_k"]  # format for packing a checkpoint's weights
+InvarianceWord = Literal["auto", "on", "off"]  # values of --batch-invariant
 INVARIANCE_WORDS: dict[InvarianceWord, bool | Literal["auto"]] = {
     "auto": "auto",
     "on": True,
@@ -24,7 +24,7 @@ INVARIANCE_WORDS: dict[InvarianceWord, bool | Literal["auto"]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Select the target and the draft model, and how they are run.
+    """Select the target, the draft model, and how to run them.
 
     Attributes:
         model: Directory, hub id or GGUF file of the target. "demo" is the built-in pair of toy
@@ -59,7 +59,7 @@ class ModelOptions:
 
     @property
     def invariance(self) -> bool | Literal["auto"]:
-        """The option `batch_invariant` as the value that `LLM` expects."""
+        """Return the option `batch_invariant` as the value that `LLM` expects."""
         return INVARIANCE_WORDS[self.batch_invariant]
 
     def __post_init__(self) -> None:
@@ -93,9 +93,9 @@ class PromptOptions:
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Return the values in a configuration and its option groups, by name.
+    """Return all values in a configuration and in its option groups, by name.
 
-    Per-request options are omitted.
+    The result omits per-request options.
     """
     values: dict[str, Any] = {}
     for field in fields(config):
@@ -107,10 +107,10 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def refuse_per_request(owner: str, group: Any) -> None:
-    """Check that the configuration of a run sets no per-request option.
+    """Raise an error if the configuration of a run sets a per-request option.
 
     Args:
-        owner: Name of the configuration in errors.
+        owner: Name of the configuration in error messages.
         group: Option group to check.
     Raises:
         ConfigError: A per-request option is set.
@@ -129,7 +129,7 @@ def changed(config: T, **values: Any) -> T:
 
     Args:
         config: Configuration to copy.
-        values: Values by name; values in option groups need no prefix.
+        values: New values by name; names of values in option groups need no prefix.
     Raises:
         ConfigError: A name is unknown (the message names the closest match), or a value is out of
             range.

@@ -1,4 +1,4 @@
-"""Store results, such as measurements and self-tests, in the cache.
+"""Store results, such as measurements and self-tests, in the user's cache.
 
 The key of a result contains all facts on which the result depends. If the cache cannot be written,
 results stay in memory until the process ends.
@@ -39,7 +39,7 @@ class ResultKey:
 
     Attributes:
         kind: Kind of the result, with its format version, such as "rows-v3".
-        facts: All facts on which the result depends; different facts lead to different folders.
+        facts: All facts on which the result depends. Each combination of facts has its own folder.
         name: Name of the result in the list that `paceline cache` prints.
         file: Name of the file within the folder.
     """
@@ -51,11 +51,11 @@ class ResultKey:
 
     @property
     def folder(self) -> Path:
-        """Folder for the result, which need not exist."""
+        """Folder that stores the result, which need not exist."""
         return cache.root() / self.kind / hashlib.sha256(self.facts.encode()).hexdigest()
 
 
-# Results that could not be written, by $PACELINE_CACHE and key.
+# Results that could not be written to disk, by $PACELINE_CACHE and key.
 _unwritten: dict[tuple[str | None, ResultKey], Any] = {}
 
 
@@ -66,8 +66,8 @@ def load_or_compute(
 
     Args:
         key: Key of the result.
-        compute: Function that returns a dataclass containing JSON values.
-        read: Function that builds the dataclass, given its attributes as a dictionary.
+        compute: Function that returns the result: a dataclass with JSON values.
+        read: Function that rebuilds the dataclass from a dictionary of its attributes.
     """
     return load_or_compute_bytes(key, compute, _to_bytes, lambda content: read(parse_json(content)))
 
@@ -75,15 +75,14 @@ def load_or_compute(
 def load_or_measure(
     key: ResultKey, measure: Callable[[], M], read: Callable[[dict[str, Any]], M]
 ) -> M:
-    """Run `load_or_compute` for a measurement; repeat a doubtful measurement.
+    """Return a measurement from the cache; measure if it is missing or doubtful.
 
-    A measurement is doubtful if other programs disturbed the measurement and the machine
-    is quieter now.
+    A stored measurement is doubtful if other programs disturbed it and the machine is quieter now.
 
     Args:
         key: Key of the measurement.
-        measure: Function that measures, and returns a dataclass containing JSON values.
-        read: Function that builds the dataclass, given its attributes as a dictionary.
+        measure: Function that measures, and returns a dataclass with JSON values.
+        read: Function that rebuilds the dataclass from a dictionary of its attributes.
     """
     measured = load_or_compute(key, measure, read)
     if not measured.doubtful:
@@ -99,12 +98,12 @@ def load_or_compute_bytes(
     write: Callable[[T], bytes],
     read: Callable[[bytes], T],
 ) -> T:
-    """Return a result of any format from the cache, or compute and store it.
+    """Return a result in a binary format from the cache, or compute and store it.
 
     Args:
         key: Key of the result.
         compute: Function that returns the result.
-        write: Function that converts the result to the contents of a file.
+        write: Function that converts the result to the content of a file.
         read: Inverse of `write`. It raises a ValueError, LookupError or TypeError if the file is
             damaged.
     """
@@ -125,17 +124,17 @@ def load_or_compute_bytes(
         cache.note_unwritable(error)
         _unwritten[memory_key] = computed[0] if computed else compute()
         return cast(T, _unwritten[memory_key])
-    except (ValueError, LookupError, TypeError):  # a damaged file
+    except (ValueError, LookupError, TypeError):  # the file is damaged
         return computed[0] if computed else compute()
 
 
 def load(key: ResultKey, read: Callable[[dict[str, Any]], R]) -> R | None:
-    """Return a result stored by `load_or_compute` or `replace`, or None."""
+    """Return a result that `load_or_compute` or `replace` has stored, or None."""
     return load_bytes(key, lambda content: read(parse_json(content)))
 
 
 def load_bytes(key: ResultKey, read: Callable[[bytes], T]) -> T | None:
-    """Return a result stored by `load_or_compute_bytes`, or None."""
+    """Return a result that `load_or_compute_bytes` has stored, or None."""
     memory_key = os.environ.get(cache.VARIABLE), key
     if memory_key in _unwritten:
         return cast(T, _unwritten[memory_key])

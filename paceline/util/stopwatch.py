@@ -1,4 +1,4 @@
-"""Time work on a model, and measure how much other programs interfere."""
+"""Time calls of a model, and measure how much other programs interfere."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from paceline.util.timing_settings import TIMING
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The extent to which other programs interfered with a measurement.
+    """Describes how much other programs interfered with a measurement.
 
     Attributes:
-        spread: Interquartile range of a call's repeated times, divided by their lower quartile. If
-            there were several calls, the median over all calls.
-        waited: Share of the time during which the work waited for a processor, from 0 to 1. None
-            if unknown, as on an accelerator.
-        load: The machine's load average over the last minute; None if the system does not report
-            it.
-        made: Time of the measurement, in seconds since the epoch. Files with saved measurements
-            contain this name.
+        spread: Relative spread of the repeated times of a call (`spread_of`). For a measurement of
+            several calls, the median of their spreads.
+        waited: Fraction of the time in which the work waited for a processor, from 0 to 1. None if
+            unknown, as on an accelerator.
+        load: The machine's load average over the last minute; None if the system does not report a
+            load average.
+        made: Time of the measurement, in seconds since 1970.
     """
 
     spread: float
@@ -37,42 +36,42 @@ class Conditions:
 
     @property
     def quiet(self) -> bool:
-        """True if other programs barely affected the measurement."""
+        """Return whether other programs barely affected the measurement."""
         return self.spread <= TIMING.quiet_spread and (self.waited or 0.0) <= TIMING.quiet_wait
 
     @property
     def calmer_now(self) -> bool:
-        """True if the load has fallen since the measurement, or is unknown."""
+        """Return whether the load has fallen since the measurement, or is unknown."""
         now = load_average()
         return now is None or self.load is None or now <= self.load - TIMING.load_drop
 
     @property
     def doubtful(self) -> bool:
-        """True if the measurement was disturbed, but the machine is quieter now."""
+        """Return whether the measurement was disturbed and the machine is quieter now."""
         return not self.quiet and self.calmer_now
 
     @classmethod
     def of(cls, spreads: Iterable[float], stopwatch: Stopwatch) -> Conditions:
-        """Return the conditions under which the measurements were made.
+        """Describe the conditions of a measurement that has just ended.
 
         Args:
-            spreads: Spread of the repeated times of each call (`spread_of`).
-            stopwatch: Stopwatch used for the measurements.
+            spreads: For each measured call, the spread of its repeated times (`spread_of`).
+            stopwatch: Stopwatch that timed the calls.
         """
         return cls(median(spreads), stopwatch.waited, load_average(), time.time())
 
     @classmethod
     def read(cls, attributes: dict[str, Any]) -> Conditions:
-        """Build a `Conditions` object from saved attributes."""
+        """Rebuild a `Conditions` object from saved attributes."""
         return cls(**attributes)
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Return the clock that times work on a model in this thread, in seconds.
+    """Return a clock, in seconds, that suits timing a model's calls in this thread.
 
-    If torch uses a single CPU thread, the clock measures processor time. Processor time does not
-    advance while another program uses the processor, so interference barely affects the
-    measurement. In all other cases, the function returns the wall clock.
+    If torch uses a single CPU thread, the clock measures the thread's processor time. Processor
+    time does not advance while another program uses the processor, so other programs barely affect
+    the measurement. In all other cases, the function returns the wall clock.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return (
@@ -87,10 +86,10 @@ class Stopwatch:
 
     Args:
         device: Device of the model.
-        shared: Whether other programs also use the processor. If so, work in several threads is
-            timed by the mean processor time per thread. The mean is exact if all threads are always
-            busy. If some threads are idle, the mean can still be compared between runs, unlike
-            wall-clock time.
+        shared: Whether other programs also use the processor. If so, the stopwatch times work in
+            several threads by the mean processor time per thread. The mean is exact if all threads
+            are always busy. If some threads are idle, the mean is still comparable between runs,
+            unlike wall-clock time.
     """
 
     def __init__(self, device: torch.device, shared: bool = False) -> None:
@@ -103,7 +102,7 @@ class Stopwatch:
 
     @classmethod
     def suited(cls, device: torch.device, call: Callable[[], object]) -> Stopwatch:
-        """Time a few calls to judge the load, and return a stopwatch that suits it."""
+        """Time a few calls to judge the machine's load, and return a suitable stopwatch."""
         watch = cls(device)
         for _ in range(TIMING.min_rounds):
             watch.seconds(call)
@@ -123,18 +122,18 @@ class Stopwatch:
 
     @property
     def waited(self) -> float | None:
-        """Share of the time during which work waited for a processor; None if unknown."""
+        """Return the fraction of time spent waiting for a processor; None if unknown."""
         if self._one_thread:
             return max(0.0, 1 - self._counted / self._wall) if self._wall else None
         delay = None if self._delay is None else _queued()
         if delay is None or self._delay is None:
             return None
-        # The mean over all threads since the stopwatch was built. Finished threads do not count.
+        # Mean over all running threads since the stopwatch was created.
         return max(0.0, delay - self._delay) / (self._threads * (time.perf_counter() - self._begin))
 
 
 def spread_of(repeats: Sequence[float]) -> float:
-    """Return the spread of repeated times: interquartile range / lower quartile."""
+    """Return the relative spread of times: interquartile range / lower quartile."""
     if len(repeats) < 2:
         return 0.0
     lower, _, upper = quantiles(repeats, n=4, method="inclusive")
@@ -150,9 +149,9 @@ def agree(repeats: Sequence[float]) -> bool:
 
 
 def _queued() -> float | None:
-    """Return the seconds that this process's threads have waited for a processor.
+    """Return how long this process's threads have waited for a processor, in seconds.
 
-    The result is None if the system does not report this time.
+    The result is None if the system does not report waiting times.
     """
     try:
         files = [task / "schedstat" for task in Path("/proc/self/task").iterdir()]

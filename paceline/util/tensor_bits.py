@@ -11,5 +11,5 @@ _INTEGERS = {
 
 
 def as_integers(tensor: Tensor, width: int) -> Tensor:
-    """View contiguous numbers as integers of `width` bytes: 1, 2, 4 or 8."""
+    """View a contiguous tensor as integers of `width` bytes: 1, 2, 4 or 8."""
     return tensor.view(_INTEGERS[width])

@@ -9,21 +9,21 @@ from typing import TextIO
 from paceline.errors import ConfigError
 
 MARK = "\ufeff"
-_OTHER_MARKS = {  # longest first, since UTF-32's mark starts with UTF-16's
+_OTHER_MARKS = {  # longest first, because UTF-32's mark starts with UTF-16's mark
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-_MAX_MARK = 4  # bytes
+_MAX_MARK = 4  # length of the longest mark, in bytes
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Return a file's text without a byte order mark, keeping its line endings.
+    """Read a UTF-8 file without its byte order mark, preserving line endings.
 
     Args:
         path: File to read.
-        errors: Error handling, as for `bytes.decode`.
+        errors: Name of the error handler for invalid bytes, as in `bytes.decode`.
     Raises:
         OSError, UnicodeDecodeError: The file cannot be read.
         ConfigError: The file has a UTF-16 or UTF-32 byte order mark.
@@ -36,8 +36,8 @@ def decode_text(content: bytes, name: str, errors: str = "strict") -> str:
 
     Args:
         content: Bytes to decode.
-        name: Name of the source in errors.
-        errors: Error handling, as for `bytes.decode`.
+        name: Name of the bytes' source in error messages.
+        errors: Name of the error handler for invalid bytes, as in `bytes.decode`.
     Raises:
         UnicodeDecodeError: The bytes are not UTF-8.
         ConfigError: The bytes have a UTF-16 or UTF-32 byte order mark.

@@ -1,7 +1,7 @@
 """Provide thread pools and locks that work in forked child processes.
 
-A forked child process has none of its parent's threads, so pools start new threads in the child.
-Compiled kernels share one pool, whose idle threads sleep.
+A forked child process has none of its parent's threads, so the pools start new threads in the
+child. All compiled kernels share one pool, whose threads sleep while they have no work.
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ _PAUSE_HARD = 2
 
 
 class Inherited(Protocol):
-    """An object that must be reset in a forked child process."""
+    """An object that each forked child process must reset."""
 
     def become_child(self) -> None:
-        """Discard the parent's threads and locks without starting any work."""
+        """Discard the parent's threads and locks, without starting new threads."""
 
 
 _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def follow_forks(owner: Inherited) -> None:
-    """Call `owner.become_child()` in every child forked while `owner` exists."""
+    """Arrange for forked child processes to call `owner.become_child()`.
+
+    The arrangement ends when `owner` is garbage-collected.
+    """
     _inherited.add(owner)
 
 
 class Threads:
-    """A thread pool that starts on its first use, even in a forked child.
+    """A thread pool that starts on first use, also in a forked child process.
 
     Args:
         count: Maximum number of threads.
-        name: Prefix for the threads' names.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -53,7 +56,7 @@ class Threads:
 
     @property
     def executor(self) -> ThreadPoolExecutor:
-        """The thread pool of this process."""
+        """Return this process's thread pool, which is created on first use."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._count, self._name)
         return self._executor
@@ -99,18 +102,18 @@ _threads = Threads(max(1, usable_cores() - 1), "paceline")
 
 
 def share(work: Callable[..., Any], arguments: tuple[Any, ...], helpers: int) -> None:
-    """Run `work(*arguments)` in this thread and helper threads at the same time.
+    """Run `work(*arguments)` in this thread and in helper threads at the same time.
 
     Args:
-        work: Function that takes tasks from a shared counter until no task is left. `work`
-            must release the interpreter lock.
-        arguments: Arguments for the function.
+        work: Function that takes tasks from a shared counter until none are left. The function must
+            release the interpreter lock.
+        arguments: Arguments of the function.
         helpers: Maximum number of helper threads.
     """
     others = [submit(work, *arguments) for _ in range(helpers)]
     work(*arguments)
     for other in others:
-        if not other.cancel():  # a helper that has not started is no longer needed
+        if not other.cancel():  # a helper that has not started is not needed
             other.result()
 
 
@@ -125,11 +128,11 @@ def _become_child() -> None:
 
 
 def _release_openmp_threads() -> None:
-    """Stop the forking thread's OpenMP threads.
+    """Stop the OpenMP threads of the thread that is about to fork.
 
-    Otherwise, libgomp would wait forever for these threads in the child.
+    Otherwise, libgomp in the child would wait forever for these threads.
     """
-    with suppress(OSError, AttributeError):  # no /proc, or a libgomp older than OpenMP 5.0
+    with suppress(OSError, AttributeError):  # /proc is missing, or libgomp lacks OpenMP 5.0
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         for library in {
             line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libgomp" in line

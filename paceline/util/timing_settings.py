@@ -1,4 +1,4 @@
-"""Define when timings are trusted, checked and replaced."""
+"""Define when paceline trusts, checks and replaces its timings."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
-    """Thresholds for timings, in particular for measuring and checking cost curves.
+    """Thresholds for timings, mainly for measuring and checking cost curves.
 
-    A cost curve states how long a forward pass takes, by the number of rows. The defaults were
-    chosen with SmolLM2-135M on two cores that other programs also used.
+    A cost curve states how long a forward pass takes for each number of rows (tokens). The defaults
+    were chosen with SmolLM2-135M on two cores that other programs also used.
 
     Attributes:
         min_rounds: Minimum number of repeats of a measurement.
         max_rounds: Maximum number of repeats if the two shortest repeats keep disagreeing.
         agreement: Maximum relative difference at which the two shortest repeats agree.
-        quiet_wait: Maximum share of time spent waiting for a processor in an undisturbed
+        quiet_wait: Maximum fraction of time spent waiting for a processor in an undisturbed
             measurement.
         quiet_spread: Maximum relative interquartile range of the repeats in an undisturbed
             measurement.
-        check_rows: Batch sizes, in tokens, that are timed to check a cost curve; the first is 1.
+        check_rows: Numbers of rows that a check of a cost curve times; the first must be 1.
         check_rounds: Number of repeats of a check.
-        check_seconds: Maximum expected duration of a check, in seconds; slower models are not
-            checked.
-        max_check_share: Maximum time for the checks of a curve, as a share of the time for which
+        check_seconds: Maximum expected duration of a check, in seconds. paceline does not check the
+            curves of slower models.
+        max_check_share: Maximum time for the checks of a curve, as a fraction of the time for which
             the curve is in use.
-        max_cost_error: Maximum relative difference between a cost in the check and the same cost in
-            the curve. Up to this difference, the check confirms the curve.
-        loaded_pause_s: Seconds for which a cost curve loaded from disk is used before the first
-            check. The first token does not wait for this check.
-        first_pause_s: Seconds for which a curve is used before the next check. Each later pause is
-            twice as long.
+        max_cost_error: Maximum relative difference between a checked cost and the curve at which
+            the check confirms the curve.
+        loaded_pause_s: Time in use, in seconds, after which paceline first checks a curve loaded
+            from disk. The pause keeps the check from delaying the first token.
+        first_pause_s: Time in use, in seconds, after which paceline first checks a curve that it
+            has measured. Each later pause is twice as long.
         disturbed_pause_s: First pause for a curve whose measurement was disturbed, in seconds.
             Later pauses grow up to `first_pause_s`.
         renewal_seconds: Maximum duration of a measurement that replaces a curve in use, in

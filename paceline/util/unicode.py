@@ -8,7 +8,7 @@ from paceline.errors import ConfigError
 def is_text(text: object) -> bool:
     """Return whether an object is a string that UTF-8 can encode.
 
-    Strings with lone surrogates, for example from invalid bytes, cannot be encoded.
+    UTF-8 cannot encode lone surrogates, which Python uses to represent invalid bytes, for example.
     """
     if not isinstance(text, str):
         return False
@@ -23,7 +23,7 @@ def require_text(where: str, text: str) -> str:
     """Check that UTF-8 can encode a text, and return the text.
 
     Args:
-        where: Description of the text in errors.
+        where: Name of the text in error messages.
         text: Text to check.
     Raises:
         ConfigError: The text contains a lone surrogate.
