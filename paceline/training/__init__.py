@@ -1,6 +1,6 @@
 """Train draft models, draft heads and acceptance heads.
 
-This package contains what all three kinds of training share: the loop, the progress report, the
-common settings and the code that reads recorded answers. The folders contain what differs: data
-preparation, loss and evaluation.
+The modules of this package contain what all training commands share: the training loop, the
+progress report, common settings and the code that reads recorded answers. The subpackages contain
+what differs: data preparation, loss and evaluation.
 """

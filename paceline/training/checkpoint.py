@@ -16,8 +16,12 @@ from paceline.util.files import digest_of, write_atomically
 
 
 def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[str, Any]) -> None:
-    """Check that a training run in a folder continues with its original settings.
+    """Check that a resumed training run has its original settings.
 
+    Args:
+        folder: Folder of the training run, for the error message.
+        settings: Settings of the resumed run.
+        stored: Settings with which the run started.
     Raises:
         ConfigError: A setting differs.
     """
@@ -31,14 +35,14 @@ def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[s
 
 
 class CheckpointFile:
-    """A file with the tensors and JSON values of a training run, written atomically.
+    """A checkpoint file with tensors and JSON values, which is written atomically.
 
-    The header contains a kind, a version and a checksum of its values.
+    The file's header states the kind, the version and a checksum of the JSON values.
 
     Args:
-        path: Checkpoint file.
-        kind: Name of the kind of checkpoint.
-        version: Version of the checkpoint's contents.
+        path: Path of the file.
+        kind: Name that distinguishes this kind of checkpoint from others.
+        version: Format version of the checkpoint's content.
     """
 
     def __init__(self, path: Path, kind: str, version: int) -> None:
@@ -47,15 +51,15 @@ class CheckpointFile:
 
     @property
     def exists(self) -> bool:
-        """True if the file exists."""
+        """Return whether the file exists."""
         return self.path.exists()
 
     def save(self, values: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Replace the checkpoint's contents.
+        """Replace the content of the checkpoint.
 
         Args:
             values: JSON values by name.
-            tensors: Tensors by group and name.
+            tensors: Tensors by name, in named groups.
         Raises:
             ConfigError: The file cannot be written.
         """
@@ -77,7 +81,7 @@ class CheckpointFile:
         return json.loads(self._open().metadata()[name])
 
     def tensors(self, group: str) -> dict[str, Tensor]:
-        """Return the tensors of one group, keyed by name.
+        """Return the tensors of one group, by name.
 
         Raises:
             ConfigError: The file is damaged.

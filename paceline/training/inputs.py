@@ -42,8 +42,14 @@ def read_texts(
 
 
 def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], list[T]]:
-    """Return the answers to train on, and every `every`-th answer, which is held out.
+    """Hold out one in `every` answers; the others are for training.
 
+    Args:
+        command: Name of the calling command, for error messages.
+        answers: Answers to split.
+        every: Interval at which answers are held out; at least 2.
+    Returns:
+        The answers for training, and the held-out answers.
     Raises:
         ConfigError: There are fewer than `every` answers.
     """
@@ -57,12 +63,12 @@ def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], l
 
 
 def num_predicted(chunks: Sequence[TextChunk]) -> int:
-    """Return how many tokens of the chunks are prediction targets."""
+    """Count the tokens of text chunks that are prediction targets."""
     return sum(len(chunk) - chunk.first for chunk in chunks)
 
 
 def describe_run(recordings: Sequence[str | Path], inputs: Sequence[str]) -> dict[str, Any]:
-    """Describe the files, machine and libraries of a training run, for its record."""
+    """Describe the files, machine and library versions of a training run."""
     return {
         "recordings": [Path(path).name for path in recordings],
         "texts": [Path(path).name for path in inputs],

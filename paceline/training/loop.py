@@ -1,7 +1,7 @@
 """Train up to a maximum number of steps or seconds, with regular validation.
 
-`Trainer` contains the loop that draft models, draft heads and acceptance heads share. A subclass
-supplies batches, loss and validation, and may store its state.
+`Trainer` contains the training loop of draft models, draft heads and acceptance heads. A subclass
+supplies the batches, the loss and the validation, and may store checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paceline.training.settings import LOSS_WINDOW, TrainingSettings
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """The progress of a training run: training time and optimiser steps."""
+    """The progress of a training run: time in seconds and number of optimiser steps."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -36,10 +36,10 @@ class TrainingReport:
     """Reports training progress, with one line per validation and a progress bar.
 
     Args:
-        write: Function that writes a line. By default, no lines are written.
+        write: Function that writes a line. Default: no lines are written.
         shown: Whether to show a progress bar if standard error is a terminal.
     Attributes:
-        bar: Progress bar.
+        bar: Progress bar, as a context manager.
     """
 
     def __init__(self, write: Callable[[str], None] | None = None, shown: bool = False) -> None:
@@ -48,15 +48,15 @@ class TrainingReport:
         self._task = self.bar.add_task("training", total=1.0)
 
     def advance(self, share: float) -> None:
-        """Update the progress bar to the completed share of the training."""
+        """Update the progress bar to the completed fraction of the training."""
         self.bar.update(self._task, completed=share)
 
     def validation(self, progress: TrainingProgress, losses: dict[str, float], scores: str) -> None:
-        """Write the progress line for one validation run.
+        """Write the progress line for one validation.
 
         Args:
             progress: Progress of the training run.
-            losses: Mean loss over the most recent steps, by type of batch.
+            losses: Mean loss over the most recent steps, by kind of batch.
             scores: Description of the results on held-out data.
         """
         if self._write is not None:
@@ -66,13 +66,13 @@ class TrainingReport:
 
 
 class Trainer(ABC):
-    """Trains a model; subclasses supply batches, loss and validation.
+    """Trains a model; subclasses supply the batches, the loss and the validation.
 
     Args:
-        settings: Training settings.
-        total: Number of steps or seconds in the whole training run.
-        interval: Number of steps or seconds between two validations.
-        clock: Function that returns the time in seconds.
+        settings: Settings of the training.
+        total: Length of the training run, in steps or seconds (see `unit`).
+        interval: Steps or seconds between two validations.
+        clock: Function that returns the current time in seconds.
     Attributes:
         command: Name of the command, for error messages.
         unit: Unit of `total` and `interval`: "steps" or "seconds".
@@ -106,22 +106,22 @@ class Trainer(ABC):
 
     @abstractmethod
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the type of the next batch, and the loss on that batch."""
+        """Return the kind of the next batch, such as "answers", and the loss on it."""
 
     def validate(self, losses: dict[str, float]) -> str:
         """Evaluate the model on held-out data, and return a description of the scores.
 
         Args:
-            losses: Mean loss over the most recent steps, by type of batch.
+            losses: Mean loss over the most recent steps, by kind of batch.
         """
         return ""
 
     def save_state(self) -> None:  # noqa: B027  (optional)
-        """Store the state after Ctrl-C; a subclass that can resume overrides this."""
+        """Store a checkpoint after Ctrl-C; subclasses that can resume override this."""
 
     @property
     def share(self) -> float:
-        """Completed share of the training."""
+        """Return the completed fraction of the training run."""
         return self._position / self._total
 
     @property
@@ -129,11 +129,13 @@ class Trainer(ABC):
         return float(getattr(self.progress, self.unit))
 
     def run(self, report: TrainingReport | None = None) -> None:
-        """Train until the limit is reached.
+        """Train until the end of the training run.
 
-        On Ctrl-C, the loop completes the current step, stores the state, and raises
+        On Ctrl-C, the method completes the current step, stores a checkpoint, and raises
         KeyboardInterrupt.
 
+        Args:
+            report: Progress report. Default: no output.
         Raises:
             ConfigError: A loss is not finite.
         """
@@ -142,7 +144,7 @@ class Trainer(ABC):
         with report.bar:
             try:
                 while self.share < 1:
-                    with interrupts_held():  # a half-finished step would corrupt the state
+                    with interrupts_held():  # an unfinished step would corrupt the checkpoint
                         self.step()
                         last = self._advance(last)
                     report.advance(self.share)
@@ -155,7 +157,7 @@ class Trainer(ABC):
                 raise
 
     def step(self) -> None:
-        """Take one optimiser step on the next batch."""
+        """Train on the next batch: compute the loss and take one optimiser step."""
         kind, loss = self.next_loss()
         require_finite(self.command, loss, self._lr)
         for optimiser in self.optimisers:
@@ -169,18 +171,19 @@ class Trainer(ABC):
         self._losses[kind].append(loss.item())
 
     def report_validation(self, report: TrainingReport) -> None:
-        """Validate the model, and report the scores."""
+        """Validate the model, and report the losses and scores."""
         losses = {kind: float(np.mean(values)) for kind, values in sorted(self._losses.items())}
         report.validation(self.progress, losses, self.validate(losses))
 
     def _advance(self, last: float) -> float:
-        """Add the time since `last` to the training time, and return the current time.
+        """Update the training time and the learning rates; return the current time.
 
-        Also update the learning rates, which may depend on the training time.
+        Args:
+            last: Time of the previous update, in seconds.
         """
         now = self._clock()
         self.progress.seconds = self.progress.seconds + now - last
-        # Schedules may depend on the time, so they follow the clock.
+        # Schedules may depend on the training time, which is therefore updated first.
         for schedule in self.schedules:
             schedule.step()
         return now
@@ -195,7 +198,7 @@ def shuffled_batches(
         rows: Indices of the training examples, [n].
         size: Number of rows per batch.
         generator: Random generator for the order.
-        complete: Whether to skip the incomplete batch at the end of an epoch.
+        complete: Whether to omit the incomplete batch at the end of an epoch.
     """
     while True:
         order = rows[torch.randperm(len(rows), generator=generator)]
@@ -203,10 +206,14 @@ def shuffled_batches(
 
 
 def require_finite(command: str, values: Tensor, lr: float) -> None:
-    """Check a loss or weights for infinities and NaNs.
+    """Raise an error if a loss or a weight is infinite or NaN.
 
+    Args:
+        command: Name of the training command, for the error message.
+        values: Loss or weights to check.
+        lr: Peak learning rate, which the error message states.
     Raises:
-        ConfigError: The learning rate `lr` has made training diverge.
+        ConfigError: A value is not finite, so training has diverged.
     """
     if not torch.isfinite(values).all():
         raise ConfigError(

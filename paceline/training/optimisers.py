@@ -1,8 +1,8 @@
 """Optimise matrices with Muon (Jordan et al. 2024), and other weights with AdamW.
 
-torch's implementation of Muon orthogonalises in bfloat16, which is slow on processors without
-bfloat16 instructions. This implementation uses float32 on such processors, and orthogonalises
-matrices of the same shape together.
+torch's implementation of Muon orthogonalises matrices in bfloat16, which is slow on processors
+without bfloat16 instructions. This implementation uses float32 on such processors, and
+orthogonalises matrices of the same shape together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one optimiser step with the current gradients."""
+        """Update the weights once, using the current gradients."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -54,9 +54,10 @@ class Muon(Optimizer):
 def orthogonal(matrices: Tensor) -> Tensor:
     """Approximate the nearest orthogonal matrices with Newton-Schulz iterations.
 
+    The singular values of the results are between 0.7 and 1.2.
+
     Args:
-        matrices: Matrices, [n, rows, columns]. The singular values of the results are between 0.7
-            and 1.2.
+        matrices: Matrices to orthogonalise, [n, rows, columns].
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if tall else matrices
@@ -70,7 +71,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of matrix products in training.
+    """Return the dtype for matrix products in training.
 
     The dtype is bfloat16 on devices with fast bfloat16 products, and float32 otherwise. Weights and
     optimiser steps always use float32.
@@ -85,7 +86,7 @@ def model_optimisers(
     """Return Muon for the matrices of a model, and AdamW for its embedding and norms.
 
     Args:
-        model: Model to train. Weights that require no gradient are left out.
+        model: Model to train. Neither optimiser receives weights that require no gradient.
         lr: Peak learning rate for matrices and norms.
         embedding_lr: Peak learning rate for the embedding.
     """
@@ -101,7 +102,7 @@ def model_optimisers(
 
 
 def state_tensors(optimisers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """Return the state of optimisers, as tensors by name."""
+    """Return the state of several optimisers, as tensors by name."""
     return {
         f"{number}.{weight}.{name}": torch.as_tensor(value)
         for number, optimiser in enumerate(optimisers)
@@ -111,7 +112,7 @@ def state_tensors(optimisers: Sequence[Optimizer]) -> dict[str, Tensor]:
 
 
 def restore_state(optimisers: Sequence[Optimizer], tensors: Mapping[str, Tensor]) -> None:
-    """Load tensors returned by `state_tensors` into optimisers."""
+    """Restore the state of optimisers from the result of `state_tensors`."""
     for number, optimiser in enumerate(optimisers):
         state: dict[int, dict[str, Tensor]] = defaultdict(dict)
         for key, value in tensors.items():

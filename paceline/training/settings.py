@@ -10,20 +10,20 @@ from paceline.errors import ConfigError
 from paceline.util.config import require_range
 
 LOSS_WINDOW = 50  # Number of steps over which a reported loss is averaged.
-LENGTH_SORTED_BATCHES = 64  # Batches whose texts are sorted by length together, to reduce padding.
+LENGTH_SORTED_BATCHES = 64  # Number of batches sorted together by text length, to reduce padding.
 
-# Muon and AdamW, as recommended by Jordan et al. (2024) and Liu et al. (2025).
+# Settings of Muon and AdamW, as recommended by Jordan et al. (2024) and Liu et al. (2025).
 MUON_MOMENTUM = 0.95
 MUON_WEIGHT_DECAY = 0.05
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_ROUNDS = 5
-MUON_STEP_RMS = 0.2  # Root mean square of a step, as with AdamW.
+MUON_STEP_RMS = 0.2  # Root mean square of an update, relative to the learning rate, as with AdamW.
 ADAM_BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """Set the options that all training runs share.
+    """Options that all training commands share.
 
     Attributes:
         batch: Number of training examples per step; at least 1.
@@ -43,12 +43,12 @@ class TrainingSettings:
     def require(
         self, command: str, minimums: Mapping[str, float], positive: Iterable[str] = ()
     ) -> None:
-        """Check `batch`, `lr` and the settings of a subclass.
+        """Check the ranges of `batch`, `lr` and the settings of a subclass.
 
         Args:
             command: Name of the command, for error messages.
-            minimums: Lowest allowed value of each further setting, by name.
-            positive: Names of further settings that must be positive and finite.
+            minimums: Lowest allowed value of each additional setting, by name.
+            positive: Names of additional settings that must be positive and finite.
         Raises:
             ConfigError: A value is out of range.
         """

@@ -1,4 +1,4 @@
-"""Read the target's hidden states after every token of a text."""
+"""Compute the target's hidden states after every token of a text."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def read_states(
     layers: tuple[int, ...] = (),
     progress: bool = False,
 ) -> Iterator[Tensor]:
-    """Yield the hidden states of each chunk, [tokens, 1 + layers, hidden].
+    """Yield the target's hidden states for each chunk, [tokens, 1 + layers, hidden].
 
-    The states after a token are the input to the LM head, followed by the inputs to `layers`. On
+    The states after each token are the input to the LM head, followed by the inputs to `layers`. On
     the CPU, each thread processes a different chunk, because two threads are barely faster than one
     in a single forward pass.
 
     Args:
         model: Target model.
-        chunks: Texts to read.
-        layers: Layers whose inputs are also read.
+        chunks: Text chunks that the target reads.
+        layers: Indices of the layers whose inputs are also returned.
         progress: Whether to show a progress bar.
     Raises:
         UnsupportedModelError: The model does not use its declared LM head to compute logits, or
@@ -55,7 +55,7 @@ def read_states(
                 yield states
                 bar.advance(task, len(chunk))
         finally:
-            pool.shutdown(cancel_futures=True)  # do not wait for all after Ctrl-C
+            pool.shutdown(cancel_futures=True)  # after Ctrl-C, skip the remaining chunks
 
 
 def _states_of(model: PreTrainedModel, layers: tuple[int, ...], chunk: TextChunk) -> Tensor:

@@ -1,4 +1,4 @@
-"""Define chunks of training text, and the target's distributions for them."""
+"""Define chunks of training text, with the target's distributions if recorded."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from paceline.recorded_answers.top_tokens import TopRows
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """The tokens of a text, with the target's distributions and hidden states.
+    """A piece of training text, with the target's distributions and hidden states.
 
     Attributes:
         token_ids: Token ids, int32 [n].
-        first: Position of the first token to predict; at least 1.
-        top: The target's distribution at positions first, first + 1, ..., n - 1. None means that
+        first: Index of the first token that is a prediction target; at least 1.
+        top: The target's distributions for the tokens first, first + 1, ..., n - 1. None means that
             the training targets are the tokens themselves.
-        category: Category of the prompt.
+        category: Category of the prompt, for the evaluation.
         states: The target's hidden states after each token, [n, 1 + layers, hidden]: the input to
-            the LM head, followed by the inputs to some layers. None if the states have not been
-            read.
+            the LM head, followed by the inputs to some layers. None until the states have been
+            computed.
     """
 
     token_ids: NDArray[np.int32]
@@ -52,7 +52,7 @@ def read_own_answers(
         path: File to read.
         fingerprint: Fingerprint of the target (`model_identity`).
     Raises:
-        ConfigError: The file cannot be read, or holds a different model's answers.
+        ConfigError: The file cannot be read, or contains answers of a different model.
     """
     settings = read_settings(path)
     answers = list(read_answers(path))
@@ -67,13 +67,15 @@ def read_own_answers(
 
 
 def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextChunk]:
-    """Read files written by `paceline record`, including any recorded distributions.
+    """Read files written by `paceline record`; return one text chunk per answer.
+
+    The chunks include the target's distributions if these were recorded.
 
     Args:
         paths: Files to read.
         fingerprint: Fingerprint of the target (`model_identity`).
     Raises:
-        ConfigError: A file cannot be read, or holds a different model's answers.
+        ConfigError: A file cannot be read, or contains answers of a different model.
     """
     chunks = []
     for path in paths:
@@ -86,10 +88,12 @@ def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextC
 
 
 def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[TextChunk]:
-    """Cut text files into chunks; all tokens are prediction targets.
+    """Tokenise text files, and cut the tokens into chunks.
+
+    All tokens of a chunk except the first are prediction targets.
 
     Args:
-        inputs: Text files, as in `paceline.datastore.inputs`.
+        inputs: Text files, in a format that `paceline.datastore.inputs` reads.
         tokenizer: The target's tokenizer.
         context: Maximum number of tokens per chunk.
     """
@@ -103,7 +107,7 @@ def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Tex
 
 
 def shortened(chunk: TextChunk, context: int) -> TextChunk:
-    """Cut a chunk to `context` tokens: first at the prompt's start, then at the end."""
+    """Shorten a chunk to `context` tokens, from the prompt's start, then from the end."""
     cut = min(max(0, len(chunk) - context), chunk.first - 1)
     ids, first = chunk.token_ids[cut : cut + context], chunk.first - cut
     count = len(ids) - first
@@ -112,7 +116,7 @@ def shortened(chunk: TextChunk, context: int) -> TextChunk:
 
 
 def token_counts(chunks: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int64]:
-    """Return how often each token is a prediction target, [vocab]."""
+    """Count how often each token is a prediction target, [vocabulary]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for chunk in chunks:
         np.add.at(counts, chunk.token_ids[chunk.first :], 1)
@@ -120,13 +124,13 @@ def token_counts(chunks: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int
 
 
 def smallest_cover(counts: NDArray[Any], share: float, multiple: int = 1) -> NDArray[np.int64]:
-    """Return the smallest set of indices that covers a share of the counts.
+    """Return the smallest set of indices that covers a fraction of the total count.
 
     Args:
         counts: Count of each index.
-        share: Share of the total count to cover; from 0 to 1. The function takes the most frequent
-            indices first.
-        multiple: The function rounds the number of indices up to a multiple of this value.
+        share: Fraction of the total count to cover; from 0 to 1. The result contains the indices
+            with the highest counts.
+        multiple: Round the number of indices up to a multiple of this number.
     """
     order = np.argsort(-counts, kind="stable")
     reached = np.cumsum(counts[order]) / counts.sum()

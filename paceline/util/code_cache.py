@@ -96,7 +96,7 @@ class CodeFiles:
     def __init__(self, folder: str, name: str, stamp: object) -> None:
         self._folder, self._name = Path(folder), name
         self._mark = f".{_hash_of((numba.__version__, stamp))[:16]}."
-        # The pattern ignores the function's line number. It also matches files of numba's own cache.
+        # The pattern ignores the function's line number, and also matches files of numba's cache.
         self._family = f"{_LINE.sub('-*', escape(name))}.*"
 
     def load(self, key: tuple[Any, ...]) -> Any:

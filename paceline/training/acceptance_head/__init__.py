@@ -1,4 +1,4 @@
-"""Record data for acceptance heads (SpecDec++), and train and evaluate the heads.
+"""Record training data for acceptance heads (SpecDec++); train and evaluate heads.
 
-The package also calibrates the probabilities of trained heads.
+The package also calibrates the probabilities that trained heads predict.
 """

@@ -2,10 +2,10 @@
 
 This module is for draft models that read the target's hidden states (target states). In SpecDec++
 (Huang et al. 2024), the draft model reads an answer in which draft tokens replace some tokens.
-However, target states exist only for tokens that the target has chosen. The hidden states of a
-draft model that reads target states therefore depend on the position in the chain. For this reason,
-this module drafts each token of an answer at every chain position, as if the target had accepted
-all earlier tokens of the chain. The acceptance head makes the same assumption when it predicts.
+However, target states exist only for tokens that the target has chosen. The hidden states of such a
+draft model therefore depend on a token's position in its draft chain. For this reason, this module
+drafts each token of an answer at every chain position, as if the target had accepted all earlier
+tokens of the chain. The acceptance head makes the same assumption in decoding.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def chains_along(
     length: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft each token of the answers, except the first, once per chain position.
+    """Draft all tokens of the answers but the first, once per chain position.
 
     At chain position k, the draft model treats the k - 1 tokens before the drafted token as
     accepted draft tokens. The function labels each drafted token with its acceptance probability.
@@ -55,15 +55,16 @@ def chains_along(
         target: Target model.
         draft: Draft model that reads the target's hidden states.
         answered: Prompts with their answers.
-        length: Number of positions in a chain.
+        length: Number of draft tokens in a chain.
         generator: Random generator for draft tokens, on the CPU.
     Returns:
-        Tensors by name, as in `Recording`, on the CPU. "prompts" holds the index of each drafted
-        token's prompt in `answered`.
+        Tensors by name, as in `Recording`, on the CPU. The entry "prompts" contains, for each
+        drafted token, the index of its prompt in `answered`.
     """
     model, draft_model = CachedLM(target), draft_lm(draft)
     pair(draft_model, target)
-    drafting = ModelView(draft_model.model, draft_model.products).module  # same products as in use
+    # The view uses the same kernels as decoding.
+    drafting = ModelView(draft_model.model, draft_model.products).module
     params = answered.params
     label = partial(draft_and_label, greedy=params.greedy, generator=generator)
     rows = []
@@ -83,7 +84,7 @@ def draft_along(
     length: int,
     label: Labeller,
 ) -> list[Tensor]:
-    """Draft each token of an answer, except the first, once per chain position.
+    """Draft all tokens of an answer but the first, once per chain position.
 
     At chain position k, the draft model treats the k - 1 tokens before the drafted token as
     accepted draft tokens.
@@ -94,12 +95,12 @@ def draft_along(
         prompt: Token ids of the prompt.
         answer: Token ids of the target's answer.
         params: Sampling parameters for both models.
-        length: Number of positions in a chain.
-        label: Function that samples and labels tokens, given the scores of both models, such as
+        length: Number of draft tokens in a chain.
+        label: Function that samples and labels draft tokens, given the scores of both models; see
             `draft_and_label`.
     Returns:
         The draft model's hidden state at each of the n drafted tokens, [n, hidden], followed by the
-        results of `label`.
+        tensors that `label` returned.
     """
     chunk = TextChunk(np.array(prompt + answer, dtype=np.int32), len(prompt))
     (states,) = read_states(target, [chunk], layers_read(draft))
@@ -128,9 +129,9 @@ def draft_along(
 
 
 def _drafting_rows(rows: Rows) -> Tensor:
-    """Return the index of the row that predicts each draft token.
+    """For each row that ends in a draft token, return the row that predicts the token.
 
-    The result has one entry for each row with guesses (draft tokens).
+    The result contains row indices, in the order of the rows that end in draft tokens.
     """
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}

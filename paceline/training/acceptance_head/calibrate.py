@@ -1,4 +1,4 @@
-"""Measure the cost of each stopping threshold by decoding, for `threshold=auto`."""
+"""Measure what each stopping threshold costs in decoding, for `threshold=auto`."""
 
 from __future__ import annotations
 
@@ -33,20 +33,23 @@ def calibrate(
     thresholds: Sequence[float] = THRESHOLDS,
     progress: bool = False,
 ) -> AcceptanceHead:
-    """Measure the cost of each stopping threshold, and add the costs to the head.
+    """Measure the cost of each stopping threshold, and store the costs in the head.
 
-    The function decodes the head's development prompts with each threshold. The draft budget is
-    disabled, because the budget would adapt the drafts to the speed of this machine.
+    The cost consists of target forward passes and discarded draft tokens, both per generated token.
+    The function decodes the head's development prompts with each threshold, without a draft budget,
+    which would adapt the drafts to the speed of this machine.
 
     Args:
         head: Acceptance head to measure.
-        recordings: Recordings with the head's development prompts and their sampling parameters.
+        recordings: Recordings that contain the head's development prompts.
         target: Target model.
         draft: Draft model of the head.
         limit: Maximum number of prompts from each recording, chosen to cover all prompt lengths; 0
-            uses all prompts.
-        thresholds: Thresholds to measure.
+            (default) uses all prompts.
+        thresholds: Stopping thresholds to measure: acceptance probabilities from 0 to 1.
         progress: Whether to show a progress bar.
+    Returns:
+        A copy of the head with the measured costs.
     Raises:
         ConfigError: The recordings contain none of the head's development prompts.
     """
@@ -77,20 +80,20 @@ def _development_prompts(
         numbers = [
             number for number, name in enumerate(recording.names) if name in head.card.dev_names
         ]
-        # sorted by length, so taking every n-th prompt covers all lengths
+        # The prompts are sorted by length, so every n-th prompt covers all lengths.
         for number in numbers[:: math.ceil(len(numbers) / limit) if limit else 1]:
             prompts.append(recording.prompt_ids[number])
             params.append(SamplingParams(**options, seed=recording.settings["seed"] + number))
     if not prompts:
         raise ConfigError(
-            "head calibrate: got no development prompts of this head; expected a recording that it"
-            " was trained on. Pass that recording."
+            "head calibrate: got no development prompts of this head; expected a recording on"
+            " which the head was trained. Pass that recording."
         )
     return prompts, params
 
 
 def print_curve(head: AcceptanceHead, console: Console | None = None) -> None:
-    """Print the cost of each threshold."""
+    """Print a table with the measured cost of each stopping threshold."""
     table = Table(box=None, pad_edge=False)
     for heading in ("threshold", "verification rate", "discard rate"):
         table.add_column(heading, justify="right")

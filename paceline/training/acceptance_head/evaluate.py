@@ -34,13 +34,13 @@ _PREDICTORS: dict[str, Callable[[Recording], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The quality of one predictor.
+    """The quality of one predictor of acceptance probabilities.
 
     Attributes:
         calibration_error: Expected calibration error over 15 bins.
         roc_area: Area under the ROC curve.
         log_loss: Mean binary cross-entropy, in nats.
-        bins: Predicted and observed acceptance rate in each bin of the calibration.
+        bins: Predicted and observed acceptance rate in each bin of predictions.
     """
 
     calibration_error: float
@@ -55,9 +55,9 @@ class AcceptanceReport:
 
     Attributes:
         prompts: Number of prompts.
-        positions: Number of draft tokens.
+        positions: Number of draft tokens whose acceptance was predicted.
         accepted: Mean acceptance probability of the draft tokens.
-        qualities: Quality of each predictor, by name; the head comes first.
+        qualities: Quality of each predictor, by name; the acceptance head comes first.
     """
 
     prompts: int
@@ -66,7 +66,7 @@ class AcceptanceReport:
     qualities: dict[str, Quality]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values to write as JSON, without the bins."""
+        """Return the report as JSON values, without the bins."""
         values: dict[str, Any] = asdict(self)
         qualities = values.pop("qualities")
         for quality in qualities.values():
@@ -82,15 +82,15 @@ def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> Acceptanc
     """Evaluate a head on prompts that were used for neither training nor calibration.
 
     Raises:
-        ConfigError: A recording was made with a different draft model, or there are no such
-            prompts.
+        ConfigError: A recording was made with a different draft model, or the recordings contain no
+            unseen prompts.
     """
     for recording in recordings:
         if recording.settings["draft_fingerprint"] != head.card.draft_fingerprint:
             raise ConfigError(
                 "head evaluate: got a recording of draft"
                 f" {recording.settings['draft_fingerprint'][:12]}; expected the head's draft,"
-                f" {head.card.draft_fingerprint[:12]}. Record that draft."
+                f" {head.card.draft_fingerprint[:12]}. Make a recording with that draft."
             )
     unseen = [
         recording.of_prompts(set(recording.names) - head.card.seen_prompts)
@@ -99,14 +99,14 @@ def evaluate(head: AcceptanceHead, recordings: Sequence[Recording]) -> Acceptanc
     if not any(map(len, unseen)):
         raise ConfigError(
             "head evaluate: got a head that was trained on every prompt of the recording; expected"
-            " other prompts. Record some."
+            " unseen prompts. Record answers to other prompts."
         )
     return judge(head, unseen)
 
 
 def judge(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceReport:
-    """Evaluate a head on all positions in the recordings."""
-    # If there are several recordings, some may contain none of the prompts.
+    """Evaluate a head and simpler predictors on all draft tokens in the recordings."""
+    # A recording may contain none of the selected prompts if there are several recordings.
     recordings = [recording for recording in recordings if len(recording)] or recordings
     labels = torch.cat([recording.labels for recording in recordings])
     predictors = {
@@ -134,7 +134,7 @@ def judge(head: AcceptanceHead, recordings: Sequence[Recording]) -> AcceptanceRe
 
 
 def print_judgement(judgement: AcceptanceReport, console: Console | None = None) -> None:
-    """Print a table of predictors and their quality."""
+    """Print a table with the quality of each predictor."""
     title = (
         f"{judgement.positions} draft tokens of {judgement.prompts} prompts not trained on,"
         f" {judgement.accepted:.1%} accepted"
@@ -148,7 +148,7 @@ def print_judgement(judgement: AcceptanceReport, console: Console | None = None)
 
 
 def write_judgement(judgement: AcceptanceReport, path: str | Path) -> None:
-    """Write the evaluation, including the bins, as JSON."""
+    """Write an evaluation, including its bins, as a JSON file."""
     write_document(path, _KIND, judgement)
 
 

@@ -21,14 +21,14 @@ from paceline.training.acceptance_head.settings import FIT_CHANGE, FIT_GRADIENT,
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, reject_weight: float) -> Tensor:
-    """Return the mean binary cross-entropy, with a weight on rejections.
+    """Return the mean binary cross-entropy, with a separate weight for rejections.
 
     The loss is that of Huang et al. 2024, section 3.3.
 
     Args:
         logits: Acceptance logits, [n].
-        labels: Acceptance probabilities, [n].
-        reject_weight: Weight of rejections; acceptances have a weight of 1.
+        labels: Acceptance probabilities, from 0 to 1, [n].
+        reject_weight: Weight of rejections, relative to acceptances; above 0.
     """
     accept_weight = torch.tensor(1 / reject_weight, dtype=logits.dtype)
     total = functional.binary_cross_entropy_with_logits(
@@ -59,14 +59,14 @@ def raw_logits(
 
 
 def scalar_columns(recording: Recording, card: HeadCard) -> Tensor:
-    """Return the scalars that a head's last layer reads, [n, 0 or 3]."""
+    """Return the scalars that a head's last layer reads, [n, 3], or [n, 0] if none."""
     if len(card.inputs) == 1:
         return recording.labels.new_empty(len(recording), 0)
     return torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
 
 
 def platt(head: AcceptanceHead, recordings: Sequence[Recording]) -> tuple[float, float]:
-    """Fit a scale and a shift for the head's logit to the labels (Platt 1999)."""
+    """Fit a scale and a shift that calibrate the head's logit (Platt 1999)."""
     logits = torch.cat(
         [
             raw_logits(
@@ -84,7 +84,7 @@ def platt(head: AcceptanceHead, recordings: Sequence[Recording]) -> tuple[float,
 
 
 def prior(recordings: Sequence[Recording]) -> tuple[float, ...]:
-    """Fit `HeadCard.prior` to all positions in the recordings."""
+    """Fit the coefficients in `HeadCard.prior` to all tokens in the recordings."""
     scalars = [
         torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)
         for recording in recordings
@@ -98,8 +98,8 @@ def logistic_fit(columns: Tensor, labels: Tensor, reject_weight: float = 1.0) ->
 
     Args:
         columns: Features, [n, k].
-        labels: Acceptance probabilities, [n].
-        reject_weight: Weight of rejections; acceptances have a weight of 1.
+        labels: Acceptance probabilities, from 0 to 1, [n].
+        reject_weight: Weight of rejections, relative to acceptances; above 0.
     Returns:
         The weights of the features, followed by the constant, float64 [k + 1].
     """

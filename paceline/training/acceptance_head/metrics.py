@@ -15,11 +15,11 @@ from paceline.training.acceptance_head.settings import CALIBRATION_BINS
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """The predictions in one bin of [0, 1].
+    """All predictions that fall into one subinterval of [0, 1].
 
     Attributes:
         count: Number of predictions.
-        predicted: Mean of the predictions.
+        predicted: Mean of the predicted probabilities.
         observed: Mean of the corresponding labels.
     """
 
@@ -36,7 +36,7 @@ def reliability_bins(
     Args:
         predictions: Predicted probabilities, [n].
         labels: Acceptance probabilities, [n].
-        bins: Number of bins.
+        bins: Number of bins, including empty ones.
     """
     indices = (predictions * bins).long().clamp_(0, bins - 1)
     counts = torch.bincount(indices, minlength=bins)
@@ -63,10 +63,10 @@ def calibration_error(predictions: Tensor, labels: Tensor, bins: int = CALIBRATI
 
 
 def roc_area(predictions: Tensor, labels: Tensor) -> float:
-    """Return the area under the ROC curve, with ties counted as half.
+    """Return the area under the ROC curve; tied predictions count as half.
 
     A token with label P counts as accepted with weight P and as rejected with weight 1 - P. If all
-    tokens are accepted, or all are rejected, the area is 0.5.
+    tokens are accepted or all are rejected, the result is 0.5.
 
     Args:
         predictions: Predicted probabilities, [n].

@@ -2,19 +2,19 @@
 
 The method is that of SpecDec++ (Huang et al. 2024, section 3.3).
 
-For every prompt, X is the target's answer, generated now or recorded earlier (`paceline record`).
-The draft model reads the prompt and X. At every position i, the draft model samples a token Y_i, as
-in decoding. The label is the probability that the target accepts Y_i:
+Let X be the target's answer to a prompt, either generated for the recording or read from a file of
+`paceline record`. The draft model reads the prompt and X. At every position i, it samples a draft
+token Y_i, as in decoding. The label is the probability that the target accepts Y_i:
 
     P_i = min(1, target probability / draft probability)
 
-At each position, a mixed sequence Z contains X_i with probability `keep`, and Y_i otherwise. The
-features are the hidden states of the draft model when it reads Z. Only the positions with Y_i are
-recorded.
+A mixed sequence Z contains X_i with probability `keep` at each position i, and Y_i otherwise. The
+features are the hidden states of the draft model when it reads Z. The recording contains only the
+positions with Y_i.
 
 There are two differences from the authors' code. First, the sampling parameters (temperature,
 top_k, top_p, min_p) change the distributions of target and draft model, as in decoding. Second, one
-answer may produce several sequences Z.
+answer may yield several mixed sequences.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def record(
 
     Args:
         config: Settings of the recording.
-        target: Target model. Default: the model named in the settings is loaded.
-        draft: Draft model. Default: the model named in the settings is loaded.
-        tokenizer: Tokenizer, as in `LLM`.
+        target: Target model. Default: load the model named in the settings.
+        draft: Draft model. Default: load the model named in the settings.
+        tokenizer: Tokenizer for the prompts: directory, hub id or object. Default: the target's.
         progress: Whether to show a progress bar.
     Raises:
-        ConfigError: The models or prompts cannot be used, or the folder holds a recording with
+        ConfigError: The models or prompts cannot be used, or the folder contains a recording with
             different settings.
     """
     target, draft = _models(config, target, draft)
@@ -78,14 +78,14 @@ def _record_batch(
     draft: PreTrainedModel,
     group: range,
 ) -> dict[str, Tensor]:
-    """Return the recording's tensors for one batch of prompts."""
+    """Draft and label tokens for a range of prompts, and return the tensors to store."""
     prompts = [answers.prompts[number] for number in group]
     answered = AnsweredPrompts(prompts, answers.batch(group), answers.sampling)
     generator = torch.Generator().manual_seed((answers.sampling.seed << 32) + group[0])
     if uses_target_states(draft):
         columns = chains_along(target, draft, answered, config.mixtures, generator)
     else:
-        with torch.no_grad():  # some quantised weight classes do not support inference mode
+        with torch.no_grad():  # some quantised weights do not support inference mode
             columns = teacher_force(
                 target, draft, answered, config.keep, config.mixtures, generator
             )
@@ -121,7 +121,7 @@ def _settings(
     draft: PreTrainedModel,
     batches: int,
 ) -> dict[str, Any]:
-    """Return the settings that distinguish one recording from another."""
+    """Return the settings that identify a recording, for its file `record.json`."""
     fingerprint, hidden_size = model_identity(draft)
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     return {

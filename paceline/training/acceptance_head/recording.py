@@ -1,9 +1,9 @@
 """Store the training data of acceptance heads (recordings) in folders of shards.
 
-A recording holds draft tokens, each with the probability that the target accepts the token.
-`record.json` holds the settings; an interrupted recording continues only with the same settings.
-`prompts.safetensors` holds the token ids of the prompts. `shard-N.safetensors` holds the draft
-tokens for batch N of the prompts. Every file is written atomically.
+A recording consists of draft tokens, each with the probability that the target accepts the token.
+`record.json` contains the settings; an interrupted recording resumes only with the same settings.
+`prompts.safetensors` contains the token ids of the prompts. `shard-N.safetensors` contains the
+draft tokens for batch N of the prompts. Every file is written atomically.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Recording:
 
     Attributes:
         settings: Settings of the recording. The entry "cut", if present, is the number of prompts
-            that were truncated in the middle because they were too long.
+            that were too long and were therefore truncated in the middle.
         hidden: The draft model's last hidden state at the token, bfloat16 [n, hidden].
-        log_probs: Log-probability of the token in the draft distribution from which the token was
-            sampled, as in `AcceptanceHead.confidences`, float32 [n].
+        log_probs: Log-probability of the token in the draft distribution from which it was sampled,
+            float32 [n].
         entropies: Entropy of the draft distribution, in nats, float32 [n].
-        labels: Acceptance probability, float32 [n]: min(1, target probability / draft probability).
-            For greedy decoding, 1 if the target chooses the same token, otherwise 0.
+        labels: Acceptance probability of the token, float32 [n]: min(1, target probability / draft
+            probability). For greedy decoding, 1 if the target chooses the same token, otherwise 0.
         top_probs: Highest probability in the draft distribution, float32 [n].
         prompts: Index of each token's prompt, int32 [n].
-        names: Digits that identify each prompt, from `prompt_name`.
+        names: Hexadecimal digits that identify each prompt, from `prompt_name`.
         prompt_ids: Token ids of each prompt.
     """
 
@@ -65,21 +65,21 @@ class Recording:
         return len(self.labels)
 
     def of_prompts(self, names: set[str]) -> Recording:
-        """Return the part of the recording that comes from the named prompts."""
+        """Return a recording with only the draft tokens of the named prompts."""
         selected = torch.tensor([name in names for name in self.names], dtype=torch.bool)
         rows = selected[self.prompts.long()]
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
 
 
 class RecordingFolder:
-    """Manages the folder of a recording (training data) that is being written.
+    """Writes a recording (training data) to a folder, one shard per batch.
 
     Args:
         path: Folder of the recording.
         settings: Settings of the recording.
         prompts: Token ids of each prompt.
     Raises:
-        ConfigError: The folder holds something other than a recording, or a recording with
+        ConfigError: The folder contains something other than a recording, or a recording with
             different settings.
     """
 
@@ -100,11 +100,11 @@ class RecordingFolder:
             content = json.dumps(settings, indent=1) + "\n"
             write_atomically(self.path / _SETTINGS, content.encode())
         require_same_settings(self.path, settings, _settings(self.path))
-        for partial in self.path.glob("*.tmp"):  # left by a process that was killed while writing
+        for partial in self.path.glob("*.tmp"):  # a process was killed while writing
             partial.unlink(missing_ok=True)
 
     def has(self, batch: int) -> bool:
-        """Return whether the shard of a batch is complete."""
+        """Return whether the shard of a batch has been written."""
         return _shard(self.path, batch).exists()
 
     def write(self, batch: int, columns: dict[str, Tensor]) -> None:
@@ -144,7 +144,7 @@ def read_recording(path: str | Path) -> Recording:
 
 
 def prompt_name(token_ids: Sequence[int]) -> str:
-    """Return eight hexadecimal digits that identify a prompt in every recording."""
+    """Return eight hexadecimal digits that identify a prompt across recordings."""
     return hashlib.sha256(np.asarray(token_ids, dtype=np.int32).tobytes()).hexdigest()[:8]
 
 

@@ -12,10 +12,11 @@ from paceline.util.config import require_range
 from paceline.util.options import ModelOptions, PromptOptions, refuse_per_request
 
 MAX_GRADIENT_NORM = 1.0  # Maximum gradient norm; larger gradients are clipped.
-FIT_STEPS = 200  # Maximum number of L-BFGS steps; fitting a few weights takes 20.
+FIT_STEPS = 200  # Maximum number of L-BFGS steps; fitting a few weights takes about 20.
 FIT_GRADIENT, FIT_CHANGE = 1e-10, 1e-14  # Gradient and change at which L-BFGS stops.
 CALIBRATION_BINS = 15  # Bins for the expected calibration error, as in Guo et al. (2017).
-THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # Stopping thresholds measured.
+# Stopping thresholds whose cost `paceline head calibrate` measures.
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,14 @@ class RecordConfig:
             answers and the sampling settings from this file. Default: none.
         skip_every: Leave out every n-th line of each input file, so that you can evaluate the head
             on these lines later; at least 0. 0 leaves out none.
-        keep: Probability that a position keeps the target's token instead of the draft model's (the
-            paper's r); from 0 to below 1. The higher this probability, the more the head's training
-            inputs resemble those during decoding.
+        keep: Probability that a position of a mixed sequence keeps the target's token instead of a
+            draft token (the paper's r); from 0 to below 1. The higher this probability, the more
+            the training inputs resemble those in decoding.
         mixtures: Number of training sequences per answer that mix tokens of both models (1 in the
             paper); at least 1. For a draft model that uses the target's hidden states, mixtures is
             the number of draft tokens recorded after each token.
-        sampling: Sampling parameters for the target; prompt number n uses seed + n. Penalties and
-            min_tokens are not supported.
+        sampling: Sampling parameters for the target. Prompt number n uses seed + n as its seed.
+            Penalties and min_tokens are not supported.
         batch: Number of prompts that are answered together and stored in one file; at least 1.
 
     Raises:
@@ -111,7 +112,7 @@ class TrainConfig(TrainingSettings):
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
-        # imports torch, which help texts do not need
+        # Imported here: the module imports torch, which help texts do not need.
         from paceline.drafters.specdec_pp.settings import MAX_BLOCKS
 
         require_range("head train", "depth", self.depth, 0, MAX_BLOCKS)

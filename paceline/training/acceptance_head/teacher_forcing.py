@@ -1,4 +1,4 @@
-"""Draft a token at each position of an answer; add its acceptance probability."""
+"""Draft a token at each position of an answer; label it with its acceptance rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.model.pairing import shared_vocabulary
 from paceline.model.vocabulary import SharedVocabulary
 from paceline.sampling.sampler import target_scores
 
-# columns of `Recording`, in the order that drafting returns them
+# Names of `Recording`'s tensors, in the order in which drafting returns the tensors.
 DRAFT_COLUMNS = ("hidden", "prompts", "log_probs", "entropies", "labels", "top_probs")
 
 
@@ -37,7 +37,11 @@ class AnsweredPrompts(NamedTuple):
 
 
 def joined_columns(rows: Iterable[Sequence[Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the tensors of several answers, column by column."""
+    """Concatenate the tensors of several answers, and return them by name.
+
+    Args:
+        rows: For each answer, one tensor per name in `DRAFT_COLUMNS`.
+    """
     columns = zip(*rows, strict=True)
     return {
         name: torch.cat([tensor.cpu() for tensor in column])
@@ -53,23 +57,25 @@ def teacher_force(
     mixtures: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft a token at each position of the answers, and record mixed sequences.
+    """Draft a token at each position of the answers, and read mixed sequences.
 
-    A mixed sequence is an answer in which draft tokens replace some of the target's tokens.
+    A mixed sequence is an answer in which draft tokens replace some of the target's tokens. The
+    result covers the replaced positions of all mixed sequences.
 
     Args:
         target: Target model.
         draft: Independent draft model.
         answered: Prompts with their answers.
-        keep: Probability that a position of a mixed sequence keeps the target's token, as in
-            `RecordConfig`.
-        mixtures: Number of mixed sequences per answer, as in `RecordConfig`.
+        keep: Probability that a position of a mixed sequence keeps the target's token; from 0 to
+            below 1.
+        mixtures: Number of mixed sequences per answer; at least 1.
         generator: Random generator for draft tokens and mixtures, on the CPU.
     Returns:
-        Tensors by name, as in `Recording`, on the CPU. The indices in "prompts" start at 0.
+        Tensors by name, as in `Recording`, on the CPU. The entry "prompts" contains indices into
+        `answered`.
     """
     prompts, answers, _ = answered
-    # position whose logits predict each answer's first token
+    # Position in each prompt whose logits predict the first token of the answer.
     starts = [len(prompt) - 1 for prompt in prompts]
     count = max(map(len, answers))
     shared = shared_vocabulary(draft, target)
@@ -102,7 +108,7 @@ def _drafted(
     prompts, answers, params = answered
     texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     starts, count = [len(prompt) - 1 for prompt in prompts], max(map(len, answers))
-    # A greedy answer is the target's choice at each position, so the target is not run again.
+    # A greedy answer already contains the target's choices, so the target need not run again.
     models = (draft,) if params.greedy else (draft, target)
     logits = [
         run_from(model, texts, starts, count, None if model is target else shared)[0].cpu()
@@ -123,18 +129,20 @@ def _drafted(
 def draft_and_label(
     draft_scores: Tensor, target_choice: Tensor, greedy: bool, generator: torch.Generator
 ) -> list[Tensor]:
-    """Sample a token from each row of the draft model's scores, and label the token.
+    """Choose a draft token at each position, and label the token.
 
-    The label is the probability that the target accepts the token.
+    The label is the probability that the target accepts the token. In greedy decoding, the draft
+    token is the draft model's argmax; otherwise, it is sampled.
 
     Args:
-        draft_scores: The draft model's scores, [n, vocab].
-        target_choice: The target's scores, [n, vocab]; for greedy decoding, the target's tokens,
-            [n].
+        draft_scores: The draft model's scores after sampling parameters, [n, vocabulary].
+        target_choice: The target's scores, [n, vocabulary]; for greedy decoding, the target's
+            tokens, [n].
         greedy: Whether decoding is greedy.
-        generator: Random generator for the tokens.
+        generator: Random generator for the draft tokens.
     Returns:
-        Token ids, log-probabilities, entropies, labels and highest probabilities, each [n].
+        Token ids of the draft tokens, their log-probabilities, the entropies of the draft
+        distributions, the labels, and the highest draft probabilities, each [n].
     """
     draft_log_probs = draft_scores.log_softmax(-1)
     draft_probs = draft_log_probs.exp()
@@ -159,18 +167,18 @@ def run_from(
     count: int,
     shared: SharedVocabulary | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Run one forward pass, and apply the LM head to some positions only.
+    """Run one forward pass, and apply the LM head only to `count` positions per text.
 
     Args:
         model: Model to run.
         texts: Token ids of each text.
-        starts: First position in each text to which the LM head is applied.
-        count: Number of positions in each text to which the LM head is applied. The last position
-            of the longest text replaces all later positions.
+        starts: For each text, the first position to which the LM head is applied.
+        count: Number of positions per text to which the LM head is applied. Positions after the end
+            of the longest text repeat that text's last position.
         shared: Vocabulary that a draft model shares with its target. If given, the logits have one
-            column per id of this vocabulary.
+            column per token of this vocabulary.
     Returns:
-        Logits [batch, count, vocab] and the LM head's inputs [batch, count, hidden].
+        Logits [texts, count, vocabulary] and the LM head's inputs [texts, count, hidden].
     Raises:
         UnsupportedModelError: The model has no LM head.
     """

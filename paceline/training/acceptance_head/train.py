@@ -1,10 +1,10 @@
 """Train an acceptance head on recordings (Huang et al. 2024, section 3.3).
 
 The loss is weighted binary cross-entropy, and the optimiser is AdamW. There are two differences
-from the paper. First, the weight on rejections makes the raw head predict too many rejections, so
-the head's logit is scaled and shifted (Platt 1999). The scale and the shift are fitted to
-development prompts, without that weight. Second, the last layer is initialised to a logistic
-regression on scalars that are computed from the draft distribution.
+from the paper. First, the weight of rejections makes the raw head predict too many rejections.
+Training therefore fits a scale and a shift of the head's logit to development prompts, without the
+weight (Platt 1999). Second, the last layer starts as a logistic regression on scalars that are
+computed from the draft distribution.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def train(
 
     Args:
         recordings: Recordings with the same draft model.
-        config: Training settings; if omitted, the defaults are used.
+        config: Training settings. Default: `TrainConfig()`.
         progress: Whether to show a progress bar.
     Raises:
         ConfigError: There are no recordings, the recordings come from different draft models, there
@@ -68,7 +68,7 @@ def train(
     for tensor in tensors.values():
         require_finite(trainer.command, tensor, config.lr)
     scale, shift = platt(AcceptanceHead(card, tensors), dev)
-    # finite weights may still be far too large
+    # Even finite weights can be so large that the calibration fails.
     require_finite(trainer.command, torch.tensor([scale, shift]), config.lr)
     card = dataclasses.replace(card, scale=scale, shift=shift, prior=prior(training))
     head = AcceptanceHead(card, tensors)
@@ -84,7 +84,7 @@ class AcceptanceHeadTrainer(Trainer):
         card: Description of the head.
         config: Training settings.
     Attributes:
-        tensors: Weights by name, as in `AcceptanceHead`.
+        tensors: Weights of the head, by their names in `AcceptanceHead`.
     """
 
     command = "head train"
@@ -127,7 +127,7 @@ def first_tensors(
 
     Args:
         card: Description of the head.
-        scalars: Scalar inputs from which the fitted last layer predicts `labels`, [n, 0 or 3].
+        scalars: Scalars from which the fitted last layer predicts the labels, [n, 0 or 3].
         labels: Acceptance probabilities, [n].
         config: Training settings.
         generator: Random generator for the blocks, which are initialised as in `torch.nn.Linear`.
@@ -138,7 +138,7 @@ def first_tensors(
         for part, shape in (("weight", (hidden, hidden)), ("bias", (hidden,))):
             uniform = torch.rand(shape, generator=generator).mul_(2).sub_(1)
             tensors[f"blocks.{block}.{part}"] = uniform.div_(math.sqrt(hidden))
-    # half for each class
+    # Each of the two classes, rejected and accepted, gets half of the logit.
     fitted = logistic_fit(scalars, labels, config.reject_weight).float() / 2
     signs = torch.tensor([-1.0, 1.0])  # rejected, accepted
     tensors["last.weight"] = signs[:, None] * torch.cat([torch.zeros(hidden), fitted[:-1]])
@@ -147,7 +147,7 @@ def first_tensors(
 
 
 class PromptSplit(NamedTuple):
-    """The names of the prompts in each part of the training data."""
+    """The names of the prompts for training, calibration (dev) and evaluation."""
 
     training: list[str]
     dev: list[str]
@@ -155,8 +155,11 @@ class PromptSplit(NamedTuple):
 
 
 def split_prompts(names: Sequence[str], config: TrainConfig) -> PromptSplit:
-    """Split prompts at random; a prompt is in the same part in all recordings.
+    """Split prompts at random into training, development and held-out prompts.
 
+    Args:
+        names: Names of all prompts, without duplicates.
+        config: Training settings with the size of each part and the random seed.
     Raises:
         ConfigError: There are too few prompts.
     """
@@ -202,12 +205,12 @@ def _check_same_draft(recordings: Sequence[Recording]) -> None:
         if len(values) > 1:
             raise ConfigError(
                 f"head train: got recordings of different draft models ({setting}: {values});"
-                " expected one pair's. Leave the others out."
+                " expected recordings of a single draft model. Leave the others out."
             )
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
-    """Return the share of the peak learning rate: linear warm-up, then half a cosine."""
+    """Return the learning rate as a fraction of its peak: linear warm-up, then cosine."""
     first = warmup * steps
     if step < first:
         return (step + 1) / first

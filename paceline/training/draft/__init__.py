@@ -1,4 +1,4 @@
 """Train and evaluate draft models.
 
-docs/guides/train-a-draft-model.md explains how.
+The guide docs/guides/train-a-draft-model.md explains the commands.
 """

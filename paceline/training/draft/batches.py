@@ -1,4 +1,4 @@
-"""Group the text chunks for training into batches."""
+"""Group the chunks of training text into batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline.training.text_chunks import TextChunk
 
 
 class TextBatch(NamedTuple):
-    """The text chunks for one forward pass of training.
+    """A batch of text chunks, with the training targets from the target model.
 
     Attributes:
-        token_ids: Token ids of the b chunks, padded at the end to t tokens, [b, t].
+        token_ids: Token ids of b chunks, padded at the end to t tokens, [b, t].
         positions: Positions whose next token the draft model learns to predict, as indices into the
             flattened `token_ids`, [n].
         targets: For each of these positions, the target's k most likely next tokens, as indices in
@@ -33,19 +33,20 @@ class TextBatch(NamedTuple):
 
 
 class Batches:
-    """Yields batches indefinitely, in a new reproducible order in each epoch.
+    """Groups text chunks into batches, reproducibly but differently in each epoch.
 
     Args:
         chunks: Chunks to train on.
-        size: Maximum number of tokens per batch, including padding.
-        seed: Random seed for the order.
+        size: Maximum number of tokens per batch, including padding. A longer chunk is the only
+            chunk in its batch.
+        seed: Random seed for the order of the chunks.
     """
 
     def __init__(self, chunks: Sequence[TextChunk], size: int, seed: int) -> None:
         self._chunks, self._size, self._seed = chunks, size, seed
 
     def after(self, num_used: int) -> Iterator[list[TextChunk]]:
-        """Yield the batches that follow the first `num_used` batches."""
+        """Yield batches indefinitely, skipping the first `num_used` batches."""
         epoch = 0
         while True:
             plan = self._epoch(np.random.default_rng((self._seed, epoch)))
@@ -71,14 +72,14 @@ class Batches:
 
 
 def collated(chunks: Sequence[TextChunk], vocabulary_index: NDArray[np.int64]) -> TextBatch:
-    """Pad chunks to form one batch.
+    """Pad text chunks to the same length, and return them as one batch.
 
-    Target tokens outside the reduced vocabulary are omitted.
+    The batch omits the probabilities of tokens outside the reduced vocabulary.
 
     Args:
         chunks: Chunks in the batch.
-        vocabulary_index: Index of each token in the reduced vocabulary, [vocab]; -1 for tokens
-            outside it.
+        vocabulary_index: Index of each token in the reduced vocabulary, [vocabulary]; -1 for tokens
+            outside the reduced vocabulary.
     """
     width = max(map(len, chunks))
     ids = np.zeros((len(chunks), width), dtype=np.int64)

@@ -1,10 +1,10 @@
 """Compute the expected number of accepted tokens per chain of draft tokens.
 
-The input is the acceptance probability of the draft token at each position of an answer. One
-probability per position is sufficient: a draft token matters only if all draft tokens before it
-have been accepted, and then the text before it equals the answer. If a draft model reads target
-states, acceptance also depends on the position in the chain, because draft tokens have no target
-states.
+The input is the acceptance probability of a draft token at each position of an answer. One
+probability per position is sufficient, because a draft token matters only if the target has
+accepted all earlier draft tokens. The text before the token then equals the answer. If a draft
+model reads target states, acceptance also depends on the position in the chain, because draft
+tokens have no target states.
 
 For greedy answers, the result is exact. For sampled answers, the result is the expected value under
 rejection sampling.
@@ -24,10 +24,10 @@ class Chains:
     """Expected numbers of accepted tokens, for chains of K draft tokens.
 
     Attributes:
-        chains: Expected number of chains.
-        accepted: Expected number of accepted tokens by chain position, [K].
-        agreed: Sum of the acceptance probabilities of single tokens, as if each started a chain.
-        places: Number of tokens whose probabilities are added up in `agreed`.
+        chains: Expected number of draft chains in all answers.
+        accepted: Expected number of accepted tokens at each chain position, [K].
+        agreed: Sum of each answer token's acceptance probability at the start of a chain.
+        places: Number of answer tokens in this sum.
     """
 
     chains: float
@@ -37,17 +37,17 @@ class Chains:
 
     @property
     def per_chain(self) -> float:
-        """Expected number of accepted tokens per chain."""
+        """Return the expected number of accepted tokens per chain."""
         return sum(self.accepted) / max(self.chains, 1e-9)
 
     @property
     def agreement(self) -> float:
-        """Mean acceptance probability of a single token."""
+        """Return the mean acceptance probability of a token at the start of a chain."""
         return self.agreed / max(self.places, 1)
 
     @property
     def by_position(self) -> list[float]:
-        """Acceptance rate at each chain position, if all earlier tokens are accepted."""
+        """Return the acceptance rate at each chain position, given that it is reached."""
         reached = [self.chains, *self.accepted[:-1]]
         return [
             accepted / before if before else 0.0
@@ -58,13 +58,14 @@ class Chains:
 def expected_chains(
     answers: Iterable[Sequence[float] | NDArray[np.float64]], length: int
 ) -> Chains:
-    """Return how many draft tokens the target is expected to accept in all answers.
+    """Compute how many draft tokens the target is expected to accept in all answers.
 
-    In each answer, prefill produces the first token. The drafter then drafts one chain after
-    another until the answer ends. The target adds a token after each chain.
+    In each answer, prefill generates the first token. The drafter then drafts one chain after
+    another until the answer ends, and the target adds a token after the accepted part of each
+    chain.
 
     Args:
-        answers: For each answer, the acceptance probability of the draft token at each position of
+        answers: For each answer, the acceptance probability of a draft token at each position of
             the answer, [tokens]. If the probability also depends on the position in the chain, the
             shape is [chain positions, tokens]; the last row also applies to later chain positions.
         length: Number of draft tokens per chain.
@@ -75,7 +76,7 @@ def expected_chains(
         rates = np.atleast_2d(np.asarray(answer, dtype=np.float64))
         count = rates.shape[1]
         agreed, num_tokens = agreed + float(rates[0, 1:].sum()), num_tokens + max(0, count - 1)
-        # probability that a chain begins at each token
+        # Probability that a chain begins at each token of the answer.
         begun = np.zeros(count + length + 1)
         begun[1] = 1.0
         for start in range(1, count):

@@ -14,10 +14,14 @@ from paceline.training.text_chunks import TextChunk
 
 
 def loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return which rows are not padding, and the weights of these rows in the loss.
+    """Find the rows that are not padding, and their weights in the loss.
 
+    Args:
+        rows: Rows of the forward pass, which are the same for each chunk.
+        chunks: The b chunks of the batch.
     Returns:
-        A mask [b, rows], and the weights of the n rows that the mask selects, [n].
+        A mask of the rows that are not padding, [b, rows], and the weights of the n rows that the
+        mask selects, [n].
     """
     lengths, firsts = torch.tensor([(len(chunk), chunk.first) for chunk in chunks]).T[:, :, None]
     present = rows.positions < lengths
@@ -29,16 +33,22 @@ def loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor
 
 
 def padded(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor]:
-    """Return padded token ids [b, width] and states [b, width, 1 + layers, hidden]."""
+    """Pad text chunks to the same length t.
+
+    Returns:
+        Token ids [chunks, t] and target states [chunks, t, 1 + layers, hidden].
+    """
     ids = [torch.from_numpy(chunk.token_ids).long() for chunk in chunks]
     states = [_states(chunk) for chunk in chunks]
     return pad_sequence(ids, batch_first=True), pad_sequence(states, batch_first=True)
 
 
 def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens, with the target states before and after each token.
+    """Return n tokens of the chunks, with the target states before and after them.
 
-    Each token was chosen from the state before it.
+    Returns:
+        Token ids [n], the flattened target states from which the tokens were chosen, and the LM
+        head's inputs after the tokens [n, hidden].
     """
     tokens, before, after = [], [], []
     count = 0
@@ -54,7 +64,7 @@ def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Fit a map [b, a] from inputs [n, a] to outputs [n, b] by ridge regression."""
+    """Fit a linear map [b, a] from inputs [n, a] to outputs [n, b], with a ridge."""
     square = inputs.T @ inputs
     square.diagonal().add_(settings.LEAST_SQUARES_RIDGE)
     solution: Tensor = torch.linalg.solve(square, inputs.T @ outputs)

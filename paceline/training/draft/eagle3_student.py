@@ -1,10 +1,10 @@
 """Train an EAGLE-3 head in the format of the speculators library (Li et al. 2025).
 
-In decoding, the target's states are unknown for draft tokens. For a draft token, the head therefore
-reads its own output at the previous token. Training does the same (training-time test, section
-3.2), so the head runs once per chain position. Each text position is trained twice: as the first
-token of a draft chain, and at a random position in a chain. The LM head is a copy of the target's
-LM head and is not trained, as in speculators.
+In decoding, draft tokens have no target states. For a draft token, the head therefore reads its own
+output at the previous token. Training does the same (training-time test, section 3.2), so the head
+runs once per chain position. The head is trained twice at each text position: after a token that
+the target has chosen, and after a random number of draft tokens. The LM head is a copy of the
+target's LM head and is not trained, as in speculators.
 
 During training, the states are scaled to unit size. The saved weights expect unscaled states.
 """
@@ -47,11 +47,11 @@ from paceline.training.text_chunks import TextChunk, token_counts
 
 
 class Eagle3Student:
-    """An EAGLE-3 head during training.
+    """An EAGLE-3 head in training.
 
     Args:
-        target: Target model, whose states the head reads.
-        config: Training settings.
+        target: Target model, whose hidden states the head reads.
+        config: Settings of the training.
         token_ids: Token ids of the reduced draft vocabulary, ascending.
         chunks: Text chunks to train on, with the target's hidden states.
     Attributes:
@@ -82,7 +82,12 @@ class Eagle3Student:
         self._head = SampledHead(head, None, self._token_ids, counts, self._dtype)
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
-        """Return the weighted mean cross-entropy against the target's distribution."""
+        """Return the weighted mean cross-entropy against the target, in nats.
+
+        Args:
+            chunks: Text chunks of the batch.
+            step: Index of the training step, which seeds the random choices.
+        """
         random = np.random.default_rng((self._config.seed, step))
         chain, width = self._config.length, max(map(len, chunks))
         first = min(chunk.first for chunk in chunks)
@@ -102,7 +107,7 @@ class Eagle3Student:
 
     @torch.no_grad()
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Measure on held-out answers how many of `length` draft tokens are accepted."""
+        """Compute the acceptance of chains of `length` tokens on held-out answers."""
         return expected_chains([self._agreement(chunk, length) for chunk in held_out], length)
 
     def save(self, folder: Path) -> None:
@@ -128,11 +133,10 @@ class Eagle3Student:
         """Return the head's output for each row, [b, rows, hidden].
 
         Args:
-            token_ids: Token ids of b texts of t tokens, [b, t].
+            token_ids: Token ids of b texts with t tokens each, [b, t].
             states: The target's states after each token, [b, t, 1 + layers, hidden].
-            rows: Rows to compute. A row is a text position, and the number of draft tokens at the
-                end of the tokens up to this position. Rows are sorted by this number of draft
-                tokens. No row is at the first token of a text.
+            rows: Rows to compute, sorted by their number of draft tokens. No row is at the first
+                token of a text.
         """
         cache, end = DynamicCache(), 0
         outputs: list[Tensor] = []
@@ -141,7 +145,7 @@ class Eagle3Student:
         for count in rows.guessed.bincount().tolist():
             begin, end = end, end + count
             own = positions[begin:end]
-            if outputs:  # a draft token takes the output at the token before it
+            if outputs:  # at a draft token, the head reads its output at the previous token
                 read = outputs[-1][:, index[own - 1]]
             else:
                 read = self.model.fuse(states[:, own - 1, 1:].float() * self._state_scale)
@@ -152,7 +156,7 @@ class Eagle3Student:
         return torch.cat(outputs, dim=1)
 
     def _start_linear(self, chunks: Sequence[TextChunk]) -> None:
-        """Scale the states to unit size; fit the layer `fc` to predict the next states."""
+        """Choose the scale of the states, and fit `fc` to predict the next state."""
         _, before, following = (tensor.to(self._device) for tensor in state_pairs(chunks))
         hidden = following.shape[1]
         read = before[:, hidden:]
@@ -165,9 +169,9 @@ class Eagle3Student:
 
 
 def _from_second_token(rows: Rows) -> Rows:
-    """Sort rows by their number of draft tokens; increase their positions by one.
+    """Sort rows by their number of draft tokens, and shift their positions by one.
 
-    No state precedes the first token of a text, so the head starts at the second token.
+    The head starts at the second token of a text, because no state precedes the first token.
     """
     order = rows.guessed.argsort(stable=True)
     return Rows(rows.positions[order] + 1, rows.guessed[order], rows.mask[order][:, order])
@@ -223,8 +227,8 @@ def _first_module(
     embedding, head = embedding_and_lm_head(target)
     if head.bias is not None:
         raise UnsupportedModelError(
-            f"{type(target).__name__}: got an LM head with a bias; expected none, because the"
-            " format of EAGLE-3 heads has no bias. Train a draft of another kind."
+            f"{type(target).__name__}: got an LM head with a bias, which the format of EAGLE-3"
+            " heads does not support. Train a draft of another kind."
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

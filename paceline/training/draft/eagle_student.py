@@ -2,8 +2,8 @@
 
 The method follows Li et al. (2024), section 3.2, with three changes:
 
-- The draft model is trained at every position of a text in two situations: directly after the
-  target's newest token, and after draft tokens, which have no target states.
+- The draft model is trained twice at every position of a text: after a token that the target has
+  chosen, and after draft tokens. Draft tokens have no target states.
 - The loss compares the draft distribution with the target's full distribution, which is computed
   from the target's hidden state.
 - The initial weights of the input layer come from a linear least-squares fit that predicts the
@@ -46,11 +46,11 @@ from paceline.training.text_chunks import TextChunk, token_counts
 
 
 class EagleStudent:
-    """A draft model in training, which reads the target's hidden states.
+    """A draft model in training that reads the target's hidden states.
 
     Args:
         target: Target model, whose hidden states the draft model reads.
-        name: Human-readable name of the target.
+        name: Name of the target, for the draft model's configuration.
         config: Settings of the training.
         token_ids: Token ids of the reduced draft vocabulary, ascending.
         chunks: Chunks of training text, with the target's hidden states.
@@ -83,7 +83,12 @@ class EagleStudent:
         )
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
-        """Return the weighted mean cross-entropy against the target's distribution."""
+        """Return the weighted mean cross-entropy against the target, in nats.
+
+        Args:
+            chunks: Text chunks of the batch.
+            step: Index of the training step, which seeds the random choices.
+        """
         random = np.random.default_rng((self._config.seed, step))
         chain, width, device = self._config.length, max(map(len, chunks)), self.model.device
         first = min(chunk.first for chunk in chunks)
@@ -102,7 +107,7 @@ class EagleStudent:
         return states_loss(drafted[text, row], target, weight, bias, shares / shares.sum())
 
     def _in_product_dtype(self, module: nn.Module) -> Callable[..., Any]:
-        """Return a function that runs the module with weights in `product_dtype`."""
+        """Return a function that runs the module with its weights in `product_dtype`."""
         weights = {
             name: weight.to(self._dtype)
             for name, weight in module.state_dict(keep_vars=True).items()
@@ -110,17 +115,17 @@ class EagleStudent:
         return lambda *args, **named: functional_call(module, weights, args, named)
 
     def save(self, folder: Path) -> None:
-        """Write the draft model in bfloat16."""
+        """Write the draft model to an existing folder, in bfloat16."""
         save_draft(self.model, self._token_ids.tolist(), folder)
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Measure on held-out answers how many of `length` draft tokens are accepted."""
+        """Compute the acceptance of chains of `length` tokens on held-out answers."""
         return expected_chains(
             [guesses_agree(self.model, chunk, length) for chunk in held_out], length
         )
 
     def _start_linear(self, target: PreTrainedModel, chunks: Sequence[TextChunk]) -> None:
-        """Scale the inputs to unit size; fit the input layer to predict the next states."""
+        """Scale the inputs to unit size; fit the input layer to predict the next state."""
         embedding: Any = self.model.get_input_embeddings()
         norm: Any = self.model.get_decoder().norm
         tokens, states, following = (tensor.to(self.model.device) for tensor in state_pairs(chunks))
@@ -181,11 +186,11 @@ def _first_model(
 
 
 def middle_layers(target: PreTrainedModel, reads_at: float) -> tuple[int, ...]:
-    """Return the middle layers whose states a draft model reads.
+    """Return the target layer whose input a draft model also reads, if any.
 
     Args:
         target: Target model.
-        reads_at: Depth of the middle layer, as a share of the target's layers.
+        reads_at: Depth of the layer, as a fraction of the target's layers; 0 reads no layer.
     """
     depth = target.config.get_text_config(decoder=True).num_hidden_layers
     return (min(depth - 1, round(reads_at * depth)),) if reads_at else ()

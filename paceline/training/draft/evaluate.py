@@ -1,4 +1,4 @@
-"""Evaluate a draft model by its accepted tokens per chain and its cost."""
+"""Evaluate a draft model: accepted tokens per chain, cost and expected speed."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The expected gain from chains of one length.
+    """The expected speed-up from draft chains of one length.
 
     Attributes:
         length: Number of draft tokens per chain, K.
         accepted: Expected number of accepted tokens per chain.
-        speed: Speed relative to plain decoding.
+        speed: Decoding speed relative to plain decoding; above 1 means faster.
     """
 
     length: int
@@ -54,16 +54,16 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class DraftJudgement:
-    """The evaluation of a draft model.
+    """The evaluation of a draft model on greedy answers of the target.
 
     Attributes:
-        answers: Number of greedy answers.
-        tokens: Number of tokens in these answers.
+        answers: Number of answers.
+        tokens: Number of tokens in the answers.
         length: Number of draft tokens per chain in `chains`.
-        chains: Acceptance by prompt category and over all prompts.
+        chains: Acceptance of draft chains per prompt category, and over all prompts.
         target_seconds: Seconds per target forward pass over 1, 2, ... tokens.
-        draft_seconds: Seconds per forward pass of the draft model.
-        gains: Expected gain from each chain length.
+        draft_seconds: Seconds per forward pass of the draft model over one token.
+        gains: Expected speed-up for each chain length.
     """
 
     answers: int
@@ -76,12 +76,12 @@ class DraftJudgement:
 
     @property
     def cost_ratio(self) -> float:
-        """Cost of a draft-model forward pass, relative to a target forward pass."""
+        """Return the time of a draft forward pass, relative to a target forward pass."""
         return self.draft_seconds / self.target_seconds[0]
 
     @property
     def best(self) -> Gain:
-        """The gain from the chain length that gives the highest speed."""
+        """Return the result for the chain length with the highest expected speed."""
         return max(self.gains, key=lambda gain: gain.speed)
 
 
@@ -95,15 +95,17 @@ def agreements(
     token_ids: Tensor | None = None,
     shared: SharedVocabulary | None = None,
 ) -> list[NDArray[np.float64]]:
-    """Return 1 for each answer token that equals the draft model's argmax, else 0.
+    """Compare each answer token with the draft model's most likely token.
 
     Args:
-        model: Draft model that reads no hidden states of the target.
+        model: Draft model that does not read the target's hidden states.
         chunks: Answers with their prompts.
-        token_ids: Token ids of the reduced draft vocabulary, in ascending order. None means the LM
-            head's vocabulary.
-        shared: Vocabulary that the draft model shares with the target. None means the whole
-            vocabulary.
+        token_ids: Token ids of the reduced draft vocabulary, in ascending order. None means that
+            the draft model can predict every token of its LM head.
+        shared: Vocabulary that the draft model shares with the target. None means that both models
+            have the same vocabulary.
+    Returns:
+        For each answer, an array [tokens]: 1 if the two tokens are equal, otherwise 0.
     """
     decoder: Any = model.get_decoder()
     head: Any = model.get_output_embeddings()
@@ -125,15 +127,15 @@ def agreements(
 
 @torch.no_grad()
 def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDArray[np.float64]:
-    """Compare an answer with the guesses of a draft model that reads target states.
+    """Compare an answer with the draft tokens of a model that reads target states.
 
     Args:
         model: Draft model, attached to its target.
-        chunk: Answer with its prompt and the target's states.
+        chunk: Answer with its prompt and the target's hidden states.
         length: Number of draft tokens per chain.
     Returns:
-        An array [length, tokens]: 1 where the draft model's argmax at a chain position equals the
-        answer token, otherwise 0.
+        An array [chain positions, tokens]: 1 if the draft model's most likely token at the chain
+        position equals the answer token, otherwise 0.
     """
     assert chunk.states is not None, "read before the evaluation"
     states = chunk.states.to(model.device, model.dtype)
@@ -151,17 +153,17 @@ def guesses_agree(model: PreTrainedModel, chunk: TextChunk, length: int) -> NDAr
 def agreement_by_position(
     rows: Rows, chunk: TextChunk, length: int, guess: Callable[[Tensor], Tensor]
 ) -> NDArray[np.float64]:
-    """Return 1 for each answer token that is guessed correctly, else 0.
-
-    The result, [length, tokens], has one row per position of a draft chain, for the guesses at this
-    position.
+    """Compare an answer with the draft tokens at every position of a chain.
 
     Args:
-        rows: Rows for the evaluation.
+        rows: Rows of the forward pass, from `Rows.for_evaluation`.
         chunk: Answer with its prompt.
         length: Number of draft tokens per chain.
-        guess: Function that returns the draft model's argmax after the rows with given indices,
-            [n].
+        guess: Function that returns the draft model's most likely token after each of the rows with
+            the given indices, [n].
+    Returns:
+        An array [chain positions, tokens]: 1 if the draft token equals the answer token, otherwise
+        0.
     """
     ids, positions = torch.from_numpy(chunk.token_ids).long(), rows.positions
     drafting = ((positions >= chunk.first - 1) & (positions < len(ids) - 1)).nonzero()[:, 0]
@@ -181,9 +183,9 @@ def evaluate(
         draft: Draft model.
         target: Target model.
         answers: Greedy answers with their prompts.
-        length: Number of draft tokens per chain for acceptance by category.
+        length: Number of draft tokens per chain, for acceptance by category.
     Raises:
-        ConfigError: There are no answers.
+        ConfigError: `answers` is empty.
     """
     if not answers:
         raise ConfigError("draft evaluate: no answers. Record some with `paceline record`.")
@@ -220,7 +222,7 @@ def _agreements_of(
         shared = shared_vocabulary(draft.model, target.model)
         return agreements(draft.model, answers, shared=shared)
     states = read_states(target, answers, layers_read(draft.model), progress=True)
-    drafting = ModelView(draft.model, draft.products).module  # the same products as in use
+    drafting = ModelView(draft.model, draft.products).module  # the same kernels as in decoding
     return [
         guesses_agree(drafting, replace(chunk, states=state), length)
         for chunk, state in zip(answers, states, strict=True)
@@ -228,11 +230,11 @@ def _agreements_of(
 
 
 def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
-    """Return the median duration of a forward pass over one token and a draft chain.
+    """Return the median time of a forward pass over one token and a draft chain.
 
     Args:
         model: Model to time.
-        token_ids: Tokens of a text, which is repeated to fill the context.
+        token_ids: Token ids of a text, which is repeated to fill the context.
         width: Number of draft tokens in the chain.
     """
     ids = (token_ids * (1 + TIMED_CONTEXT // len(token_ids)))[:TIMED_CONTEXT]
@@ -257,7 +259,7 @@ def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
 
 
 def print_draft_judgement(judgement: DraftJudgement, console: Console | None = None) -> None:
-    """Print acceptance by category, the models' costs, and the gain by chain length."""
+    """Print acceptance by category, the models' costs, and speed by chain length."""
     console = console or Console()
     names = [
         Column("prompts"),

@@ -1,8 +1,8 @@
 """Store a draft model on disk during training.
 
-`model.safetensors` (bfloat16), `config.json` and, except for EAGLE-3 heads, `kept_tokens.json` hold
-the best draft model so far. `training.json` records how it was trained and evaluated.
-`state.safetensors` allows training to resume and is deleted at the end.
+The best draft model so far is in `model.safetensors` (bfloat16), `config.json` and, except for
+EAGLE-3 heads, `kept_tokens.json`. `training.json` records how it was trained and evaluated.
+`state.safetensors` is the checkpoint from which training can resume; it is deleted at the end.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ RECORD, STATE = "training.json", "state.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class TrainingPoint:
-    """A point on the learning curve.
+    """A point on the learning curve, from one validation.
 
     Attributes:
-        minutes: Training time in minutes.
-        steps: Number of optimiser steps.
-        tokens: Number of training tokens; a token that was used twice counts twice.
-        losses: Mean loss over the most recent steps, by kind of text.
-        agreement: Share of held-out tokens that are the draft model's argmax.
-        per_chain: Number of accepted tokens per chain on held-out answers.
+        minutes: Training time so far, in minutes.
+        steps: Number of optimiser steps so far.
+        tokens: Number of training tokens so far; a token that was used twice counts twice.
+        losses: Mean loss over the most recent steps, for "answers" and "texts".
+        agreement: Fraction of held-out tokens that equal the draft model's most likely token.
+        per_chain: Mean number of accepted tokens per draft chain on held-out answers.
     """
 
     minutes: float
@@ -58,9 +58,9 @@ class DraftProgress(TrainingProgress):
     """The progress of training a draft model.
 
     Attributes:
-        tokens: Number of training tokens; a token that was used twice counts twice.
-        batches: Number of batches used, by kind of text.
-        curve: Learning curve, one point per validation.
+        tokens: Number of training tokens so far; a token that was used twice counts twice.
+        batches: Number of batches used so far, for "answers" and "texts".
+        curve: Learning curve, with one point per validation.
     """
 
     tokens: int = 0
@@ -69,20 +69,20 @@ class DraftProgress(TrainingProgress):
 
     @property
     def best(self) -> TrainingPoint:
-        """Earliest of the points with the most accepted tokens per chain."""
+        """Return the first point with the highest number of accepted tokens per chain."""
         return max(self.curve, key=lambda point: point.per_chain)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecord:
-    """Record of how a draft model was trained.
+    """Records how a draft model was trained.
 
     Attributes:
-        settings: Settings that distinguish this training run from others.
+        settings: Settings that must not change when the training run resumes.
         about: Training texts, machine and library versions.
         note: Note from the user, such as sources and licences.
-        kept: Size of the reduced draft vocabulary.
-        curve: Learning curve.
+        kept: Number of tokens in the reduced draft vocabulary.
+        curve: Learning curve, with one point per validation.
         best: Point on the curve at which the draft model in the folder was saved.
         chains: Acceptance of draft chains on held-out answers at that point.
     """
@@ -104,11 +104,12 @@ class DraftFolder:
 
     Args:
         path: Folder of the draft model.
-        settings: Settings that distinguish this training run from others.
+        settings: Settings that must not change when the training run resumes.
         about: Training texts, machine and library versions.
-        note: Note from the user.
+        note: Note from the user, such as sources and licences.
     Raises:
-        ConfigError: The folder cannot be written, or holds a training run with different settings.
+        ConfigError: The folder cannot be written, or contains a training run with different
+            settings.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class DraftFolder:
 
     @property
     def finished(self) -> bool:
-        """True if the folder holds a completed training run."""
+        """Return whether the folder contains a completed training run."""
         return (self.path / RECORD).exists() and not self._state.exists
 
     def record(self) -> TrainingRecord:
@@ -138,15 +139,18 @@ class DraftFolder:
         return read_document(self.path / RECORD, RECORD_KIND)
 
     def restore(self, model: nn.Module, optimisers: Sequence[Optimizer]) -> DraftProgress:
-        """Load the last checkpoint into the model and optimisers, and return its progress.
+        """Load the checkpoint, if there is one, and return the progress of training.
 
+        Args:
+            model: Draft model that receives the weights.
+            optimisers: Optimisers that receive the optimiser state.
         Raises:
             ConfigError: The checkpoint is damaged.
         """
         if not self._state.exists:
             return DraftProgress()
         values = self._state.value("progress")
-        # tied output embeddings are not stored
+        # The checkpoint does not contain tied output embeddings.
         model.load_state_dict(self._state.tensors("model"), strict=False)
         restore_state(optimisers, self._state.tensors("optimiser"))
         curve = [TrainingPoint(**point) for point in values.pop("curve")]
@@ -161,7 +165,7 @@ class DraftFolder:
             save: Function that writes the model to an existing folder.
             progress: Training progress, including the curve.
             chains: Acceptance of draft chains at the last validation.
-            kept: Size of the reduced draft vocabulary.
+            kept: Number of tokens in the reduced draft vocabulary.
         """
         best = progress.best
         if best is progress.curve[-1]:
@@ -198,18 +202,23 @@ def save_draft(model: PreTrainedModel, token_ids: Sequence[int], folder: Path) -
     """Write a bfloat16 copy of a draft model, and its reduced vocabulary.
 
     Args:
-        model: Draft model.
+        model: Draft model to save.
         token_ids: Token ids of the reduced draft vocabulary.
-        folder: Existing folder.
+        folder: Existing folder that receives the files.
     """
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     save_kept(folder, token_ids, int(model.config.vocab_size))
 
 
 def _replace_files(save: Callable[[Path], None], folder: Path) -> None:
-    """Write a model to a temporary folder, then move its files; weights come last."""
+    """Write a model to a temporary folder, then move its files, the weights last.
+
+    Args:
+        save: Function that writes the model to an existing folder.
+        folder: Folder whose files are replaced.
+    """
     with tempfile.TemporaryDirectory(dir=folder, suffix=".tmp") as partial:
         save(Path(partial))
         for path in sorted(Path(partial).iterdir(), key=lambda path: path.suffix == ".safetensors"):
-            path.chmod(0o644)  # safetensors writes 0600
+            path.chmod(0o644)  # safetensors creates files with mode 0600
             os.replace(path, folder / path.name)

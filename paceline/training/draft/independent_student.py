@@ -1,7 +1,7 @@
-"""Train an independent draft model, a small Llama with the target's vocabulary.
+"""Train an independent draft model: a small Llama with the target's vocabulary.
 
-The input and output embeddings share one matrix, which is initialised to the projection of the
-target's embedding onto its principal components.
+The input and output embeddings share one matrix. Its initial value is the projection of the
+target's embedding onto the embedding's principal components.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.training.text_chunks import TextChunk
 
 
 class IndependentStudent:
-    """An independent draft model during training.
+    """An independent draft model in training.
 
     Args:
         target: Target model.
@@ -46,10 +46,14 @@ class IndependentStudent:
         self._vocabulary_index[token_ids] = np.arange(len(token_ids))
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
-        """Return the mean cross-entropy against the training targets.
+        """Return the mean cross-entropy against the training targets, in nats.
 
-        A training target is the distribution recorded from the target model. Where none was
-        recorded, it is the next token of the text.
+        At each position, the training target is the target model's recorded distribution, or the
+        next token of the text if no distribution was recorded.
+
+        Args:
+            chunks: Text chunks of the batch.
+            step: Index of the training step, which has no effect on this loss.
         """
         batch = collated(chunks, self._vocabulary_index)
         batch = TextBatch(*(tensor.to(self.model.device) for tensor in batch))
@@ -62,11 +66,11 @@ class IndependentStudent:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the draft model in bfloat16."""
+        """Write the draft model to an existing folder, in bfloat16."""
         save_draft(self.model, self._token_ids.tolist(), folder)
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Measure on held-out answers how many of `length` draft tokens are accepted."""
+        """Compute the acceptance of chains of `length` tokens on held-out answers."""
         return expected_chains(agreements(self.model, held_out, self._token_ids), length)
 
 
@@ -111,7 +115,7 @@ def first_model(target: PreTrainedModel, config: DraftTraining) -> PreTrainedMod
 
 @torch.no_grad()
 def shrink_residuals(layers: Iterable[Any]) -> None:
-    """Scale down all weights that write to the residual stream, as in GPT-2."""
+    """Scale down the weights whose outputs enter the residual stream, as in GPT-2."""
     layers = list(layers)
     scale = (2 * len(layers)) ** -0.5
     for layer in layers:
@@ -120,9 +124,9 @@ def shrink_residuals(layers: Iterable[Any]) -> None:
 
 
 def principal(rows: Tensor, size: int) -> Tensor:
-    """Project rows [n, d], without centring, onto their principal axes, [n, size].
+    """Project rows [n, d] onto their first `size` principal axes, without centring.
 
-    If `size` exceeds d, the remaining columns are zeros.
+    The result has the shape [n, size]. If `size` exceeds d, the remaining columns are zero.
     """
     values, vectors = torch.linalg.eigh(rows.T @ rows)
     projected = rows @ vectors[:, values.argsort(descending=True)[:size]]

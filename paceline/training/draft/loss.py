@@ -1,9 +1,9 @@
 """Compute the cross-entropy against the target, one block of positions at a time.
 
-There are two losses. For `distillation_loss`, the target's distribution is given by its most likely
-tokens. For `states_loss`, the target's distribution is given by the target's hidden state, from
-which the LM head computes all logits. Both losses compute their gradients in the forward pass,
-while the logits are available. Autograd would take three times as long.
+There are two losses. `distillation_loss` receives the target's most likely tokens and their
+probabilities. `states_loss` receives the target's hidden states, from which the LM head computes
+the full distribution. Both losses compute their gradients in the forward pass, while the logits are
+available. Autograd would take three times as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.training.draft.settings import LOSS_ROWS
 class _DistillationLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, probs: Tensor) -> Tensor:
-        """Return the mean loss, and store its gradients."""
+        """Return the mean loss, and store its gradients for the backward pass."""
         hidden_gradient, weight_gradient = torch.empty_like(hidden), torch.zeros_like(weight)
         total = hidden.new_zeros(())
         parts = (torch.split(rows, LOSS_ROWS) for rows in (hidden, hidden_gradient, targets, probs))
@@ -48,8 +48,8 @@ def distillation_loss(hidden: Tensor, weight: Tensor, targets: Tensor, probs: Te
     Args:
         hidden: Hidden states, [n, d].
         weight: Rows of the LM head, [vocab, d].
-        targets: Tokens of the target's distribution, as row indices of `weight`, [n, k]; a position
-            may list the same token twice.
+        targets: The target's most likely tokens, as row indices of `weight`, [n, k]. A position may
+            list the same token twice.
         probs: The target's probabilities of these tokens, [n, k]; each row sums to 1.
     """
     loss: Tensor = _DistillationLoss.apply(hidden, weight, targets, probs)  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ class _StatesLoss(torch.autograd.Function):
     def forward(
         ctx: Any, draft: Tensor, target: Tensor, weight: Tensor, bias: Tensor, shares: Tensor
     ) -> Tensor:
-        """Return the loss, and store its gradient."""
+        """Return the loss, and store its gradient for the backward pass."""
         gradient = torch.empty_like(draft, dtype=torch.float32)
         total = draft.new_zeros((), dtype=torch.float32)
         parts = (torch.split(rows, LOSS_ROWS) for rows in (draft, target, shares, gradient))
@@ -90,7 +90,7 @@ def states_loss(
     """Return the weighted cross-entropy between target and draft logits, in nats.
 
     Args:
-        draft: The draft model's hidden states, [n, d].
+        draft: The draft model's predictions of the target's hidden states, [n, d].
         target: The target's hidden states, [n, d].
         weight: Rows of the LM head, [vocab, d]. Matrix products use the dtype of `weight`.
         bias: Bias of the LM head, [vocab].

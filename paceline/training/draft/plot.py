@@ -10,7 +10,7 @@ from paceline.training.draft.folder import TrainingRecord
 
 
 def draw_curve(record: TrainingRecord, path: str | Path) -> None:
-    """Plot losses and held-out acceptance against training time as a PNG file.
+    """Plot losses and held-out acceptance over training time, as a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
@@ -42,7 +42,7 @@ def draw_curve(record: TrainingRecord, path: str | Path) -> None:
 
 
 def draw_judgement(judgement: DraftJudgement, path: str | Path) -> None:
-    """Plot acceptance by chain position and speed by chain length as a PNG file.
+    """Plot acceptance by chain position, and speed by chain length, as a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

@@ -1,4 +1,4 @@
-"""Load the models and texts that a draft-model training command specifies."""
+"""Load the target and the texts for training a draft model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.training.target_states import read_states
 from paceline.training.text_chunks import TextChunk, recorded_chunks, shortened
 from paceline.util.files import digest_of
 
-# settings that may change when training resumes
+# Settings that may change when training resumes.
 _CHANGEABLE = ("minutes", "note", "validations")
 
 
@@ -33,9 +33,9 @@ class DraftData:
     """The texts for training a draft model.
 
     Attributes:
-        answers: Target answers to train on.
+        answers: Answers of the target to train on.
         texts: Other texts to train on.
-        held_out: Answers for validation.
+        held_out: Answers of the target for validation.
     """
 
     answers: list[TextChunk]
@@ -44,15 +44,20 @@ class DraftData:
 
     @property
     def training(self) -> list[TextChunk]:
-        """All chunks of text to train on: first the answers, then the other texts."""
+        """Return all text chunks to train on: first the answers, then the other texts."""
         return [*self.answers, *self.texts]
 
     @staticmethod
     def split(
         answers: Sequence[TextChunk], texts: Sequence[TextChunk], config: DraftTraining
     ) -> DraftData:
-        """Split the data; every `config.held_out`-th answer is held out for validation.
+        """Hold out every n-th answer for validation, with n = `config.held_out`.
 
+        Args:
+            answers: Answers of the target.
+            texts: Other texts, which are all used for training.
+            config: Settings of the training. Answers for training are cut to `config.context`
+                tokens.
         Raises:
             ConfigError: There are too few answers.
         """
@@ -64,10 +69,10 @@ class DraftData:
     def with_states(
         self, target: CachedLM, config: DraftTraining, progress: bool = False
     ) -> DraftData:
-        """Return the same chunks of text, each with the target's hidden states added.
+        """Return the same text chunks with the target's hidden states.
 
         Args:
-            target: Target model.
+            target: Target model, which reads the chunks.
             config: Settings of the training, which determine the layers to read.
             progress: Whether to show a progress bar.
         Raises:
@@ -93,7 +98,7 @@ def prepare(
     out: Path,
     config: DraftTraining,
 ) -> tuple[PreTrainedModel, DraftData, DraftFolder]:
-    """Return the target, the training texts and the draft model's folder.
+    """Load the target and the training texts, and prepare the draft model's folder.
 
     Args:
         target: Target model: directory, hub id or built-in name.
@@ -102,8 +107,8 @@ def prepare(
         out: Folder for the draft model.
         config: Settings of the training.
     Raises:
-        ConfigError: A file cannot be read or belongs to a different target, or the folder holds a
-            training run with different settings.
+        ConfigError: A file cannot be read or belongs to a different target, or the folder contains
+            a training run with different settings.
     """
     location = demo.target_of(target)
     model = load_model(location, "auto" if config.uses_target_states else torch.float32)
@@ -112,7 +117,7 @@ def prepare(
     texts = read_texts("draft train", location, inputs, config.context)
     data = DraftData.split(answers, texts, config)
     if config.uses_target_states:
-        embedding_and_lm_head(model)  # raises now rather than after the states have been read
+        embedding_and_lm_head(model)  # raise errors before reading the states, which is slow
     settings: dict[str, Any] = {
         "target_fingerprint": fingerprint,
         "inputs": digest_of({"ids": [_checksums(answers), _checksums(texts)]}),
@@ -131,7 +136,7 @@ def prepare(
 
 
 def _checksums(chunks: Sequence[TextChunk]) -> list[int]:
-    """Return the number of chunks, followed by a checksum of each chunk."""
+    """Return the number of text chunks, followed by a checksum of each chunk."""
     return [
         len(chunks),
         *(int(chunk.token_ids.astype("int64") @ range(1, len(chunk) + 1)) for chunk in chunks),

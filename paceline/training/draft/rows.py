@@ -1,14 +1,15 @@
 """Arrange the rows of a forward pass that trains or evaluates an EAGLE model.
 
-A row stands for a position in the text, and for a number of guesses: the last tokens up to the
-position that count as draft tokens. For example, at position 5:
+A row of the forward pass corresponds to a position in the text and a number of guesses. The guesses
+are the last tokens up to the position; the row treats them as draft tokens. For example, at
+position 5:
 
     no guesses      the target has chosen tokens 0 to 5
     two guesses     the target has chosen tokens 0 to 3, and tokens 4 and 5 are draft tokens
 
-In a row without guesses, the model also reads the target state from which the row's token was
-chosen. A row with guesses sees what a draft model sees in decoding: tokens with target states,
-followed by draft tokens without target states.
+In a row without guesses, the model also reads the target states from which the row's token was
+chosen. A row with guesses attends to what a draft model attends to in decoding: tokens with target
+states, followed by draft tokens without target states.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Rows(NamedTuple):
 
     Attributes:
         positions: Position of each row in the text, [rows].
-        guessed: For each row, how many of the last tokens up to the row's position are draft
-            tokens (guesses), [rows].
-        mask: Entry [i, j] is True if row i sees row j, bool [rows, rows].
+        guessed: Number of guesses of each row: how many of the last tokens, up to and including the
+            row's position, are draft tokens, [rows].
+        mask: Entry [i, j] is True if row i attends to row j, bool [rows, rows].
     """
 
     positions: Tensor
@@ -38,7 +39,7 @@ class Rows(NamedTuple):
 
     @staticmethod
     def of(positions: Tensor, guessed: Tensor) -> Rows:
-        """Return rows with these positions and numbers of guesses, and compute the mask."""
+        """Create rows from positions and numbers of guesses, and compute their mask."""
         roots = positions - guessed  # the newest token that the target has chosen
         sees_target = (guessed[None] == 0) & (positions[None] <= roots[:, None])
         sees_guesses = (
@@ -50,14 +51,14 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
-        """Return the rows for training.
+        """Create the rows for a training step.
 
-        The first `length` rows stand for the text positions, without guesses. The other rows, one
-        per draft token, stand for positions in chains of draft tokens.
+        The first `length` rows are the positions of the text, without guesses. The other rows
+        belong to draft chains, which start at regular intervals: one row per draft token.
 
         Args:
             length: Number of tokens in the text.
-            chain: Every `chain`-th position is the root of a chain of draft tokens.
+            chain: Number of positions from the root of one draft chain to the next root.
             offset: Position of the first root.
             first: Position of the first token that may be a draft token.
         """
@@ -71,11 +72,11 @@ class Rows(NamedTuple):
 
     @staticmethod
     def for_evaluation(length: int, chain: int, first: int) -> Rows:
-        """Return one row for each combination of text position and chain position.
+        """Create one row for each text position and each number of guesses.
 
         Args:
             length: Number of tokens in the text.
-            chain: Number of tokens in a chain.
+            chain: Number of draft tokens in a chain; rows have 0 to `chain` - 1 guesses.
             first: Position of the first token that may be a draft token.
         """
         positions = [
@@ -86,9 +87,10 @@ class Rows(NamedTuple):
         return Rows.of(torch.cat(positions), torch.cat(guessed))
 
     def with_drafts(self) -> Rows:
-        """Return these rows, then a copy of each row with guesses (draft tokens).
+        """Return these rows, followed by a copy of each row that has guesses.
 
-        No other row sees a copy, so the copy's token can be replaced by another draft token.
+        No other row attends to a copy, so the caller can replace the copy's token by another draft
+        token.
         """
         again = (self.guessed > 0).nonzero()[:, 0]
         count, added = len(self.positions), len(again)
@@ -113,19 +115,20 @@ def hidden_of_rows(
     unread: int = 0,
     drafted: Tensor | None = None,
 ) -> Tensor:
-    """Return the input to the draft model's LM head for each row, [b, rows, hidden].
+    """Run a draft model; return its LM head's input for each row, [b, rows, hidden].
 
-    All tensors except those in `rows` are on the decoder's device.
+    All tensors except those in `rows` must be on the decoder's device.
 
     Args:
         embedding: The draft model's input embedding, or a function with the same signature.
         decoder: The draft model's decoder, or a function with the same signature.
         token_ids: Token ids of b texts with t tokens each, [b, t].
         chosen_by: For each token, the target states from which the token was chosen,
-            [b, t, 1 + layers, states].
+            [b, t, 1 + layers, hidden].
         rows: Rows to compute; the same rows for each text.
-        unread: Number of tokens at the start of each text whose target states are not used.
-        drafted: Token ids for the last n rows, [b, n]. They replace the text's token ids there.
+        unread: Number of tokens at the start of each text whose target states are not read.
+        drafted: Token ids that replace the text's tokens in the last n rows, [b, n]. Default: the
+            text's tokens remain.
     """
     texts, device = len(token_ids), token_ids.device
     readers = ((rows.guessed == 0) & (rows.positions > max(0, unread - 1))).nonzero()[:, 0]
@@ -150,6 +153,6 @@ def shifted(states: Tensor) -> Tensor:
     """Return the states from which each token was chosen; zeros for the first token.
 
     Args:
-        states: States after each token, [b, t, ...].
+        states: Target states after each token, [b, t, ...].
     """
     return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)

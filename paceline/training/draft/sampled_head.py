@@ -1,10 +1,10 @@
 """Sample rows of the target's LM head for a training step.
 
-Logits for the whole reduced vocabulary would take half the time of a step, although a few tokens
-have nearly all the probability. A step therefore uses the frequent tokens, the tokens in its texts,
-and a random sample of the others. Each token in the random sample represents several tokens; the
-logarithm of their number is added to its logit. The method is called sampled softmax (Bengio and
-Senecal 2008; Jean et al. 2015).
+Computing logits for the whole reduced vocabulary would take half the time of a step, although a few
+tokens have nearly all the probability. A step therefore uses the frequent tokens, the tokens in its
+texts, and a random sample of the others. Each sampled token represents several tokens, so the
+logarithm of their number is added to the sampled token's logit. This method is called sampled
+softmax (Bengio and Senecal 2008; Jean et al. 2015).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class SampledHead:
     """Samples rows of an LM head for each training step.
 
     Args:
-        weight: Rows of the LM head for the reduced vocabulary, [kept, states].
-        bias: Bias of these rows, [kept]; None without a bias.
-        token_ids: Token ids of the rows, [kept].
-        counts: Number of times that each token occurs as a prediction target, [vocab].
+        weight: Rows of the LM head for the reduced vocabulary, [rows, hidden].
+        bias: Bias of these rows, [rows]; None if the LM head has no bias.
+        token_ids: Token ids of the rows, [rows].
+        counts: Number of times that each token occurs as a prediction target, [vocabulary].
         dtype: Dtype of the matrix products.
     """
 
@@ -44,17 +44,17 @@ class SampledHead:
             weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
         )
         kept = token_ids.cpu().numpy()
-        self._row_of_token = np.full(len(counts), len(kept))  # last row: not in the head
+        self._row_of_token = np.full(len(counts), len(kept))  # len(kept): no row
         self._row_of_token[kept] = np.arange(len(kept))
         self._frequent = np.zeros(len(kept) + 1, dtype=bool)
         self._frequent[smallest_cover(counts[kept], FREQUENT_SHARE)] = True
 
     def sample(self, token_ids: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return the weight [n, states] and bias [n] of the LM head's rows for one step.
+        """Sample rows for one step; return their weights [n, hidden] and biases [n].
 
         Args:
             token_ids: Token ids in the step's texts.
-            random: Random generator.
+            random: Random generator for the sample.
         """
         certain = self._frequent.copy()
         certain[self._row_of_token[token_ids.cpu().numpy()]] = True

@@ -13,39 +13,39 @@ DraftKind = Literal["eagle", "independent", "eagle3"]
 
 HEAD_SIZE = 32  # Dimensions of an attention head.
 
-# Schedule; chosen using drafts for SmolLM2-135M-Instruct.
+# Schedule; the values were chosen with draft models for SmolLM2-135M-Instruct.
 WARM_UP_STEPS = 50  # Steps of linear warm-up.
-CONSTANT_SHARE = 0.4  # Share of the time before the learning rate starts its linear decay to 0.
-FIRST_ANSWERS_SHARE = 0.4  # Share of answer steps at the start, relative to the share at the end.
+CONSTANT_SHARE = 0.4  # Fraction of the time before the learning rate starts to fall linearly to 0.
+FIRST_ANSWERS_SHARE = 0.4  # Proportion of steps with answers at the start, relative to the end.
 EMBEDDING_LR_FACTOR = 0.5  # Learning rate of the embedding, relative to the peak.
 MAX_GRADIENT_NORM = 1.0  # Maximum gradient norm; larger gradients are clipped.
-ANSWERS_WEIGHT = 0.7  # Weight of answers, relative to texts, in the reduced vocabulary.
+ANSWERS_WEIGHT = 0.7  # Weight of answers in choosing the reduced vocabulary; texts have the rest.
 
 # Initial weights.
-INDEPENDENT_HIDDEN, INDEPENDENT_LAYERS = 96, 3  # Default shape without target states.
-INDEPENDENT_DEVIATION = 0.04  # Standard deviation without target states.
+INDEPENDENT_HIDDEN, INDEPENDENT_LAYERS = 96, 3  # Default shape of an independent draft model.
+INDEPENDENT_DEVIATION = 0.04  # Standard deviation of an independent draft model's weights.
 EMBEDDING_DEVIATION = 0.06  # Standard deviation of the projected embedding.
-EAGLE_LAYERS = 2  # Default number of layers of a draft that reads target states.
-EAGLE_DEVIATION = 0.03  # Standard deviation of that draft's weights.
-LEAST_SQUARES_PAIRS = 60_000  # Pairs of states to which the linear map is fitted.
-LEAST_SQUARES_RIDGE = 100.0  # Ridge, in pairs of unit size whose next state is 0.
+EAGLE_LAYERS = 2  # Default number of layers of a draft model that reads target states.
+EAGLE_DEVIATION = 0.03  # Standard deviation of the weights of such a draft model.
+LEAST_SQUARES_PAIRS = 60_000  # Number of pairs of states to which the linear map is fitted.
+LEAST_SQUARES_RIDGE = 100.0  # Ridge, as a number of unit-size pairs whose next state is 0.
 
 EAGLE3_LAYERS = 1  # Default number of layers of an EAGLE-3 head.
 EAGLE3_HEAD = 64  # Dimensions of an attention head, for targets without attention.
 EAGLE3_NORM_EPS = 1e-5  # Epsilon of an EAGLE-3 head's norms, as in most published heads.
 
-# Loss of a draft that reads target states.
-GUESS_WEIGHTS = (1.0, 0.6, 0.5, 0.4)  # Weight after 0, 1, ... guesses; the last also applies later.
-PROMPT_WEIGHT = 0.3  # Weight of prompt positions, where no draft is needed.
-UNREAD_SHARE = 0.1  # Share of batches whose initial tokens have no state, as with prefix caching.
-FREQUENT_SHARE = 0.9  # Share of all tokens covered by those that every step includes.
-SAMPLING_INTERVAL = 8  # Each sampled token represents this many rare tokens.
-LOSS_ROWS = 256  # Positions whose logits are computed together, to stay in the cache.
+# Loss of a draft model that reads target states.
+GUESS_WEIGHTS = (1.0, 0.6, 0.5, 0.4)  # Weight after 0, 1, 2, and 3 or more guesses.
+PROMPT_WEIGHT = 0.3  # Factor for the weight of prompt positions, where no draft is needed.
+UNREAD_SHARE = 0.1  # Fraction of batches whose first tokens have no states, as with prefix caching.
+FREQUENT_SHARE = 0.9  # Fraction of all tokens that the frequent tokens must cover.
+SAMPLING_INTERVAL = 8  # Number of rare tokens that each sampled token represents.
+LOSS_ROWS = 256  # Positions whose logits are computed together; they fit into the CPU's cache.
 
 # Evaluation.
-CHAIN_LENGTHS = tuple(range(1, 9))  # Chain lengths K to compare.
-TIMED_FORWARDS = 24  # Forward passes per measurement.
-TIMED_CONTEXT = 160  # Tokens before each timed forward pass.
+CHAIN_LENGTHS = tuple(range(1, 9))  # Numbers of draft tokens per chain to compare.
+TIMED_FORWARDS = 24  # Number of forward passes per measurement.
+TIMED_CONTEXT = 160  # Number of tokens in the KV cache at each timed forward pass.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class DraftTraining(TrainingSettings):
 
     @property
     def uses_target_states(self) -> bool:
-        """True if the draft model uses the target's hidden states."""
+        """Return whether the draft model uses the target's hidden states."""
         return self.kind != "independent"
 
     def __post_init__(self) -> None:

@@ -13,11 +13,11 @@ from paceline.training.draft.settings import DraftTraining
 
 
 def shaped_as_start(config: DraftTraining) -> DraftTraining:
-    """Return the settings, with layer sizes taken from the draft model in `start`.
+    """Return the settings with the layer sizes of the draft model `config.start`.
 
     Raises:
-        ConfigError: The draft model cannot be loaded, is of a different kind, or has a different
-            shape from the settings.
+        ConfigError: The draft model cannot be loaded, is of a different kind, or its layer sizes
+            contradict the settings.
     """
     if not config.start:
         return config
@@ -49,7 +49,7 @@ def shaped_as_start(config: DraftTraining) -> DraftTraining:
 
 
 def load_start(model: nn.Module, start: str) -> None:
-    """Copy the weights, but not the reduced vocabulary, of another draft model.
+    """Copy the weights of another draft model, but not its reduced vocabulary.
 
     Args:
         model: Draft model to train, which receives the weights.

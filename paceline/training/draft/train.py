@@ -1,11 +1,11 @@
 """Train a draft model by distillation (Hinton et al. 2015) and on plain text.
 
-For distillation, the target's distributions come from recorded answers.
+Distillation uses the target's distributions in recorded answers.
 
-The training time determines the quality, so the schedule depends on the elapsed time. The learning
-rate is constant at first, and then falls linearly to zero. Meanwhile, more and more steps use
-answers instead of plain text. The data order and the initial weights depend only on the seed. An
-interrupted training run resumes from its checkpoint.
+A training run has a fixed duration, so the schedule depends on the elapsed time. The learning rate
+is constant at first, and then falls linearly to zero. Meanwhile, more and more steps use answers
+instead of plain text. The data order and the initial weights depend only on the seed. An
+interrupted training run can resume from its checkpoint.
 """
 
 from __future__ import annotations
@@ -41,26 +41,22 @@ ANSWERS, TEXTS = "answers", "texts"
 
 
 class Student(Protocol):
-    """Interface of all kinds of draft models: loss, acceptance rate and files.
-
-    Attributes:
-        model: The draft model, in float32.
-    """
+    """Interface of all kinds of draft models in training."""
 
     @property
     def model(self) -> nn.Module:
-        """Return the module with the weights to train."""
+        """Return the draft model, in float32, whose weights are trained."""
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
-        """Return the loss on a batch.
+        """Return the loss on a batch, in nats.
 
         Args:
-            chunks: Chunks of the batch.
-            step: Index of the training step, used for random sampling.
+            chunks: Text chunks of the batch.
+            step: Index of the training step, which seeds any random choices.
         """
 
     def acceptance(self, held_out: Sequence[TextChunk], length: int) -> Chains:
-        """Measure on held-out answers how many of `length` draft tokens are accepted."""
+        """Compute the acceptance of chains of `length` tokens on held-out answers."""
 
     def save(self, folder: Path) -> None:
         """Write the draft model to an existing folder."""
@@ -71,10 +67,10 @@ class DraftTrainer(Trainer):
 
     Args:
         target: Target model.
-        data: Training texts.
+        data: Texts for training and validation.
         config: Settings of the training.
-        folder: Folder of the draft model and its checkpoint.
-        clock: Function that returns the time in seconds.
+        folder: Folder for the draft model and its checkpoint.
+        clock: Function that returns the current time in seconds.
     Attributes:
         model: The draft model, in float32.
         progress: Progress of the training run.
@@ -126,7 +122,7 @@ class DraftTrainer(Trainer):
         }
 
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the loss on the next batch of answers or texts."""
+        """Return the kind of the next batch, answers or texts, and the loss on it."""
         kind, progress = self._next_kind(), self.progress
         batch = next(self._batches[kind])
         progress.batches[kind] += 1
@@ -134,12 +130,12 @@ class DraftTrainer(Trainer):
         return kind, self._student.loss(batch, progress.steps)
 
     def validate(self, losses: dict[str, float]) -> str:
-        """Measure held-out acceptance; store the checkpoint and the best draft model."""
+        """Compute held-out acceptance; store the checkpoint and the best draft model."""
         config, progress = self._config, self.progress
         chains = self._student.acceptance(self._held_out, config.length)
         minutes, scores = progress.seconds / 60, (chains.agreement, chains.per_chain)
         point = TrainingPoint(minutes, progress.steps, progress.tokens, losses, *scores)
-        with interrupts_held():  # the record and the state must match
+        with interrupts_held():  # the training record and the checkpoint must match
             progress.curve.append(point)
             self._folder.save_validation(self._student.save, progress, chains, self._kept)
             self.save_state()
@@ -149,16 +145,19 @@ class DraftTrainer(Trainer):
         )
 
     def save_state(self) -> None:
-        """Store the checkpoint."""
+        """Store a checkpoint from which training can resume."""
         self._folder.save_state(self.model, self.optimisers, self.progress)
 
     def _rate(self, _: int) -> float:
-        """Return the current learning rate as a share of the peak learning rate."""
+        """Return the current learning rate as a fraction of the peak learning rate."""
         warm_up = min(1.0, (self.progress.steps + 1) / settings.WARM_UP_STEPS)
         return warm_up * min(1.0, (1 - self.share) / (1 - settings.CONSTANT_SHARE))
 
     def _next_kind(self) -> str:
-        """Choose answers or texts for the next batch at random; early on, mostly texts."""
+        """Choose randomly between answers and texts for the next batch.
+
+        The probability of answers increases during training.
+        """
         if len(self._batches) < 2:
             return next(iter(self._batches))
         answers = self._config.answers * (
@@ -169,15 +168,16 @@ class DraftTrainer(Trainer):
 
 
 def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDArray[np.int64]:
-    """Return the smallest vocabulary that covers a share of the training tokens.
+    """Return the smallest vocabulary that covers a fraction of the training tokens.
 
-    Answers count more than other texts. The result contains token ids in ascending order. The
-    number of tokens is rounded up to a multiple of the SIMD width.
+    Answers have a higher weight than other texts. The result contains token ids in ascending order.
+    The number of tokens is rounded up to a multiple of the SIMD width.
 
     Args:
         data: Training texts.
         vocab_size: Vocabulary size of the target.
-        coverage: Share of the training tokens to cover; 1 returns the whole vocabulary.
+        coverage: Fraction of the training tokens to cover; above 0, at most 1. 1 returns the whole
+            vocabulary.
     """
     if coverage >= 1:
         return np.arange(vocab_size)

@@ -1,1 +1,1 @@
-"""Train hidden-state draft heads."""
+"""Train draft heads that predict tokens from the target's hidden states."""

@@ -1,4 +1,4 @@
-"""Load the target and the texts that a draft-head training command specifies."""
+"""Load the target and the texts for training a hidden-state draft head."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paceline.util.options import ModelOptions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """The hidden states of chunks, concatenated.
+    """The target's hidden states for several text chunks, concatenated.
 
     Attributes:
         states: Input to the LM head after each token, [n, hidden].
         token_ids: Token ids, [n].
-        positions: Indices in `token_ids` of the tokens that are followed by at least
-            `TRAINED_LEVELS` more tokens of their chunk.
-        answers: The entries of `positions` that are within answers.
+        positions: Indices into `token_ids` of all tokens with at least `TRAINED_LEVELS` later
+            tokens in the same chunk.
+        answers: Those entries of `positions` that are inside answers.
     """
 
     states: Tensor
@@ -42,11 +42,11 @@ class States:
 
 
 def states_of(model: CachedLM, chunks: Sequence[TextChunk], progress: bool = False) -> States:
-    """Return the hidden states of chunks of text.
+    """Compute the target's hidden states for text chunks.
 
     Args:
         model: Target model.
-        chunks: Chunks to read.
+        chunks: Text chunks to read.
         progress: Whether to show a progress bar.
     Raises:
         UnsupportedModelError: The model does not use its declared LM head to compute logits.
@@ -70,9 +70,9 @@ class DraftHeadData:
 
     Attributes:
         model: Target model.
-        training: Hidden states to train on.
+        training: Hidden states of the training text.
         held_out: Hidden states of the held-out answers, for validation.
-        card: Description of the draft head for its file.
+        card: Description of the draft head, which its file stores.
     """
 
     model: CachedLM
@@ -89,14 +89,14 @@ def prepare(
     models: ModelOptions,
     progress: bool = False,
 ) -> DraftHeadData:
-    """Read the target's hidden states for training its draft head.
+    """Load the target, and compute its hidden states for training a draft head.
 
     Args:
         target: Target model: directory, hub id or built-in name.
         recordings: Files written by `paceline record`, with the target's answers.
-        inputs: Text files, as in `paceline.datastore.inputs`.
+        inputs: Text files, in a format that `paceline.datastore.inputs` reads.
         config: Settings of the training.
-        models: Dtype and device of the target.
+        models: Model options, of which the dtype and the device are used.
         progress: Whether to show a progress bar.
     Raises:
         ConfigError: A file cannot be read or belongs to a different target, or the target's

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from paceline.training.settings import TrainingSettings
 
-TRAINED_LEVELS = 2  # Number of tokens ahead that are predicted during training.
+TRAINED_LEVELS = 2  # Number of tokens that the head predicts ahead during training.
 SECOND_WEIGHT = 0.3  # Weight of the second token's loss.
 WEIGHT_DECAY = 0.01  # Weight decay of AdamW.
-WARM_UP_SHARE = 0.1  # Share of the steps during which the learning rate increases.
-RIDGE = 200.0  # Ridge of the initial linear map, in average positions with next state 0.
+WARM_UP_SHARE = 0.1  # Fraction of the steps during which the learning rate increases.
+RIDGE = 200.0  # Ridge of the initial linear map, as a number of positions whose next state is 0.
 EVALUATION_ROWS = 4096  # Positions computed together when no gradient is needed.
 TOP_GUESSES = 8  # Number of guesses in which the evaluation looks for the target's token.
 

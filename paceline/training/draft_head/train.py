@@ -1,7 +1,7 @@
 """Train a hidden-state draft head to predict the target's next two tokens.
 
-The head predicts the next hidden state, as in EAGLE (Li et al. 2024), but without attention. To
-predict the second token, the head reads the state that it predicted for the first token, as in
+The head predicts the target's next hidden state, as in EAGLE (Li et al. 2024), but without
+attention. To predict the second token, the head reads its own prediction of the first state, as in
 decoding. The loss is the cross-entropy against the target's distribution.
 
 The initial head is a linear map, fitted by least squares. During training, inputs are scaled to
@@ -35,11 +35,11 @@ class DraftHeadReport:
     """The accuracy of a draft head on held-out answers.
 
     Attributes:
-        positions: Number of text positions at which the draft head made guesses.
-        first: For predictions one and two tokens ahead: share of positions at which the first guess
-            is right.
-        among: For predictions one and two tokens ahead: share of positions at which one of the
-            first eight guesses is right.
+        positions: Number of text positions after which the draft head made predictions.
+        first: Fraction of positions at which the head's most likely token is the target's token,
+            for predictions one and two tokens ahead.
+        among: Fraction of positions at which the target's token is among the head's eight most
+            likely tokens, for predictions one and two tokens ahead.
     """
 
     positions: int
@@ -47,7 +47,7 @@ class DraftHeadReport:
     among: tuple[float, ...]
 
     def __str__(self) -> str:
-        """Return the shares of correct guesses as text for a progress line."""
+        """Describe the accuracy in a few words, for a progress line."""
         shares = [
             f"{first:.1%} / {among:.1%}"
             for first, among in zip(self.first, self.among, strict=True)
@@ -58,7 +58,11 @@ class DraftHeadReport:
         )
 
     def as_dict(self, epoch: int) -> dict[str, Any]:
-        """Return the accuracy as entries for the description in the draft head's file."""
+        """Return the accuracy as JSON values for the draft head's file.
+
+        Args:
+            epoch: Number of the epoch after which the accuracy was measured.
+        """
         return {"epoch": epoch, "places": self.positions, "first": self.first, "among": self.among}
 
 
@@ -68,7 +72,7 @@ class DraftHeadTrainer(Trainer):
     Args:
         data: Target model, and hidden states for training and validation.
         config: Settings of the training.
-        out: File in which the best epoch's weights are saved. Default: nothing is saved.
+        out: File that receives the weights of the best epoch. Default: the weights are not saved.
     Attributes:
         reports: Accuracy before the first epoch and after every epoch.
         best: Accuracy of the best epoch; None until the first epoch ends.
@@ -85,8 +89,8 @@ class DraftHeadTrainer(Trainer):
         if len(training.positions) < config.batch or not len(held_out.answers):
             raise ConfigError(
                 f"draft-head train: got {len(training.positions)} positions to train on and"
-                f" {len(held_out.answers)} held-out positions; expected at least {config.batch}, a"
-                " batch, and 1. Record more."
+                f" {len(held_out.answers)} held-out positions; expected at least {config.batch}"
+                " (one batch) and 1. Record more answers."
             )
         self._epoch_steps = len(training.positions) // config.batch
         steps = config.epochs * self._epoch_steps
@@ -112,8 +116,10 @@ class DraftHeadTrainer(Trainer):
         self._batches = shuffled_batches(training.positions, config.batch, self._random, True)
 
     def run(self, report: TrainingReport | None = None) -> None:
-        """Train for all epochs, after validating the initial linear map.
+        """Validate the initial linear map, then train for all epochs.
 
+        Args:
+            report: Progress report. Default: no output.
         Raises:
             ConfigError: A loss is not finite.
         """
@@ -122,10 +128,9 @@ class DraftHeadTrainer(Trainer):
         super().run(report)
 
     def next_loss(self) -> tuple[str, Tensor]:
-        """Return the type of the next batch, and the loss on that batch.
+        """Return the name "training" and the loss on the next batch.
 
-        The loss is the weighted sum of two losses: for predictions one token ahead and for
-        predictions two tokens ahead.
+        The loss is a weighted sum of the losses for predictions one and two tokens ahead.
         """
         positions = next(self._batches)
         predicted = self._next_states(self._states(positions), positions + 1)
@@ -147,7 +152,7 @@ class DraftHeadTrainer(Trainer):
         return str(report)
 
     def weights(self) -> Weights:
-        """Return the current weights, converted so that they expect unscaled inputs."""
+        """Return the current weights, converted for unscaled inputs."""
         first = torch.cat((self._direct, self._inner)).detach().clone()
         hidden = len(self._outer)
         first[:, :hidden] /= self._state_scale
@@ -162,7 +167,7 @@ class DraftHeadTrainer(Trainer):
 
     @torch.inference_mode()
     def evaluate(self) -> DraftHeadReport:
-        """Return the accuracy of the current weights on held-out answers."""
+        """Measure the accuracy of the current weights on held-out answers."""
         draft_head = DraftHead(self._model, self.weights())
         lm_head = embedding_and_head(self._model)[1]
         states, token_ids = self._held_out.states, self._held_out.token_ids
@@ -198,10 +203,10 @@ class DraftHeadTrainer(Trainer):
         self._token_scale = _root_mean_square(self._embedding)
 
     def _set_weights(self) -> None:
-        """Initialise the weights of the draft head.
+        """Initialise the weights, so that the head starts as a fitted linear map.
 
-        The function fits `direct` by least squares, draws `inner` randomly, and fills `outer` with
-        zeros.
+        The linear map `direct` is fitted by least squares. The hidden layer starts with random
+        input weights (`inner`) and zero output weights (`outer`).
         """
         neurons, (embedding, head) = self._config.neurons, embedding_and_head(self._model)
         hidden, inputs = head.in_features, head.in_features + embedding.embedding_dim
@@ -212,11 +217,11 @@ class DraftHeadTrainer(Trainer):
         self.parameters = [self._direct, self._inner, self._outer]
 
     def _next_states(self, states: Tensor, following: Tensor) -> Tensor:
-        """Predict the target's states at the next tokens, float32 [n, hidden].
+        """Predict the target's hidden states after the next tokens, float32 [n, hidden].
 
         Args:
-            states: Hidden states, float32 [n, hidden].
-            following: Positions of the next tokens in the training data, [n].
+            states: Hidden states from which the next tokens were chosen, float32 [n, hidden].
+            following: Indices of the next tokens in the training data, [n].
         """
         inputs = self._inputs(states, following).to(self._dtype)
         inside = functional.silu(functional.linear(inputs, self._inner.to(self._dtype)))
@@ -233,9 +238,13 @@ class DraftHeadTrainer(Trainer):
         return self._training.states[positions].to(self._device).float()
 
     def _cross_entropy(self, predicted: Tensor, positions: Tensor) -> Tensor:
-        """Return the cross-entropy of the draft head's predictions against the target.
+        """Return the mean cross-entropy of predicted states against the target, in nats.
 
         The LM head computes both distributions from hidden states.
+
+        Args:
+            predicted: Predicted hidden states, [n, hidden].
+            positions: Indices of the target's hidden states in the training data, [n].
         """
         with torch.no_grad():
             probs = self._logits(self._states(positions)).softmax(-1)
@@ -247,7 +256,7 @@ class DraftHeadTrainer(Trainer):
 
     @torch.no_grad()
     def _least_squares(self, inputs: int, hidden: int) -> Tensor:
-        """Fit a linear map from the head's inputs to the next states, [hidden, inputs]."""
+        """Fit a linear map [hidden, inputs] from the head's inputs to the next states."""
         gram, moments = torch.zeros(inputs, inputs), torch.zeros(inputs, hidden)
         for positions in torch.split(self._training.positions, settings.EVALUATION_ROWS):
             rows = self._inputs(self._states(positions), positions + 1).cpu()
@@ -259,7 +268,7 @@ class DraftHeadTrainer(Trainer):
 
 
 def most_frequent(states: States, count: int, vocab_size: int) -> Tensor:
-    """Return the most frequent tokens in the training text, in id order.
+    """Return the ids of the most frequent tokens in the training text, ascending.
 
     Args:
         states: Token ids and hidden states of the training text.
