@@ -113,7 +113,7 @@ class AnswerFormat:
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
-        """Determine whether an answer can contain reasoning, and if the prompt opens it."""
+        """Determine if an answer can contain reasoning, and whether the prompt opens it."""
         if self.markers is None or prompt.rstrip().endswith(self.markers.close):
             return ReasoningState()
         return ReasoningState(self.markers, self.markers.is_open(prompt))
@@ -152,7 +152,7 @@ class AnswerFormat:
 
 def _template_of(tokenizer: Any) -> str:
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):  # from the names of several templates to their texts
+    if isinstance(template, Mapping):  # maps the names of several templates to their texts
         return "\n".join(map(str, template.values()))
     return template if isinstance(template, str) else ""
 

@@ -50,7 +50,7 @@ class AnswerGrammars:
 
     Args:
         tokenizer: Tokenizer of the model.
-        special: The tokenizer's special tokens: each token's text and its id.
+        special: Ids of the tokenizer's special tokens, keyed by the tokens' texts.
         tool_format: Format in which the model writes tool calls.
     """
 

@@ -1,4 +1,8 @@
-"""Build the grammar of a single tool call in each tool-call format."""
+"""Build the grammar of a single tool call in each tool-call format.
+
+Each public function receives the name of a tool, the JSON schema of the tool's arguments, and the
+writer that collects the grammar's rules.
+"""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ class RuleWriter:
     """Collects the rules of one grammar, and writes the grammar as text.
 
     Args:
-        special: The tokenizer's special tokens: each token's text and its id. A grammar refers to
-            special tokens by id, because they are not text.
+        special: Ids of the tokenizer's special tokens, keyed by the tokens' texts. A grammar refers
+            to special tokens by id, because they are not text.
     """
 
     def __init__(self, special: Mapping[str, int]) -> None:
@@ -74,5 +74,5 @@ class RuleWriter:
         return name
 
     def grammar(self, start: str) -> str:
-        """Return the text of the grammar, whose answers match the expression `start`."""
+        """Return the grammar as text; its answers match the expression `start`."""
         return "\n".join([f"start: {start}", *self._rules])

@@ -41,7 +41,7 @@ class TextSource:
             yield
 
     def take(self, literal: str) -> Generator[None, None, bool]:
-        """Read a literal if the unread text starts with it, and return whether it does."""
+        """Read past a literal if the unread text starts with it; return whether it does."""
         matches = yield from self.starts_with(literal)
         if matches:
             self._start += len(literal)
@@ -112,7 +112,10 @@ class TextSource:
 
 
 def _first_open(text: str, markers: Sequence[str]) -> int:
-    """Return the first index where an incomplete marker may start, or the length."""
+    """Return the first index at which an incomplete marker may start.
+
+    If there is no such index, the result is the length of the text.
+    """
     longest = max(map(len, markers), default=1)
     for at in range(max(0, len(text) - longest + 1), len(text)):
         rest = text[at:]

@@ -1,4 +1,4 @@
-"""Parse DeepSeek's tool calls (V3, R1 and V3.1), which special tokens enclose."""
+"""Parse the tool calls of DeepSeek V3, R1 and V3.1, enclosed in special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parse Mistral's tool calls, which the token [TOOL_CALLS] introduces."""
+"""Parse Mistral's tool calls, which follow the token [TOOL_CALLS]."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _DEPTHS = BRACKETS | {"(": 1, ")": -1}
 
 
 def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the list of calls at the start of a Llama 4 answer, then the other text."""
+    """Report the calls at the start of a Llama 4 answer, then the remaining text."""
     spaces = yield from source.skip_spaces()
     raw = yield from _read_list(source, writer)
     writer.content("" if raw is None else spaces + raw)
@@ -23,7 +23,10 @@ def read_pythonic(source: TextSource, writer: EventWriter, schemas: Schemas) -> 
 
 
 def read_lfm2(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
-    """Report the text of an LFM2 answer, and the lists of calls in special tokens."""
+    """Report the text and the tool calls of an LFM2 answer to `writer`.
+
+    Special tokens enclose each list of calls.
+    """
     while (yield from source.copy_until([OPEN], writer.content)):
         spaces = yield from source.skip_spaces()
         raw = yield from _read_list(source, writer)

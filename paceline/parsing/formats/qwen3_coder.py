@@ -19,7 +19,7 @@ _ENDS = ("\n</parameter>", "</parameter>")
 def read_qwen3_coder(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
     """Report the text and the tool calls of an answer to `writer`.
 
-    Strings have no quotes in this format; the schemas tell which arguments are strings.
+    Strings have no quotes in this format, so the schemas determine which arguments are strings.
     """
     while marker := (yield from source.copy_until([OPEN, FUNCTION], writer.content)):
         spaces = (yield from source.skip_spaces()) if marker == OPEN else ""
