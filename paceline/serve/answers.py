@@ -72,7 +72,7 @@ class CompletionSet:
             task.add_done_callback(lambda _: gate.leave())
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Yield (answer index, chunk) as chunks arrive; raise the first answer's error."""
+        """Yield (answer index, chunk) as chunks arrive; raise an error if one occurs."""
         while len(self.completions) < self.count:
             event = await self._chunks.get()
             if isinstance(event, Exception):

@@ -138,7 +138,7 @@ class ApiError(Exception):
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Make an application report all errors in the format that OpenAI clients expect."""
+    """Make an application report all errors in the format that API clients expect."""
 
     def respond_with(request: Request, error: ApiError) -> Response:
         request.state.error = error.message  # for the log

@@ -90,7 +90,7 @@ class GenerationRequest(BaseModel):
     # fields that only paceline supports
     speculation: bool | str | Speculation | None = None
     trace: bool | None = None
-    # unsupported fields, which the server rejects because they would change the answer
+    # unsupported fields, which the server rejects because ignoring them would change the answer
     structured_outputs: Absent = None
     guided_json: Absent = None
     guided_regex: Absent = None
@@ -167,12 +167,12 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     prediction: Prediction | None = None
-    # vLLM's
+    # fields that vLLM also supports
     thinking_token_budget: int | None = Field(None, ge=0)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    # unsupported: rejected, since ignoring them would change the answer
+    # unsupported fields, which the server rejects because ignoring them would change the answer
     functions: Absent = None
     audio: Absent = None
     documents: Absent = None

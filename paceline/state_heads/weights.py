@@ -70,7 +70,7 @@ def dtype_of(module: nn.Module, target: PreTrainedModel) -> torch.dtype:
 
     Args:
         module: Module of the head.
-        target: The model that verifies the drafts; otherwise, the head uses its dtype.
+        target: The model that verifies the drafts. In all other cases, the head uses its dtype.
     """
     size = sum(weight.numel() for weight in module.parameters())
     is_small = target.device.type == "cpu" and size <= MAX_FLOAT32_DRAFT_PARAMETERS

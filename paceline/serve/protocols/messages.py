@@ -95,7 +95,7 @@ class MessageFormatter(PartWriter):
         return [event("message_start", message=body.model_dump())]
 
     def read(self, index: int, chunk: Chunk) -> None:
-        """Add a chunk to the message, which is not streamed."""
+        """Add a chunk to a message that is not streamed."""
         self.write(self._plan.answers[0].read(chunk))
 
     def delta(self, index: int, chunk: Chunk) -> list[ServerEvent]:
