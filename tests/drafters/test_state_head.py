@@ -292,7 +292,7 @@ def test_token_ids_beyond_the_target_are_refused(pair: Pair, tmp_path: Path) -> 
     weights = weights_of(module_for(pair.target, config))
     maps = {"d2t": torch.tensor([0, 0, 0, 900])}
     folder = write_head(tmp_path, config, {**weights, **maps})
-    with pytest.raises(ConfigError, match="token ids up to 903, of 256"):
+    with pytest.raises(ConfigError, match="token ids up to 903, but the target has 256"):
         LLM(pair.target, drafter=f"state_head:head={folder}")
 
 
