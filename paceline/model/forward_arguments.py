@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-# Names of the KV cache argument. transformers 5.24 renamed the second name to the first.
-_CACHE_NAMES = ("cache", "past_key_values")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""Names of the KV-cache argument.
+
+transformers 5.24 renamed the others to the first. The third belongs to Mamba models.
+"""
 
 
 def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
@@ -22,7 +27,7 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
     passes_on = any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
     )
-    if not passes_on or any(name in parameters for name in _CACHE_NAMES):
+    if not passes_on or any(name in parameters for name in CACHE_NAMES):
         return frozenset(parameters)
     return frozenset(parameters) | frozenset(
         inspect.signature(model.get_decoder().forward).parameters
@@ -31,7 +36,7 @@ def forward_parameters(model: PreTrainedModel) -> frozenset[str]:
 
 def takes_cache(model: PreTrainedModel) -> bool:
     """Return whether a model's `forward` accepts a KV cache."""
-    return not forward_parameters(model).isdisjoint(_CACHE_NAMES)
+    return not forward_parameters(model).isdisjoint(CACHE_NAMES)
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -41,12 +46,21 @@ def cache_argument(model: PreTrainedModel) -> str:
     transformers uses.
     """
     names = forward_parameters(model)
-    return next((name for name in _CACHE_NAMES if name in names), GENERATE_CACHE)
+    return next((name for name in CACHE_NAMES if name in names), GENERATE_CACHE)
+
+
+def given_cache(inputs: Mapping[str, Any]) -> Any:
+    """Return the KV cache that `generate` has prepared; None if there is none.
+
+    Args:
+        inputs: Arguments of `generate` for the model's `forward`.
+    """
+    return next((inputs[name] for name in CACHE_NAMES if name in inputs), None)
 
 
 def _generate_cache() -> str:
     names = {field.name for field in dataclasses.fields(GenerateDecoderOnlyOutput)}
-    return next(name for name in _CACHE_NAMES if name in names)
+    return next(name for name in CACHE_NAMES if name in names)
 
 
 GENERATE_CACHE = _generate_cache()

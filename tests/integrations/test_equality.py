@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from paceline.errors import UnsupportedModelError
 from paceline.integrations.transformers import Strategy, decoding
 from paceline.integrations.transformers.rows import SharedNoise
+from paceline.model.forward_arguments import cache_argument
 from tests.integrations.common import (
     DRAFTERS,
     ENDS,
@@ -127,7 +128,7 @@ def test_recurrent_models_equal_generate(name: str) -> None:
         model.generate(
             inputs["input_ids"][:1],
             max_new_tokens=4,
-            cache=DynamicCache(config=model.config),
+            **{cache_argument(model): DynamicCache(config=model.config)},
             custom_generate=strategy,
         )
 

@@ -18,13 +18,13 @@ from transformers.generation import (
 from transformers.generation import utils as hf_utils
 
 from paceline.errors import ConfigError
-from paceline.model.forward_arguments import GENERATE_CACHE, forward_parameters
+from paceline.model.forward_arguments import CACHE_NAMES, forward_parameters
 from paceline.model.media_prefill import takes_media
 
 _USED_INPUTS = {
     "attention_mask",
     "position_ids",
-    GENERATE_CACHE,
+    *CACHE_NAMES,
     "use_cache",
     "logits_to_keep",
     "return_dict",

@@ -26,7 +26,7 @@ from paceline.integrations.transformers.refusals import (
     refuse_positions,
     refuse_virtual_tokens,
 )
-from paceline.model.forward_arguments import GENERATE_CACHE
+from paceline.model.forward_arguments import GENERATE_CACHE, given_cache
 
 _REPLACEABLE_LAYERS = (hf_caches.DynamicLayer, hf_caches.DynamicSlidingWindowLayer)
 
@@ -113,7 +113,7 @@ class GenerateCall:
         refuse_modes(model, config)
         refuse_virtual_tokens(model)
         has_media = refuse_inputs(model, input_ids, inputs)
-        mask, cache = inputs.get("attention_mask"), inputs.get(GENERATE_CACHE)
+        mask, cache = inputs.get("attention_mask"), given_cache(inputs)
         padding = _left_padding(input_ids, mask)
         past = _columns_held(cache, input_ids, mask, config)
         if has_media and past:
