@@ -70,7 +70,8 @@ class ExpertsOverride(ForwardOverride):
         inner = self._multiply(inputs, counts, "gate_up_proj" if module.has_gate else "up_proj")
         inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
         outputs = self._multiply(inner, counts, "down_proj")
-        if module.has_post_expert_norm:
+        # transformers 5.19 has no such norms.
+        if getattr(module, "has_post_expert_norm", False):
             outputs = module.post_expert_norm(outputs)
         outputs = outputs * top_k_weights.flatten()[order].unsqueeze(-1)
         by_row = torch.empty_like(outputs)
