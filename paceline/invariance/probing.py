@@ -53,7 +53,7 @@ _used: set[result_cache.ResultKey] = set()
 
 
 class _Costs(NamedTuple):
-    """The measured costs in a `ProbeReport`, and the conditions of the more disturbed one."""
+    """Measured costs for a `ProbeReport`, which describes the fields."""
 
     cost: float = 1.0
     whole_cost: float = 1.0

@@ -302,7 +302,7 @@ def test_batch_invariance_by_our_products(monkeypatch: pytest.MonkeyPatch, pair:
 def test_the_whole_forward_pass_decides_about_our_products(
     setting: BatchInvariant, monkeypatch: pytest.MonkeyPatch, pair: Pair
 ) -> None:
-    """Slow prompts hardly count if our products make each step cheaper than torch's products."""
+    """Slow prompts hardly count if our products make each step cheaper."""
     times = Trial((0.01, 0.02, 0.03, 0.1, 0.3), (0.07, 0.07, 0.08, 0.08, 0.2))
     monkeypatch.setattr(product_choice, "trial", lambda model: times)
 
