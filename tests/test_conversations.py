@@ -273,7 +273,7 @@ def test_add_generation_prompt_controls_the_assistant_header(
         (
             BEGUN,
             {"chat_template_kwargs": {"tools": []}},
-            "chat_template_kwargs: got 'tools', transformers' own",
+            "chat_template_kwargs: got 'tools', which is an argument of transformers",
         ),
     ],
 )

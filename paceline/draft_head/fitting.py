@@ -248,5 +248,5 @@ def _read(content: bytes, model: CachedLM) -> Weights:
     weights = Weights.from_bytes(content)
     inputs, hidden = shape_of(model)
     if tuple(weights.first.shape) != (hidden, inputs):
-        raise ValueError(f"weights of another shape: {tuple(weights.first.shape)}")
+        raise ValueError(f"the weights have a different shape: {tuple(weights.first.shape)}")
     return weights

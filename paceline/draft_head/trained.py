@@ -20,7 +20,7 @@ from paceline.model.settings import MIN_SKETCH_COSINE, WARN_SKETCH_COSINE
 from paceline.util.files import parse_json, write_atomically
 
 _KIND, _VERSION = "paceline draft head", "2"
-_HELP = "Train it with `paceline draft-head train`, or copy it again from where it came."
+_HELP = "Train it with `paceline draft-head train`, or copy the original file again."
 
 
 @dataclass(frozen=True, slots=True)

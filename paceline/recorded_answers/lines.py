@@ -76,7 +76,7 @@ def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
                     raise _damaged(
                         path,
                         number,
-                        f"there are more than the {count} answers that the first line promises",
+                        f"there are more than the {count} answers that the first line specifies",
                     )
                 end += len(line)
                 yield record, check, end
@@ -125,10 +125,10 @@ def open_line(
 
 def other_file(path: str | Path) -> ConfigError:
     """Return the error to raise if `path` is not a file of recorded answers."""
-    content = "something else" if Path(path).exists() else "no such file"
+    content = "something else" if Path(path).exists() else "no file"
     return ConfigError(
-        f"answers {str(path)!r}: got {content}; expected one of `paceline record`. Name another"
-        " file."
+        f"answers {str(path)!r}: got {content}; expected a file from `paceline record`. Name"
+        " another file."
     )
 
 

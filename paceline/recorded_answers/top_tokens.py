@@ -84,7 +84,7 @@ class TopFile:
         self._layout = _Layout(top, 2 if vocab_size <= TWO_BYTE_IDS else 4, owner)
         if not keys:
             if self._path.exists() and not self._path.read_bytes()[: len(_BEGINNING)] == _BEGINNING:
-                raise _damaged(self._path, "it is something else")
+                raise _damaged(self._path, "it contains something else")
             write_atomically(self._path, self._layout.header)
         self._digest, end = b"", len(self._layout.header)
         for rows, digest in _blocks(answers, keys, owner):
@@ -207,10 +207,10 @@ def _read_layout(path: Path, file: BufferedReader, owner: str) -> _Layout:
         values = parse_json(line)
         layout = _Layout(int(values["top"]), int(values["id_bytes"]), owner)
     except (ValueError, LookupError, TypeError) as error:
-        raise _damaged(path, "its first line is another") from error
+        raise _damaged(path, "its first line does not describe top tokens") from error
     if line != layout.header:
         raise _damaged(
-            path, f"its first line is of version {values.get('version')!r}, or of other answers"
+            path, f"it has version {values.get('version')!r}, or belongs to other answers"
         )
     return layout
 
@@ -221,6 +221,6 @@ def _digest(previous: bytes, check: str, payload: bytes) -> bytes:
 
 def _damaged(path: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"top tokens {str(path)!r}: got a file that cannot be used, as {reason}; expected the one"
-        " written with its answers. Delete both, and record the answers again."
+        f"top tokens {str(path)!r}: got a file that cannot be used: {reason}; expected the file"
+        " written with the answers. Delete both files, and record the answers again."
     )

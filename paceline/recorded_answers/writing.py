@@ -43,7 +43,7 @@ _DESCRIPTIVE = ("model",)
 _OTHERS = {
     "count": "to other prompts",
     "prompts": "to other prompts",
-    "model_fingerprint": "of another model",
+    "model_fingerprint": "from another model",
 }
 
 
@@ -168,7 +168,8 @@ def _require_same_settings(
             if name in _OTHERS:
                 counts = f" ({old.get(name)}, not {new.get(name)})" if name == "count" else ""
                 raise ConfigError(
-                    f"{path} holds answers {_OTHERS[name]}{counts}. Name another file with --out."
+                    f"{path} contains answers {_OTHERS[name]}{counts}. Name another file with"
+                    " --out."
                 )
             raise ConfigError(
                 f"answers {str(path)!r}: \0{name}\0: got {new.get(name)!r}; expected"

@@ -93,7 +93,7 @@ def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParam
     ids = [int(token) for token in llm.tokenizer(before, add_special_tokens=False)["input_ids"]]
     if not ids:
         raise ConfigError(
-            "prompts: the chat template has nothing before the first user message, so the model"
+            "prompts: the chat template writes nothing before the first user message, so the model"
             " has no text to continue. Use another model."
         )
     ends = (after.strip(),) if after.strip() else ()

@@ -126,7 +126,7 @@ def record_answers(
     options = options or RecordOptions()
     if not questions:
         raise ConfigError(
-            "record: got no prompt; expected at least one. Name a file that has some."
+            "record: got no prompts; expected at least one. Name a file that contains prompts."
         )
     batch, top = options.batch, min(options.top, llm.model.vocab_size)
     settings = _settings(llm, options, params, questions) | ({"top": top} if top else {})

@@ -121,7 +121,7 @@ def draw_replays(rows: Sequence[ReplayRow], path: Path) -> None:
             )
         reference_line(axes)
         axes.set_ylim(bottom=0)
-        label(axes, name, "nodes of the tree", "tokens per step", "both", 2)
+        label(axes, name, "maximum nodes per tree", "tokens per step", "both", 2)
     save(figure, path, ["recorded answers replayed", "plain decoding is 1"], TITLE_COLUMNS)
 
 

@@ -130,8 +130,8 @@ def _check_drafter(drafter: Drafter) -> None:
     if drafter.needs_predictions:
         raise ConfigError(
             f"replay: drafter {drafter.name!r} learns from the target's predictions after every"
-            " draft token, which a record of answers does not hold. Measure it with `paceline"
-            " bench`."
+            " draft token, which recorded answers do not contain. Measure the drafter with"
+            " `paceline bench`."
         )
 
 

@@ -51,8 +51,8 @@ def read_traces(
             )
     if not traces:
         raise ConfigError(
-            f"traces {str(path)!r}: got no record; expected lines with prompt and output. Check"
-            " its name."
+            f"traces {str(path)!r}: got no records; expected lines with prompt and output. Check"
+            " the file's name."
         )
     return traces
 
@@ -99,7 +99,8 @@ def _record(where: str, line: str) -> dict[str, Any]:
             "Record answers with `paceline record`." if is_prompt(record) else "Rename its fields."
         )
         raise ConfigError(
-            f"{where}: got another record; expected one with prompt and output (text or ids). {fix}"
+            f"{where}: got other fields; expected prompt and output, each as text or token ids."
+            f" {fix}"
         )
     return record
 
@@ -113,5 +114,5 @@ def _ids(where: str, value: Any, tokenizer: Any) -> list[int]:
             " token ids."
         )
     if tokenizer is None:
-        raise ConfigError(f"{where}: got text, but no tokenizer to encode it. Give --tokenizer.")
+        raise ConfigError(f"{where}: got text, but no tokenizer to encode it. Pass --tokenizer.")
     return list(tokenizer(value, add_special_tokens=False)["input_ids"])

@@ -107,8 +107,8 @@ def cut_note(count: int) -> str:
         else (f"{count} prompts were", "They keep their")
     )
     return (
-        f"{longer} too long for the context with an answer, and cut. {keeps} first {HEAD_TOKENS}"
-        " and last tokens."
+        f"{longer} shortened to leave room for an answer in the context. {keeps} first"
+        f" {HEAD_TOKENS} tokens and last tokens."
     )
 
 

@@ -149,8 +149,8 @@ def around_question(tokenizer: Any, where: str) -> tuple[str, str]:
     before, mark, after = chat_text(tokenizer, [_question(_MARK)], where).partition(_MARK)
     if not mark:
         raise ConfigError(
-            f"{where}: got a chat template that leaves out the user's message; expected one that"
-            " writes it."
+            f"{where}: the chat template leaves out the user's message. Use a model with another"
+            " chat template."
         )
     return before, after
 
@@ -180,8 +180,8 @@ def template_options(
     taken = sorted(options.keys() & _arguments_of_templates())
     if taken:
         raise ConfigError(
-            f"chat_template_kwargs: got {taken[0]!r}, transformers' own; expected variables of the"
-            " template. Leave it out."
+            f"chat_template_kwargs: got {taken[0]!r}, which is an argument of transformers;"
+            " expected variables of the chat template. Leave it out."
         )
     for name in _ENDINGS:
         if not isinstance(options.get(name, True), bool):
@@ -280,7 +280,7 @@ def _templated(tokenizer: Any, messages: list[Message], where: str, **options: A
         return tokenizer.apply_chat_template(_for_template(tokenizer, messages), **options)
     except Exception as error:  # a template is an arbitrary program, and may fail in any way
         raise ConfigError(
-            f"{where}: got {error} ({type(error).__name__}) from the chat template; expected one"
-            " that takes this conversation. Change the messages, or leave the template out (a"
-            " plain prompt)."
+            f"{where}: the chat template rejects this conversation: {error}"
+            f" ({type(error).__name__}). Change the messages, or use a plain prompt, which needs no"
+            " template."
         ) from error

@@ -175,7 +175,7 @@ def test_unrelated_files_are_left_alone(tmp_path: Path, content: bytes) -> None:
     assert read_settings(path) is None
     for attempt in (lambda: list(read_answers(path)), lambda: fill(path)):
         with pytest.raises(
-            ConfigError, match=r"got something else; expected one of `paceline record`"
+            ConfigError, match=r"got something else; expected a file from `paceline record`"
         ):
             attempt()
     assert path.read_bytes() == content
@@ -187,7 +187,7 @@ def test_unusable_files_are_refused(tmp_path: Path) -> None:
         fill(tmp_path)
     with pytest.raises(ConfigError, match="expected a file that can be written"):
         fill(tmp_path / "file" / "a.jsonl")
-    with pytest.raises(ConfigError, match="got no such file; expected one of `paceline record`"):
+    with pytest.raises(ConfigError, match="got no file; expected a file from `paceline record`"):
         list(read_answers(tmp_path / "none.jsonl"))
     path = fill(tmp_path / "a.jsonl")
     path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":2'))

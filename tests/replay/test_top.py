@@ -109,7 +109,7 @@ def test_any_changed_byte_is_refused(pair: Pair, tmp_path: Path) -> None:
     top_path(path).write_bytes(
         top_path(record(tmp_path / "b.jsonl", pair, temperature=1.0)).read_bytes()
     )
-    with pytest.raises(ConfigError, match="or of other answers"):
+    with pytest.raises(ConfigError, match="or belongs to other answers"):
         read_top_tokens(path)
 
 

@@ -252,14 +252,12 @@ def test_cut_prompts_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[st
     prompts.write_text("\n".join(lines))
     words = ["--prompts", str(prompts), "-n", "2", "--batch", "1", "--dtype", "float32"]
     assert call("head", "record", "--out", tmp_path / "made", *words)[0] == 0
-    assert (
-        "2 prompts were too long for the context with an answer, and cut" in capfd.readouterr().err
-    )
+    assert "2 prompts were shortened to leave room for an answer" in capfd.readouterr().err
     recording = read_recording(tmp_path / "made")
     assert recording.settings["cut"] == 2
     assert sorted(map(len, recording.prompt_ids))[1:] == [demo_context() - 2] * 2
     assert call("head", "record", "--out", tmp_path / "whole", *words, "--limit", "1")[0] == 0
-    assert "too long" not in capfd.readouterr().err
+    assert "were shortened" not in capfd.readouterr().err
     assert "cut" not in read_recording(tmp_path / "whole").settings
 
 
