@@ -36,11 +36,11 @@ class BusyError(ConfigError):
 
 
 class UnsupportedModelError(PacelineError):
-    """Raised for a model with which speculative decoding cannot be lossless."""
+    """Raised for a model that cannot run, or for which drafts would change answers."""
 
 
 class CapacityError(PacelineError):
-    """Raised if a request needs more than the model's context or the whole KV cache."""
+    """Raised if the model's context or the KV cache is too small."""
 
 
 class DatastoreError(PacelineError):
@@ -57,7 +57,7 @@ class LogitsError(PacelineError):
 class DrafterError(PacelineError):
     """Raised if a drafter violates the rules of the drafter interface.
 
-    The message names the drafter, the request and the violated rule.
+    The message names the violated rule.
     """
 
 

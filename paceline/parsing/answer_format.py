@@ -109,7 +109,7 @@ class AnswerFormat:
         return AnswerPlan(processors, lambda: self._reader(use, reasoning, prompt))
 
     def template_has(self, variable: str) -> bool:
-        """Return whether the chat template refers to the given variable."""
+        """Return whether the chat template contains the name of a variable."""
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:

@@ -18,7 +18,8 @@ def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[No
         source: Unread text, which starts with the value.
         write: Function that receives the fragments of the value's text.
     Returns:
-        Whether the value is complete; False if the answer ends inside a string, list or object.
+        Whether the value is complete; False if the value is missing, or if the answer ends inside
+            a string, list or object.
     """
     first = yield from source.peek()
     if first == '"':

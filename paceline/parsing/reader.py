@@ -14,7 +14,7 @@ class AnswerToken(NamedTuple):
 
     Attributes:
         text: Text of the token.
-        token: Token id.
+        token: Token id; -1 if unknown.
         position: Index of the token in the answer, starting from 0.
     """
 

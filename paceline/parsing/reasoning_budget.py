@@ -53,7 +53,7 @@ class ReasoningBudget:
         """Return the scores, masked to a single token while the reasoning must end.
 
         Once the reasoning reaches its token limit, each call allows only the next token of the
-        closing text. Before the limit, the scores are returned unchanged.
+        closing text. Otherwise, the scores are returned unchanged.
 
         Args:
             ids: Token ids of the prompt and of the answer so far; [1, tokens].

@@ -33,8 +33,8 @@ class Serving:
         answer_format: Format of the model's reasoning and tool calls.
         began: Start time of the server, in seconds since 1970.
     Raises:
-        ConfigError: The model has no tokenizer, an allowed drafter cannot be created, or the name
-            of a parser is unknown.
+        ConfigError: The model has no tokenizer, the spec of an allowed drafter is invalid, or the
+            name of a parser is unknown.
     """
 
     def __init__(self, llm: LLM, settings: Settings) -> None:

@@ -29,12 +29,12 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server that keeps listening until all open requests have finished.
 
     Clients can therefore query the server's health during shutdown. SIGTERM or Ctrl-C begins the
-    shutdown, and the server logs the number of open requests. A second signal stops the server
+    shutdown. If requests are open, the server logs their number. A second signal stops the server
     immediately.
 
     Args:
         config: uvicorn settings.
-        drain: Shutdown state, shared with the request log.
+        drain: Shutdown state, shared with the application.
     Attributes:
         forced: Number of the second signal, which stops the server immediately; None before that.
     """

@@ -19,7 +19,8 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 def read_harmony(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
     """Report an answer to `writer`, message by message.
 
-    Analysis messages are reasoning, messages to functions are tool calls, and all others are text.
+    Messages with a recipient are tool calls, other analysis messages are reasoning, and all others
+    are text.
     """
     while (yield from source.peek()):
         header, marker = yield from source.read_until([MESSAGE])
