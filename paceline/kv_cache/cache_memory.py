@@ -40,7 +40,7 @@ class CacheMemory:
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in all layers, in bytes; 0 while empty."""
+        """Return the size of a cache position in all layers, in bytes; initially 0."""
         return sum(
             len(stores) * stores.shape[2] * stores.shape[4] * stores.element_size()
             for stores in self.blocks

@@ -68,7 +68,7 @@ class RegionCache(SlotCache):
         return CacheSize(1, self.capacity)
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Allocate the maximum size if possible; see `SlotCache.preallocate`."""
+        """Set the maximum size; see `SlotCache.preallocate`."""
         self._preallocate(CacheSize(1, min(slots * positions, limit)), True)
 
     def reserve(self, slots: int, capacity: int) -> None:
@@ -204,8 +204,8 @@ class RegionCache(SlotCache):
             key_rows, start = np.zeros(1, dtype=np.int64), int(begins[first])
         elif len(positions) > 1:
             sizes = self.regions.sizes[first : first + rows, None]
-            # The mask hides positions after a region. Their keys are replaced by the region's first
-            # key, because its values are finite.
+            # The mask hides positions after a region. The region's first position, which contains
+            # finite numbers, takes their place.
             seen = np.arange(visible)
             gathered = key_rows[:, None] + np.where(seen < sizes, seen, 0)
         self.window = WriteWindow(

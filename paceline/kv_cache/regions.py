@@ -77,7 +77,7 @@ class Regions:
     def widen(self, slot: int, size: int) -> bool:
         """Enlarge a slot's region in place to `size` positions.
 
-        Return False if another region occupies the next positions.
+        Return False if the slot has no region, or if the next positions are not free.
         """
         first = int(self.first[slot])
         if not self.sizes[slot]:

@@ -12,7 +12,7 @@ MAX_SLOTS = 64
 MAX_POSITIONS = 1 << 17
 """Number of positions per slot for which a cache reserves address space if no limit is set.
 
-If a text outgrows its slot, the cache is copied to memory of twice the size.
+If a text needs more positions, the cache is copied to memory for twice the needed number.
 """
 
 NODE_POSITIONS = 512

@@ -70,7 +70,7 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in all layers, in bytes; 0 while empty."""
+        """Return the size of a cache position in all layers, in bytes; initially 0."""
         return self._memory.position_bytes
 
     @property
@@ -93,7 +93,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.slots = new_slots
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Allocate the maximum size if possible, so that the cache is never copied.
+        """Set the maximum size, which the cache allocates if possible.
 
         Args:
             slots: Maximum number of slots.

@@ -92,7 +92,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def load(self, states: States) -> None:
         """Set the states from which the next call of the recurrent module starts.
 
-        For requests without cached tokens, `states` is empty.
+        `states` is empty if no states have been stored yet.
         """
         LinearAttentionLayer.__init__(self, number_of_states=self.number_of_states)
         for name, rows in states.items():

@@ -40,7 +40,7 @@ class DFlashModule(nn.Module):
 
     Args:
         config: Configuration of the decoder layers.
-        read: Number of values in one token's target states, concatenated over all layers.
+        read: Number of values in one token's target states, over all layers that the head reads.
     """
 
     def __init__(self, config: Any, read: int) -> None:

@@ -52,7 +52,7 @@ def check_width(source: str, width: int, expected: int) -> None:
 
 
 def warn_of_vocabulary(source: str, vocab_size: int, target: PreTrainedModel) -> None:
-    """Warn if the size of a head's vocabulary differs from the target's."""
+    """Warn if the vocabulary sizes of head and target differ by more than padding."""
     rows = int(target.config.get_text_config(decoder=True).vocab_size)
     if vocab_size != rows and not is_padded(max(vocab_size, rows), min(vocab_size, rows)):
         _warn(source, f"a vocabulary of {vocab_size:,} tokens, and this model has {rows:,}")
