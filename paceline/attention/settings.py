@@ -84,10 +84,10 @@ WIDE_TREE_LAUNCH = TreeLaunch(16, 16, 8)
 # Minimum number of keys per split in tree attention.
 TREE_MIN_SPLIT_KEYS = 128
 
-# Maximum number of programs per launch of tree attention, three per multiprocessor of an H100.
-# Larger splits keep a launch below this number.
+# Number of programs per launch of tree attention, three per multiprocessor of an H100. If a launch
+# would need more, its splits grow.
 TREE_PROGRAMS = 396
 
-# Number of cache positions that a table of paths can list for each query of a bucket. This number
-# limits the depth of draft trees.
+# Number of cache positions that a table of paths can list for each query of a bucket, enough for a
+# draft tree of this depth.
 PATH_WIDTH = 64

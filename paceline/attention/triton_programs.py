@@ -162,7 +162,7 @@ def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexp
 
 @triton.jit
 def _read(states, offsets, there, dims, dim: tl.constexpr):
-    """Load keys or values; write zeros for entries that do not exist."""
+    """Load keys or values, with zeros for entries that do not exist."""
     mask = there[:, None] & (dims < dim)[None, :]
     return tl.load(states + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
 

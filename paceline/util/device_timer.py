@@ -24,7 +24,7 @@ class DeviceTimer:
         self._on_cuda = device.type == "cuda"
         self._seconds, self._begin = 0.0, 0.0
         self._first: Any = None
-        self._open: deque[tuple[Any, Any]] = deque()  # start and end events of unfinished calls
+        self._open: deque[tuple[Any, Any]] = deque()  # events of calls that may not have ended
 
     def __enter__(self) -> None:
         if self._on_cuda:

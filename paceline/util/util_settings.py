@@ -1,4 +1,4 @@
-"""Define the limits and sizes that `paceline.util` uses."""
+"""Define limits and sizes for threads, garbage collection and frames."""
 
 from __future__ import annotations
 
