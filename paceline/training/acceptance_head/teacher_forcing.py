@@ -1,4 +1,4 @@
-"""Draft a token at each position of an answer; label it with its acceptance rate."""
+"""Draft tokens along an answer, and label them with acceptance probabilities."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def run_from(
         count: Number of positions per text to which the LM head is applied. Positions after the end
             of the longest text repeat that text's last position.
         shared: Vocabulary that a draft model shares with its target. If given, the logits have one
-            column per token of this vocabulary.
+            column per token id of the target.
     Returns:
         Logits [texts, count, vocabulary] and the LM head's inputs [texts, count, hidden].
     Raises:

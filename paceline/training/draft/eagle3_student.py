@@ -2,8 +2,8 @@
 
 In decoding, draft tokens have no target states. For a draft token, the head therefore reads its own
 output at the previous token. Training does the same (training-time test, section 3.2), so the head
-runs once per chain position. The head is trained twice at each text position: after a token that
-the target has chosen, and after a random number of draft tokens. The LM head is a copy of the
+runs once per chain position. The head is trained up to twice at each text position: after a token
+that the target has chosen, and after a random number of draft tokens. The LM head is a copy of the
 target's LM head and is not trained, as in speculators.
 
 During training, the states are scaled to unit size. The saved weights expect unscaled states.

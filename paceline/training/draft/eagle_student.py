@@ -2,8 +2,8 @@
 
 The method follows Li et al. (2024), section 3.2, with three changes:
 
-- The draft model is trained twice at every position of a text: after a token that the target has
-  chosen, and after draft tokens. Draft tokens have no target states.
+- The draft model is trained up to twice at every position of a text: after a token that the target
+  has chosen, and after draft tokens. Draft tokens have no target states.
 - The loss compares the draft distribution with the target's full distribution, which is computed
   from the target's hidden state.
 - The initial weights of the input layer come from a linear least-squares fit that predicts the

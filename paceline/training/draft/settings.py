@@ -45,7 +45,7 @@ LOSS_ROWS = 256  # Positions whose logits are computed together; they fit into t
 # Evaluation.
 CHAIN_LENGTHS = tuple(range(1, 9))  # Numbers of draft tokens per chain to compare.
 TIMED_FORWARDS = 24  # Number of forward passes per measurement.
-TIMED_CONTEXT = 160  # Number of tokens in the KV cache at each timed forward pass.
+TIMED_CONTEXT = 160  # Length of the text in each timed forward pass, in tokens.
 
 
 @dataclass(frozen=True, slots=True)
