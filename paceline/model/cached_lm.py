@@ -62,8 +62,8 @@ class CachedLM(ForwardPasses):
         kept_ids: Token ids of the reduced vocabulary that the target also has, in ascending order;
             None if the vocabulary is not reduced.
     Raises:
-        UnsupportedModelError: The model's cache cannot be rolled back, the model does not accept
-            masks, or the requested batch invariance is not possible.
+        UnsupportedModelError, ConfigError: The model cannot be verified losslessly, or the
+            requested batch invariance is not possible (`Architecture.from_model`).
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class CachedLM(ForwardPasses):
         return GRAPH_GROWTH_POSITIONS if has_graphs else 1
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Allocate the cache at its maximum size, so that later growth copies no data.
+        """Prepare the cache for its maximum size, so that later growth copies no data.
 
         On a GPU, this method runs a forward pass on one token, because memory can be allocated only
         once the shapes and dtypes of keys and values are known.

@@ -60,7 +60,7 @@ class ForwardPasses(CachedRequests):
 
     @property
     def packs(self) -> bool:
-        """Return True if a forward pass packs all requests into one row, without padding."""
+        """Return True if a forward pass packs all requests into one row."""
         return self.architecture.by_position and self.architecture.takes_masks
 
     def forward(
@@ -207,8 +207,8 @@ class ForwardPasses(CachedRequests):
         self._recurrent.append(state.recurrent)
 
     def _forward_rows(self, trees: Sequence[DraftTree], chunk: int) -> NodeLogits:
-        # Models that accept no masks (ALiBi) take a token's column as its position, so rows of
-        # different lengths cannot share a forward pass.
+        # Without masks, the order of the tokens in the cache determines what each token sees, so
+        # rows of different lengths cannot share a forward pass.
         layouts = [
             lay_out([request], [tree], chunk)
             for request, tree in zip(self._requests, trees, strict=True)

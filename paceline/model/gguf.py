@@ -65,7 +65,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def set_end_ids(model: PreTrainedModel, metadata: dict[str, Any]) -> None:
-    """Set a model's end-of-sequence ids to those in its GGUF header."""
+    """Set a model's end-of-sequence ids from its GGUF header."""
     known = model.generation_config.eos_token_id
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in _END_IDS]
     if isinstance(known, list):  # for some architectures, transformers knows more ids than the file

@@ -44,7 +44,7 @@ class LayerKinds:
         """Read the kinds of a text model's layers from its configuration.
 
         Args:
-            config: Configuration of the text model. All its layer kinds must be known
+            config: Configuration of the text model. All layer kinds that it lists must be known
                 (`known_kinds`).
             only_kind: Kind of all layers if the configuration does not list the kinds.
         """

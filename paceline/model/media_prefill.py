@@ -53,7 +53,7 @@ class Prefilled:
     """Result of the model's own forward pass over prompts.
 
     Attributes:
-        logits: Logits after each token, [rows, columns, vocab].
+        logits: Logits of all columns or of the last one, [rows, columns, vocab].
         cache: Keys and values of all tokens.
         offsets: Position offset of each row: the number added to the index of a later token to get
             the token's position.

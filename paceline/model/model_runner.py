@@ -155,7 +155,7 @@ class ModelRunner:
     def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
         """Run a batch padded to a fixed shape, and return its logits.
 
-        The result is None if no fixed shape is large enough.
+        The result is None if no fixed shape fits.
         """
         # A fixed shape's masks would read shifted positions.
         if self.fixed_shapes is None or self._offsets is not None:
@@ -171,7 +171,7 @@ class ModelRunner:
     def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
         """Run a packed batch padded to a fixed shape, and return its logits.
 
-        The result is None if no fixed shape is large enough.
+        The result is None if no fixed shape fits.
         """
         if self.fixed_shapes is None or self._offsets is not None:
             return None

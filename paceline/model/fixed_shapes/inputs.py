@@ -96,7 +96,7 @@ class BucketInputs:
         num_rows, num_columns = layout.token_ids.shape
         block = self._arrays.block
         block.fill(False)
-        block[num_rows:, :, 0] = True  # without any visible key, attention would return NaN
+        block[num_rows:, :, 0] = True  # an empty row sees a key, so that its states are finite
         if layout.in_order:
             block[:num_rows, :num_columns, :num_columns] = layout.block
             block[:num_rows, num_columns:, root] = True
