@@ -146,7 +146,7 @@ class Prediction(BaseModel):
 
 
 # `LLM.chat_prompt` checks the messages, so the library and the server accept the same ones.
-# `Message` and `TextPart` only describe messages in the API schema.
+# `Message` only describes them in the API schema.
 _Messages = Annotated[
     Any,
     PlainValidator(

@@ -79,8 +79,8 @@ def tree_of(outcome: Outcome, tokenizer: Any) -> dict[str, list[Any]]:
         A dictionary with the following columns.
         tokens, texts: Ids and texts of the draft tokens.
         parents: Index of each node's parent; -1 stands for the newest token before the step.
-        probabilities: Drafter's probability of each token, given its parent; null if the drafter
-        does not estimate probabilities.
+        probabilities: Estimated probability that each token is accepted, given that its parent is
+        accepted; null if the drafter does not estimate probabilities.
         origins: Sources of the draft tokens.
         status: Result of verification: accepted, other (the target chose another token), parent
         (the parent was not accepted), end (the answer had ended) or probe (the node was only

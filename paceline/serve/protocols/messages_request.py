@@ -75,7 +75,7 @@ def _text(blocks: Any, where: str) -> str:
     """Return the text of content, which is either a string or a list of text blocks.
 
     Args:
-        blocks: Content of a message, a tool result or the field `system`.
+        blocks: Content of a tool result or of the field `system`.
         where: Name of the content in error messages.
     Raises:
         ConfigError: `blocks` contains anything but text.
