@@ -49,9 +49,9 @@ def auto_by_machine() -> str:
     """Return the speed of `auto` and its identical answers on each machine."""
     columns = [
         Column("machine", left=True),
-        *(Column(f"batch {batch}", ".2f") for batch in BATCHES),
-        Column("identical to plain decoding"),
-        Column("over transformers, batch 1", ".2f"),
+        *(Column(f"speed, batch size {batch}", ".2f") for batch in BATCHES),
+        Column("answers identical to plain decoding"),
+        Column("speed relative to transformers, batch size 1", ".2f"),
     ]
     rows = []
     for suffix, machine in MACHINES.items():
