@@ -10,7 +10,10 @@ from benchmark_data import load
 def packed_answers() -> str:
     """Return how many answers of packed models differ from those of converted models."""
     content = load("packed-answers")
-    lines = ["| file | drafters | batch sizes | answers | different |", "|---|---|---|---:|---:|"]
+    lines = [
+        "| file | drafters | batch sizes | answers | differing answers |",
+        "|---|---|---|---:|---:|",
+    ]
     files: dict[str, list[dict[str, Any]]] = {}
     for row in content["rows"]:
         files.setdefault(row["file"], []).append(row)
@@ -30,8 +33,8 @@ def packed_llama_cpp(name: str) -> str:
     """
     content = load(name)
     lines = [
-        "| threads | batch | library | drafts | tokens per second | over llama.cpp | peak memory"
-        " | equal answers |",
+        "| threads | batch size | library | drafter | tokens per second"
+        " | speed relative to llama.cpp | peak memory | equal answers |",
         "|---:|---:|---|---|---:|---:|---:|---:|",
     ]
     plain: dict[tuple[int, int], float] = {}

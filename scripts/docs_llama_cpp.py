@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from benchmark_data import load
 
 
 def llama_cpp_answers() -> str:
     """Return how many answers differ from plain decoding, from `paceline verify --json`."""
     content = load("llama-cpp-answers")
-    heads = ("batch", "tokens per answer", "differing answers", "accepted tokens")
-    lines = [f"| drafter | {' | '.join(heads)} | tokens per forward |"]
+    heads = ("batch size", "tokens per answer", "differing answers", "accepted draft tokens")
+    lines = [f"| drafter | {' | '.join(heads)} | tokens per forward pass |"]
     lines.append("|---|" + "---:|" * (1 + len(heads)))
     for row in content["drafters"]:
         lines.append(
@@ -18,9 +20,9 @@ def llama_cpp_answers() -> str:
             f" {row['accepted_tokens']} | {row['tokens_per_forward']:.2f} |"
         )
     setup = (
-        f"SmolLM2-135M-Instruct (Q4_1) in {content['library']}, {content['answers']} questions"
-        f" from GSM8K, on one thread of an {content['processor']} processor. The engine verifies"
-        f" all drafts, up to {content['max_nodes']} nodes per step."
+        f"SmolLM2-135M-Instruct (Q4_1) answered {content['answers']} questions from GSM8K in"
+        f" {content['library']}, on one thread of an {content['processor']} processor. The engine"
+        f" verified all drafts, up to {content['max_nodes']} nodes per step."
     )
     return "\n".join([*lines, "", setup])
 
@@ -36,28 +38,38 @@ def llama_cpp_costs() -> str:
         lines.append(f"| {name} | " + " | ".join(f"{row[count]:.1f} ms" for count in counts) + " |")
     commit, move = content["bookkeeping_ms"].values()
     answers = content["answers"]
-    ratios = " and ".join(
-        ", ".join(f"{drafted / plain:.3f}" for plain, drafted in zip(*each.values(), strict=True))
-        + f" with batch size {batch}"
+    ratios = ", and ".join(
+        f"{_span(each.values())} with batch size {batch}"
         for batch, each in answers["seconds"].items()
     )
     setup = (
-        f"Processor time of SmolLM2-135M-Instruct (Q4_1) in {content['library']} after a text of"
-        f" 256 tokens, on one thread of an {content['processor']} processor. Committing the"
-        f" accepted tokens of a draft tree of 16 nodes with 9 leaves takes {commit:.2f} ms. Copying"
-        f" the sequence of a request to the front of the cache takes {move:.1f} ms. Three runs on a"
-        f" busy machine compared `auto` with plain decoding. Each run had {answers['prompts']}"
-        f" answers of {answers['tokens']} tokens, half of them for prompts that ask for repetitive"
-        " text. In the three runs, the processor time of `auto`, divided by that of plain decoding,"
-        f" was {ratios}."
+        f"The table shows the processor time of SmolLM2-135M-Instruct (Q4_1) in"
+        f" {content['library']} after a text of 256 tokens, on one thread of an"
+        f" {content['processor']} processor. If a draft tree has 16 nodes and 9 leaves, committing"
+        f" its accepted tokens takes {commit:.2f} ms. Copying a request's sequence to the front of"
+        f" the cache takes {move:.1f} ms.\n\n"
+        "Three runs on a busy machine compared the processor time of `auto` and of plain decoding."
+        f" In each run, the model generated {answers['prompts']} answers of {answers['tokens']}"
+        " tokens. Half of the prompts asked for repetitive text. The processor time of `auto`,"
+        f" divided by that of plain decoding, was {ratios}."
     )
     return "\n".join([*lines, "", setup])
+
+
+def _span(seconds: Iterable[list[float]]) -> str:
+    """Return the range of the ratios between drafted and plain decoding.
+
+    Args:
+        seconds: Times of plain decoding in each run, and times with drafts in each run.
+    """
+    ratios = [drafted / plain for plain, drafted in zip(*seconds, strict=True)]
+    return f"{min(ratios):.3f} to {max(ratios):.3f}"
 
 
 def llama_cpp_tokens() -> str:
     """Return the tokens per forward pass in both engines, from `scripts/llama_cpp_tokens.py`."""
     content = load("llama-cpp-tokens")
-    lines = ["| drafter | llama.cpp | transformers | ratio |", "|---|---:|---:|---:|"]
+    lines = ["| drafter | llama.cpp | default engine | ratio |", "|---|---:|---:|---:|"]
     for row in content["drafters"]:
         first, second = (
             row[engine]["tokens_per_forward"] for engine in ("llama.cpp", "transformers")
