@@ -76,7 +76,7 @@ def speed_prediction() -> str:
     measured = _rows("gpu-h100", "end_to_end")
     h100, rtx4090 = predicted_speeds("h100"), predicted_speeds("rtx4090")
     lines = [
-        "| batch | method | H100, predicted | H100, measured | RTX 4090, predicted |",
+        "| batch size | method | H100, predicted | H100, measured | RTX 4090, predicted |",
         f"|---:|---|{'---:|' * 3}",
     ]
     for key, speed in h100.items():
@@ -120,8 +120,9 @@ def _per_card(table: Callable[[str], str]) -> str:
 def _speed_of(name: str) -> str:
     rows = _rows(name, "end_to_end")
     lines = [
-        "| batch | method | tokens per second | over transformers | over plain decoding"
-        " | ms per step | tokens per forward pass | equal to plain |",
+        "| batch size | method | tokens per second | speed relative to transformers"
+        " | speed relative to plain decoding | ms per step | tokens per forward pass"
+        " | answers equal to plain decoding |",
         f"|---:|---|{'---:|' * 6}",
     ]
     for key, values in rows.items():
@@ -160,7 +161,7 @@ def _exactness_of(name: str) -> str:
         sums[group][1] += compared
         gaps[group] = max(gaps[group], values.get("max_gap", 0.0))
     lines = [
-        "| data type | answers from | equal to plain decoding | largest gap of logits |",
+        "| dtype | answers from | equal to plain decoding | largest logit gap |",
         "|---|---|---:|---:|",
     ]
     for (dtype, what), (equal, compared) in sums.items():
@@ -197,7 +198,7 @@ def _graph_of(name: str) -> str:
 def _attention_of(name: str) -> str:
     lines = [
         "| attention call | SDPA's kernel | known length | new length | new length, no cuDNN"
-        " | fastest kernel called directly | its GPU time |",
+        " | fastest direct call | GPU time of that call |",
         f"|---|---|{'---:|' * 3}---|---:|",
     ]
     for key, values in _rows(name, "attention").items():
