@@ -9,10 +9,13 @@ thread computes only whole vectors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from paceline.backend.overrides import ForwardOverride, is_free
@@ -21,6 +24,24 @@ from paceline.backend.settings import ACTIVATION_GRAIN, VECTOR_ELEMENTS
 # Functions of single elements; torch has others, such as softmax, in the same module.
 _KINDS = (nn.GELU, nn.Mish, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh)
 _MODULE = "transformers.activations"
+# Functions that torch rounds differently at the end of a share; others, such as `exp`, are not.
+_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
+    {
+        torch.sigmoid,
+        Tensor.sigmoid,
+        functional.celu,
+        functional.elu,
+        functional.gelu,
+        functional.mish,
+        functional.selu,
+        functional.silu,
+        functional.softplus,
+    }
+)
+FUNCTION_NAMES = frozenset(function.__name__ for function in _FUNCTIONS)
+"""Names of the functions that `WholeVectors` computes in whole vectors."""
+# In half precision, the two routines give the same results.
+_DTYPES = torch.float32, torch.float64
 
 
 class ActivationOverride(ForwardOverride):
@@ -33,16 +54,48 @@ class ActivationOverride(ForwardOverride):
         return in_whole_vectors(lambda padded: self._forward(self.module, padded), inputs)
 
 
+class WholeVectors(TorchFunctionMode):
+    """Computes activation functions that this thread calls in whole vectors."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run a torch function."""
+        options = kwargs or {}
+        if func not in _FUNCTIONS or not args or not _has_ends(args[0]) or options.get("inplace"):
+            return func(*args, **options)
+        inputs, *others = args
+        return in_whole_vectors(lambda padded: func(padded, *others, **options), inputs)
+
+
+def whole_vectors(dtype: torch.dtype) -> AbstractContextManager[object]:
+    """Return a context in which this thread's activation functions use whole vectors.
+
+    Args:
+        dtype: Dtype of the functions' inputs.
+    """
+    return WholeVectors() if dtype in _DTYPES else nullcontext()
+
+
 def activation_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOverride]]:
     """Return overrides for the activation functions of a model."""
     return {
         module: ActivationOverride
         for module in model.modules()
-        if (type(module) in _KINDS or type(module).__module__ == _MODULE)
+        if is_activation(type(module))
         and not module._modules
         and not module._parameters
         and is_free(module)
     }
+
+
+def is_activation(kind: type[nn.Module]) -> bool:
+    """Return whether a class of modules computes an activation function."""
+    return kind in _KINDS or kind.__module__ == _MODULE
 
 
 def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
@@ -58,6 +111,11 @@ def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Te
         return function(inputs)
     flat = functional.pad(inputs.reshape(-1), (0, padded - count))
     return function(flat)[:count].view(inputs.shape)
+
+
+def _has_ends(inputs: Any) -> bool:
+    """Return whether torch rounds the last elements of a share of the inputs differently."""
+    return isinstance(inputs, Tensor) and inputs.is_cpu and inputs.dtype in _DTYPES
 
 
 def _padded_count(count: int, max_threads: int) -> int:

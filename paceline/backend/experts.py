@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from paceline.backend.activations import whole_vectors
 from paceline.backend.interface import Backend, ExpertProducts
 from paceline.backend.overrides import ForwardOverride, OverrideSettings, is_free
 from paceline.backend.packed_experts import PackedExperts
@@ -68,7 +69,8 @@ class ExpertsOverride(ForwardOverride):
         counts = experts.bincount(minlength=module.num_experts).tolist()
         inputs = hidden_states[order.div(num_choices, rounding_mode="floor")]
         inner = self._multiply(inputs, counts, "gate_up_proj" if module.has_gate else "up_proj")
-        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        with whole_vectors(inner.dtype):
+            inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
         outputs = self._multiply(inner, counts, "down_proj")
         # transformers 5.19 has no such norms.
         if getattr(module, "has_post_expert_norm", False):

@@ -69,6 +69,10 @@ class ForwardOverride:
         """Return an override of the same type for another module of the same class."""
         return type(self)(module, self.products)
 
+    def in_view(self, twin: nn.Module) -> ForwardOverride:
+        """Return the override for the module's copy in a `ModelView`."""
+        return self
+
 
 class LinearOverride(ForwardOverride):
     """Uses the backend's matrix product if it supports the weight and the rows."""

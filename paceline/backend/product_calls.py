@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
-from paceline.backend.activations import in_whole_vectors
+from paceline.backend.activations import WholeVectors
 from paceline.backend.interface import Backend
 from paceline.backend.overrides import ForwardOverride
+from paceline.backend.own_code import OwnCodeOverride
 from paceline.backend.settings import SIZE_MULTIPLE
 
 
@@ -34,17 +34,13 @@ class PaddedLinearOverride(ForwardOverride):
 
 
 class RouterOverride(ForwardOverride):
-    """Lets the backend compute a module's calls of `functional.linear` and `sigmoid`."""
+    """Lets the backend compute a module's calls of `functional.linear`."""
 
     __slots__ = ()
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Return the module's outputs, computed with the backend's product."""
-        functions: dict[Any, Callable[..., Tensor]] = {
-            functional.linear: _multiply_padded,
-            Tensor.sigmoid: _sigmoid,
-        }
-        with _ProductCalls(self.products.backend, functions):
+        with _ProductCalls(self.products.backend, {functional.linear: _multiply_padded}):
             return self._forward(self.module, *inputs, **options)
 
 
@@ -72,7 +68,7 @@ class PositionBiasOverride(ForwardOverride):
             return bias
 
 
-class MixerOverride(ForwardOverride):
+class MixerOverride(OwnCodeOverride):
     """Lets the backend compute the products `weight @ columns` of a mixer."""
 
     __slots__ = ()
@@ -109,8 +105,8 @@ class ConvolutionOverride(ForwardOverride):
         return torch.cat(products, dim=-1).transpose(1, 2)
 
 
-class _ProductCalls(TorchFunctionMode):
-    """Replaces the torch functions with which this thread computes matrix products.
+class _ProductCalls(WholeVectors):
+    """Also replaces the torch functions with which this thread computes matrix products.
 
     Args:
         backend: Backend that computes the products.
@@ -133,12 +129,7 @@ class _ProductCalls(TorchFunctionMode):
         replacement = None if kwargs else self._functions.get(func)
         if replacement is not None:
             return replacement(self._backend, *args)
-        return func(*args, **(kwargs or {}))
-
-
-def _sigmoid(backend: Backend, scores: Tensor) -> Tensor:
-    """Return the sigmoid of each score."""
-    return in_whole_vectors(torch.sigmoid, scores)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _multiply_batch(backend: Backend, rows: Tensor, weights: Tensor) -> Tensor:

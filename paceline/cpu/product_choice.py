@@ -23,6 +23,7 @@ from paceline.backend.experts import (
     is_depthwise,
     routing_overrides,
 )
+from paceline.backend.own_code import own_code_overrides
 from paceline.backend.plain_tensors import is_matrix
 from paceline.backend.products import Products, replaceable
 from paceline.backend.settings import (
@@ -148,7 +149,8 @@ def everywhere(model: PreTrainedModel) -> Products | None:
     The result is None if the kernels do not support all weights of the model.
     """
     routing = routing_overrides(model, CPU) | activation_overrides(model)
-    products = Products.of_backend(model, CPU, routing=routing)
+    overrides = own_code_overrides(model) | routing
+    products = Products.of_backend(model, CPU, routing=overrides)
     computed = {
         id(parameter)
         for module in (*products.modules, *routing)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from paceline.backend.own_code import own_code_overrides
 from paceline.backend.products import Products, plain_products
 from paceline.core.settings import BatchInvariant
 from paceline.errors import ConfigError
@@ -213,18 +214,20 @@ def _cheapest(
         if description or _is_cheap(kernel_report):
             return kernel_report, kernels[0]
         candidates = [(kernel_report, kernels[0])]
-    report = load_report(model)
-    candidates += [(report, Products())]
+    own_code = own_code_overrides(model)
+    plain = Products(routing=own_code)
+    report = load_report(model, plain)
+    candidates += [(report, plain)]
     usable = [candidate for candidate in candidates if not candidate[0].reason]
     if usable:
         return min(usable, key=lambda candidate: candidate[0].highest_cost)
     modules = plain_products(model)
     if report.findings and modules:
-        fixed = Products(modules, fixed_rows=fixed_rows)
+        fixed = Products(modules, fixed_rows=fixed_rows, routing=own_code)
         fixed_report = load_report(model, fixed)
         if not fixed_report.reason:
             return fixed_report, fixed
-    return report, Products()
+    return report, plain
 
 
 def _kernel_products(model: PreTrainedModel, with_kernels: bool) -> tuple[Products, Trial] | None:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from paceline.backend.experts import ExpertsOverride
 from paceline.backend.overrides import ForwardOverride
+from paceline.backend.own_code import OwnCodeOverride
 from paceline.backend.plain_tensors import is_matrix
 from paceline.backend.product_calls import (
     DenseExpertsOverride,
@@ -218,6 +219,10 @@ def _row_router(
 
 
 def _override(module: nn.Module) -> ForwardOverride | None:
-    """Return the object that replaces a module's `forward` in a `ModelView`, or None."""
+    """Return the object that replaces a module's `forward` in a `ModelView`, or None.
+
+    Modules that run their own code are not tested as a whole.
+    """
     override = vars(module).get("forward")
-    return override if isinstance(override, ForwardOverride) else None
+    is_whole = isinstance(override, ForwardOverride) and not isinstance(override, OwnCodeOverride)
+    return override if is_whole else None

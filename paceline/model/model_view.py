@@ -147,7 +147,7 @@ class ModuleCopier:
             if name in vars(module):
                 attributes[name] = _rebound(vars(module)[name], module, twin)
         if override is not None and id(module) not in self._mixers:
-            attributes["forward"] = override
+            attributes["forward"] = override.in_view(twin)
         elif "_orig_mod" in children:  # a module that torch.compile returned
             attributes["forward"] = attributes["_modules"]["_orig_mod"]
         if id(module) in self._mixers:

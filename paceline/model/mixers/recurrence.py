@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.backend.overrides import ForwardOverride
-from paceline.backend.product_calls import MixerOverride
+from paceline.backend.own_code import OwnCodeOverride
 from paceline.kv_cache.state_layer import StateLayer
 from paceline.model.mixers.mixer import MixerCall, StateUpdate, own_forward
 from paceline.model.mixers.recurrence_call import RecurrenceCall, token_tree
@@ -55,8 +55,8 @@ class RecurrenceMixer:
     Args:
         module: Copy of the mixer in the `ModelView`.
         forward: `forward` method of the module's class, without decorators.
-        override: Replacement for the matrix products in the module's own code; None means torch's
-            products.
+        override: Replacement for functions that the module's own code calls; None means torch's
+            functions.
     """
 
     folds = True
@@ -75,8 +75,8 @@ class RecurrenceMixer:
         )
         own.__kwdefaults__ = forward.__kwdefaults__
         self._forward = MethodType(own, module)
-        self._products: Callable[[], AbstractContextManager[object]] = (
-            override.calls if isinstance(override, MixerOverride) else nullcontext
+        self._calls: Callable[[], AbstractContextManager[object]] = (
+            override.calls if isinstance(override, OwnCodeOverride) else nullcontext
         )
         self._first: int = getattr(module, "conv_idx", 0)
         self._call: RecurrenceCall | None = None
@@ -98,7 +98,7 @@ class RecurrenceMixer:
         """
         current = self._call = RecurrenceCall(token_tree(batch), layer, self._first)
         try:
-            with self._products():
+            with self._calls():
                 output: Tensor = self._forward(hidden)
         finally:
             self._call = None
@@ -126,8 +126,8 @@ def recurrence_mixer(
 
     Args:
         twin: Copy of the mixer in the `ModelView`.
-        override: Replacement for the matrix products in the module's own code; None means torch's
-            products.
+        override: Replacement for functions that the module's own code calls; None means torch's
+            functions.
     """
     forward = own_forward(twin)
     if forward is None:

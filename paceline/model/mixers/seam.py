@@ -160,7 +160,7 @@ def mixer_for(twin: nn.Module, override: ForwardOverride | None = None) -> Mixer
 
     Args:
         twin: Copy of the mixer in the `ModelView`.
-        override: Replacement for the matrix products in the mixer's own code; None means torch's
-            products.
+        override: Replacement for functions that the mixer's own code calls; None means torch's
+            functions.
     """
     return recurrence_mixer(twin, override) or window_mixer(twin) or UpstreamMixer(twin)

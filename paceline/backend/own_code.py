@@ -1,0 +1,92 @@
+"""Compute the activation functions that modules call in their own code in whole vectors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from paceline.backend.activations import FUNCTION_NAMES, WholeVectors, is_activation
+from paceline.backend.overrides import ForwardOverride, is_free
+
+
+class OwnCodeOverride(ForwardOverride):
+    """Runs a module's own code, and computes its activation functions in whole vectors.
+
+    The module is the copy in a `ModelView`, so that its submodules are overridden as well.
+    """
+
+    __slots__ = ()
+
+    def in_view(self, twin: nn.Module) -> ForwardOverride:
+        """Return the override for the module's copy in a `ModelView`."""
+        return self.of(twin)
+
+    def calls(self) -> AbstractContextManager[object]:
+        """Return a context in which this thread's activation functions use whole vectors."""
+        return WholeVectors()
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return the module's outputs."""
+        with self.calls():
+            return self._forward(self.module, *inputs, **options)
+
+
+def own_code_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOverride]]:
+    """Return overrides for the modules whose own code may call activation functions.
+
+    In half precision, and on other devices than CPUs, no module needs an override.
+    """
+    if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.float64):
+        return {}
+    return {
+        module: OwnCodeOverride
+        for module in model.modules()
+        if calls_activation(type(module)) and is_free(module)
+    }
+
+
+@cache
+def calls_activation(kind: type[nn.Module]) -> bool:
+    """Return whether the `forward` method of a class may call an activation function.
+
+    The names in `forward` are searched, and those in the functions and methods that it names.
+    Recurrences are excluded, because paceline computes them. transformers wraps them.
+
+    Args:
+        kind: Class of a module that is no activation function itself.
+    """
+    if is_activation(kind) or kind.__module__.startswith("torch."):
+        return False
+    pending: list[Any] = [inspect.unwrap(kind.forward)]
+    seen: set[Any] = set()
+    while pending:
+        function = pending.pop()
+        if not isinstance(function, FunctionType) or function in seen or _is_wrapped(function):
+            continue
+        seen.add(function)
+        names = {*_names(function.__code__)}
+        if names & FUNCTION_NAMES:
+            return True
+        pending += [function.__globals__.get(name) for name in names]
+        pending += [inspect.getattr_static(kind, name, None) for name in names]
+    return False
+
+
+def _is_wrapped(function: FunctionType) -> bool:
+    return hasattr(function, "__wrapped__")
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the global names and attributes in a function, and in functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
