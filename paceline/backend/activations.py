@@ -114,7 +114,7 @@ def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Te
 
 
 def _has_ends(inputs: Any) -> bool:
-    """Return whether torch rounds the last elements of a share of the inputs differently."""
+    """Return whether the last elements of a share are rounded differently."""
     return isinstance(inputs, Tensor) and inputs.is_cpu and inputs.dtype in _DTYPES
 
 

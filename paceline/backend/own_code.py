@@ -1,11 +1,13 @@
-"""Compute the activation functions that modules call in their own code in whole vectors."""
+"""Compute activation functions in whole vectors where modules call them.
+
+The `forward` methods of these modules call functions such as `silu`, instead of submodules.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -18,7 +20,7 @@ from paceline.backend.overrides import ForwardOverride, is_free
 
 
 class OwnCodeOverride(ForwardOverride):
-    """Runs a module's own code, and computes its activation functions in whole vectors.
+    """Runs a module's own code with activation functions in whole vectors.
 
     The module is the copy in a `ModelView`, so that its submodules are overridden as well.
     """
@@ -46,22 +48,21 @@ def own_code_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOv
     """
     if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.float64):
         return {}
+    modules = [*model.modules()]
+    calling = {*filter(_calls_activation, {*map(type, modules)})}
     return {
-        module: OwnCodeOverride
-        for module in model.modules()
-        if calls_activation(type(module)) and is_free(module)
+        module: OwnCodeOverride for module in modules if type(module) in calling and is_free(module)
     }
 
 
-@cache
-def calls_activation(kind: type[nn.Module]) -> bool:
+def _calls_activation(kind: type[Any]) -> bool:
     """Return whether the `forward` method of a class may call an activation function.
 
-    The names in `forward` are searched, and those in the functions and methods that it names.
-    Recurrences are excluded, because paceline computes them. transformers wraps them.
+    The result depends on the names in `forward`, and in the functions and methods that it names.
+    Recurrences, which transformers wraps, are excluded, because paceline computes them.
 
     Args:
-        kind: Class of a module that is no activation function itself.
+        kind: Class of a module.
     """
     if is_activation(kind) or kind.__module__.startswith("torch."):
         return False
@@ -69,7 +70,8 @@ def calls_activation(kind: type[nn.Module]) -> bool:
     seen: set[Any] = set()
     while pending:
         function = pending.pop()
-        if not isinstance(function, FunctionType) or function in seen or _is_wrapped(function):
+        is_recurrence = hasattr(function, "__wrapped__")
+        if not isinstance(function, FunctionType) or function in seen or is_recurrence:
             continue
         seen.add(function)
         names = {*_names(function.__code__)}
@@ -78,10 +80,6 @@ def calls_activation(kind: type[nn.Module]) -> bool:
         pending += [function.__globals__.get(name) for name in names]
         pending += [inspect.getattr_static(kind, name, None) for name in names]
     return False
-
-
-def _is_wrapped(function: FunctionType) -> bool:
-    return hasattr(function, "__wrapped__")
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -106,7 +106,7 @@ class ConvolutionOverride(ForwardOverride):
 
 
 class _ProductCalls(WholeVectors):
-    """Also replaces the torch functions with which this thread computes matrix products.
+    """Also replaces the functions that compute this thread's matrix products.
 
     Args:
         backend: Backend that computes the products.

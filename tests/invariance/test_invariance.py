@@ -228,14 +228,14 @@ def test_explicit_request_that_cannot_be_met() -> None:
 
 def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama", "sdpa")
-    monkeypatch.setattr(invariance, "load_report", lambda model: CHEAP)
+    monkeypatch.setattr(invariance, "load_report", lambda *_: CHEAP)
     assert resolve_batch_invariance(model, "auto").on
     assert resolve_batch_invariance(model, "auto").min_rows == 4
     for dear in (
         ProbeReport(4, MAX_ROWS, 1.9, "", (), 0.1),
         ProbeReport(4, MAX_ROWS, 1.0, "", (), 0.1, whole_cost=1.2),
     ):
-        monkeypatch.setattr(invariance, "load_report", lambda model, dear=dear: dear)
+        monkeypatch.setattr(invariance, "load_report", lambda *_, dear=dear: dear)
         refused = resolve_batch_invariance(model, "auto")
         assert (refused.on, refused.min_rows, refused.max_rows) == (False, 1, None)
         slower = "90 %" if dear.cost == 1.9 else "20 %"
@@ -263,7 +263,7 @@ def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatc
             replace(CHEAP, cost=cost, conditions=conditions),
             replace(CHEAP, whole_cost=cost, conditions=conditions),
         ):
-            monkeypatch.setattr(invariance, "load_report", lambda model, proof=proof: proof)
+            monkeypatch.setattr(invariance, "load_report", lambda *_, proof=proof: proof)
             found = resolve_batch_invariance(model, "auto")
             assert found.on is on
             assert ("the limit is 1.47x instead of 1.05x" in found.details) is (spread == 0.4)
@@ -323,7 +323,7 @@ def test_findings_survive_the_cache() -> None:
 
 
 def test_changed_thread_count_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariance, "load_report", lambda model: CHEAP)
+    monkeypatch.setattr(invariance, "load_report", lambda *_: CHEAP)
     llm = LLM(make("llama", "sdpa"), batch_invariant=True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     with pytest.raises(ConfigError, match="threads: got 3; expected 1, the number at load"):

@@ -93,9 +93,7 @@ def test_padded_forward_passes_keep_the_logits(least: int) -> None:
 
 def test_no_forward_pass_leaves_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that share a pass, drafts and single tokens stay in the class."""
-    monkeypatch.setattr(
-        invariance, "load_report", lambda model: ProbeReport(5, 40, 1.0, "", (), 0.1)
-    )
+    monkeypatch.setattr(invariance, "load_report", lambda *_: ProbeReport(5, 40, 1.0, "", (), 0.1))
     llm = LLM(make("llama", "sdpa"), drafter="lookahead", max_batch=4, batch_invariant=True)
     counted: list[int] = []
     hook = llm.model.model.get_input_embeddings().register_forward_hook(
