@@ -69,7 +69,8 @@ class WholeVectors(TorchFunctionMode):
         if func not in _FUNCTIONS or not args or not _has_ends(args[0]) or options.get("inplace"):
             return func(*args, **options)
         inputs, *others = args
-        return in_whole_vectors(lambda padded: func(padded, *others, **options), inputs)
+        with no_replacements():
+            return in_whole_vectors(lambda padded: func(padded, *others, **options), inputs)
 
 
 def whole_vectors(dtype: torch.dtype) -> AbstractContextManager[object]:
@@ -79,6 +80,14 @@ def whole_vectors(dtype: torch.dtype) -> AbstractContextManager[object]:
         dtype: Dtype of the functions' inputs.
     """
     return WholeVectors() if dtype in _DTYPES else nullcontext()
+
+
+def no_replacements() -> AbstractContextManager[object]:
+    """Return a context in which modes such as `WholeVectors` replace no torch functions.
+
+    In it, reading a tensor's attributes takes a fraction of the time.
+    """
+    return torch._C.DisableTorchFunction()
 
 
 def activation_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOverride]]:

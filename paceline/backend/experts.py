@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from paceline.backend.activations import whole_vectors
+from paceline.backend.activations import no_replacements, whole_vectors
 from paceline.backend.interface import Backend, ExpertProducts
 from paceline.backend.overrides import ForwardOverride, OverrideSettings, is_free
 from paceline.backend.packed_experts import PackedExperts
@@ -102,7 +102,8 @@ class ExpertsOverride(ForwardOverride):
         if grouped is None or not grouped.reads(weights):
             grouped = self._grouped[name] = self.products.backend.expert_products(weights)
         if grouped is not None and grouped.can_run():
-            return grouped.multiply(rows, counts, biases)
+            with no_replacements():
+                return grouped.multiply(rows, counts, biases)
         linear, first, products = self.products.backend.linear, 0, []
         for expert, count in enumerate(counts):
             if count:

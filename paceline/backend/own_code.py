@@ -12,11 +12,16 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.backend.activations import FUNCTION_NAMES, WholeVectors, is_activation
-from paceline.backend.overrides import ForwardOverride, is_free
+from paceline.backend.activations import (
+    FUNCTION_NAMES,
+    WholeVectors,
+    is_activation,
+    no_replacements,
+)
+from paceline.backend.overrides import ForwardOverride, LinearOverride, is_free
 
 
 class OwnCodeOverride(ForwardOverride):
@@ -39,6 +44,17 @@ class OwnCodeOverride(ForwardOverride):
         """Return the module's outputs."""
         with self.calls():
             return self._forward(self.module, *inputs, **options)
+
+
+class InnerLinearOverride(LinearOverride):
+    """Multiplies as usual inside a module that runs its own code."""
+
+    __slots__ = ()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Multiply rows [..., inner] by the module's weight."""
+        with no_replacements():
+            return super().__call__(rows)
 
 
 def own_code_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOverride]]:

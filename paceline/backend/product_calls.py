@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.backend.activations import WholeVectors
+from paceline.backend.activations import WholeVectors, no_replacements
 from paceline.backend.interface import Backend
 from paceline.backend.overrides import ForwardOverride
 from paceline.backend.own_code import OwnCodeOverride
@@ -128,7 +128,8 @@ class _ProductCalls(WholeVectors):
         """Run the replacement of a torch function; without one, run the function itself."""
         replacement = None if kwargs else self._functions.get(func)
         if replacement is not None:
-            return replacement(self._backend, *args)
+            with no_replacements():
+                return replacement(self._backend, *args)
         return super().__torch_function__(func, types, args, kwargs)
 
 

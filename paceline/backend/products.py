@@ -24,6 +24,7 @@ from paceline.backend.overrides import (
     NormOverride,
     is_free,
 )
+from paceline.backend.own_code import InnerLinearOverride, OwnCodeOverride
 from paceline.backend.plain_tensors import MULTIPLIED, has_numbers, is_plain
 from paceline.backend.settings import MAX_HELPER_NUMBERS, MAX_HELPERS, MAX_ROWS, MIN_HEAD_RATIO
 from paceline.backend.torch_backend import TORCH
@@ -98,6 +99,13 @@ class Products:
         self._overrides.update((id(module), kind) for module, kind in self.routing.items())
         kind = FixedRowsOverride if self.fixed_rows else LinearOverride
         self._overrides.update((id(module), kind) for module in self.modules)
+        self._overrides.update(
+            (id(child), InnerLinearOverride)
+            for module, kind in self.routing.items()
+            if kind is OwnCodeOverride
+            for child in module.modules()
+            if self._overrides.get(id(child)) is LinearOverride
+        )
         widths = (
             module.out_features
             for module in self.modules
