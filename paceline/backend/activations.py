@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from paceline.backend.overrides import ForwardOverride, is_free
+from paceline.backend.plain_tensors import PLAIN
 from paceline.backend.settings import ACTIVATION_GRAIN, VECTOR_ELEMENTS
 
 # Functions of single elements; torch has others, such as softmax, in the same module.
@@ -83,7 +84,7 @@ def whole_vectors(dtype: torch.dtype) -> AbstractContextManager[object]:
 
 
 def no_replacements() -> AbstractContextManager[object]:
-    """Return a context in which modes such as `WholeVectors` replace no torch functions.
+    """Return a context in which `WholeVectors` replaces no torch functions.
 
     In it, reading a tensor's attributes takes a fraction of the time.
     """
@@ -124,7 +125,7 @@ def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Te
 
 def _has_ends(inputs: Any) -> bool:
     """Return whether the last elements of a share are rounded differently."""
-    return isinstance(inputs, Tensor) and inputs.is_cpu and inputs.dtype in _DTYPES
+    return type(inputs) in PLAIN and inputs.is_cpu and inputs.dtype in _DTYPES
 
 
 def _padded_count(count: int, max_threads: int) -> int:

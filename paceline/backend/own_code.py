@@ -21,7 +21,12 @@ from paceline.backend.activations import (
     is_activation,
     no_replacements,
 )
-from paceline.backend.overrides import ForwardOverride, LinearOverride, is_free
+from paceline.backend.overrides import (
+    ForwardOverride,
+    LinearOverride,
+    OverrideSettings,
+    is_free,
+)
 
 
 class OwnCodeOverride(ForwardOverride):
@@ -51,10 +56,15 @@ class InnerLinearOverride(LinearOverride):
 
     __slots__ = ()
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Multiply rows [..., inner] by the module's weight."""
-        with no_replacements():
-            return super().__call__(rows)
+    def __init__(self, module: nn.Module, products: OverrideSettings) -> None:
+        super().__init__(module, products)
+        linear = products.backend.linear
+
+        def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            with no_replacements():
+                return linear(rows, weight, bias)
+
+        self._linear = multiply
 
 
 def own_code_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOverride]]:

@@ -128,8 +128,7 @@ class _ProductCalls(WholeVectors):
         """Run the replacement of a torch function; without one, run the function itself."""
         replacement = None if kwargs else self._functions.get(func)
         if replacement is not None:
-            with no_replacements():
-                return replacement(self._backend, *args)
+            return replacement(self._backend, *args)
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -183,4 +182,5 @@ def _multiply_padded(
         weight = weight.contiguous()
         if not backend.takes_weight(weight):
             return functional.linear(rows, weight, bias)[..., :outer]
-    return backend.linear(rows, weight, bias)[..., :outer]
+    with no_replacements():
+        return backend.linear(rows, weight, bias)[..., :outer]
