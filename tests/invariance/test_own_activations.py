@@ -13,11 +13,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from paceline import SamplingParams
 from paceline.backend.activations import FUNCTION_NAMES, WholeVectors
-from paceline.backend.own_code import own_code_overrides
+from paceline.backend.own_code import InnerLinearOverride, own_code_overrides
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE
 from paceline.cpu.product_choice import everywhere
+from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.model.cached_lm import CachedLM
+from paceline.model.model_view import ModelView
 from tests.support.models import make
 from tests.support.recurrent_models import BRANCHING
 from tests.support.tree_models import TREES
@@ -108,3 +110,20 @@ def test_modules_are_found_by_the_functions_that_they_name() -> None:
     assert names_in(make("gpt_oss")) == {"GptOssExperts"}
     assert names_in(make("mamba2")) == {"MambaRMSNormGated"}
     assert names_in(make("qwen3_5")) == {"Qwen3_5Attention", "Qwen3_5GatedDeltaNet"}
+
+
+def test_any_number_of_rows_passes_the_self_test() -> None:
+    invariance = resolve_batch_invariance(make("qwen3_5"), True)
+    assert invariance.report is not None
+    assert (invariance.report.least, invariance.report.most) == (1, 1024)
+
+
+@torch.inference_mode()
+def test_products_inside_own_code_are_computed_without_its_mode() -> None:
+    model = make("lfm2")
+    products = everywhere(model)
+    view: Any = ModelView(model, products).module
+    layer = view.model.layers[0].feed_forward
+    assert isinstance(vars(layer.w1)["forward"], InnerLinearOverride)
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(layer(rows), model.model.layers[0].feed_forward(rows))
