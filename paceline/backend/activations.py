@@ -41,8 +41,8 @@ _FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
 )
 FUNCTION_NAMES = frozenset(function.__name__ for function in _FUNCTIONS)
 """Names of the functions that `WholeVectors` computes in whole vectors."""
-# In half precision, the two routines give the same results.
-_DTYPES = torch.float32, torch.float64
+DTYPES = torch.float16, torch.float32, torch.float64
+"""Dtypes in which the two routines round differently; in bfloat16, they give the same results."""
 
 
 class ActivationOverride(ForwardOverride):
@@ -80,7 +80,7 @@ def whole_vectors(dtype: torch.dtype) -> AbstractContextManager[object]:
     Args:
         dtype: Dtype of the functions' inputs.
     """
-    return WholeVectors() if dtype in _DTYPES else nullcontext()
+    return WholeVectors() if dtype in DTYPES else nullcontext()
 
 
 def no_replacements() -> AbstractContextManager[object]:
@@ -125,7 +125,7 @@ def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Te
 
 def _has_ends(inputs: Any) -> bool:
     """Return whether the last elements of a share are rounded differently."""
-    return type(inputs) in PLAIN and inputs.is_cpu and inputs.dtype in _DTYPES
+    return type(inputs) in PLAIN and inputs.is_cpu and inputs.dtype in DTYPES
 
 
 def _padded_count(count: int, max_threads: int) -> int:

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.backend.activations import (
+    DTYPES,
     FUNCTION_NAMES,
     WholeVectors,
     is_activation,
@@ -70,9 +70,9 @@ class InnerLinearOverride(LinearOverride):
 def own_code_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOverride]]:
     """Return overrides for the modules whose own code may call activation functions.
 
-    In half precision, and on other devices than CPUs, no module needs an override.
+    In bfloat16, and on other devices than CPUs, no module needs an override.
     """
-    if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.float64):
+    if model.device.type != "cpu" or model.dtype not in DTYPES:
         return {}
     modules = [*model.modules()]
     calling = {*filter(_calls_activation, {*map(type, modules)})}

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from paceline import SamplingParams
-from paceline.backend.activations import FUNCTION_NAMES, WholeVectors
+from paceline.backend.activations import DTYPES, FUNCTION_NAMES, WholeVectors
 from paceline.backend.own_code import InnerLinearOverride, own_code_overrides
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE
@@ -71,7 +71,7 @@ def test_other_rows_change_no_bit_of_the_logits(name: str) -> None:
         assert torch.equal(logits_of(lm, requests[:count]), alone[:count]), count
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", sorted(FUNCTION_NAMES))
 def test_threads_and_ends_change_no_bit(threads: Any, name: str, dtype: torch.dtype) -> None:
     """Each thread computes a share of the elements, and the shares end anywhere."""
