@@ -108,7 +108,7 @@ def speed_table(drafter: str, results: Path) -> str:
     """Return the speed of a drafter over plain decoding, by processor."""
     runs = _RUNS.get(drafter, SINGLE)
     lines = [
-        "| drafter | processor | tokens per forward pass | speed over plain decoding | answers |",
+        "| drafter | machine | tokens per forward pass | speed over plain decoding | answers |",
         "|---|---|---:|---:|---:|",
     ]
     for spec in _SPELLED.get(drafter, [drafter]):
@@ -173,10 +173,13 @@ def _caption(runs: dict[str, str], results: Path) -> str:
     (dtype,) = {content["dtype"] for content in files}
     (batch,) = {content["config"]["batch"] for content in files}
     tokens = sorted({content["config"]["sampling"]["max_new_tokens"] for content in files})
+    limit = f"{' or '.join(map(str, tokens))} new tokens"
+    if len(tokens) > 1:
+        limit += ", depending on the machine"
     return (
-        f"*{_TITLES[id(runs)]}; {dtype}, greedy, one thread, batch size {batch}; prompts from"
-        f" HumanEval, GSM8K and Spec-Bench; up to {' or '.join(map(str, tokens))} new tokens."
-        f" Every drafter answered each prompt once{_several_passes(runs, files)}.*"
+        f"*{_TITLES[id(runs)]}; {dtype}, greedy decoding, one thread, batch size {batch}; prompts"
+        f" from HumanEval, GSM8K and Spec-Bench; up to {limit}. Every drafter answered each prompt"
+        f" once{_several_passes(runs, files)}.*"
     )
 
 
@@ -187,7 +190,7 @@ def _several_passes(runs: dict[str, str], files: list[dict[str, Any]]) -> str:
         for machine, content in zip(runs, files, strict=True)
         if content["config"]["repeats"] > 1
     }
-    return "".join(f", but {count} times on {machine}" for machine, count in several.items())
+    return "".join(f", or {count} times on {machine}" for machine, count in several.items())
 
 
 def _methods(path: Path) -> dict[str, dict[str, Any]]:

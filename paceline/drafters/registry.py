@@ -193,19 +193,19 @@ _OWN = (
         "jacobi",
         ":Jacobi",
         ":JacobiOptions",
-        "the target refines a guess at the rest of the answer, or at its next block",
+        "the target refines a guess of the rest of the answer, or of its next block",
     ),
     _own(
         "lookahead",
         ".drafter:Lookahead",
         ".options:LookaheadOptions",
-        "the target generates n-grams in a window and verifies matching ones in later steps",
+        "the target generates n-grams in a window and verifies them in later steps",
     ),
     _own(
         "token_recycling",
         ".drafter:TokenRecycling",
         ".options:TokenRecyclingOptions",
-        "the tokens that the target predicted earlier after the same context",
+        "tokens that the target predicted after the same context in earlier steps",
     ),
     _own(
         "auto",
@@ -219,7 +219,7 @@ _OWN = (
         "rest",
         ".drafter:Rest",
         ".options:RestOptions",
-        "the most frequent continuations that a datastore has for the newest tokens",
+        "the tokens that most frequently follow the newest tokens in a datastore",
         "datastore",
     ),
     _own(

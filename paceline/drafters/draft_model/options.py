@@ -27,18 +27,19 @@ class DraftModelOptions:
     """Options of `draft_model`, which drafts with a small model.
 
     Attributes:
-        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. By default, the
-            draft grows as long as the draft model is confident, up to 24 tokens (3 in a batch of
-            8). With stop_rule=heuristic, K is the maximum length of the first draft and defaults to
-            5.
+        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. Defaults to
+            none, or to 5 with stop_rule=heuristic. Without K, the draft grows as long as the draft
+            model is confident, up to 24 tokens (3 in a batch of 8). With stop_rule=heuristic, K is
+            the maximum length of the first draft.
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
             probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
             the entropy of its distribution. "heuristic" makes the next draft longer if the target
             accepted the whole draft, and otherwise shorter. Defaults to "product".
         stop_threshold: Drafting stops once the value that stop_rule computes falls below this
-            threshold; from 0 to 1. With 0, a draft never stops early. Defaults to 0 if
-            max_draft_tokens is set and stop_rule is "product". In other cases, it defaults to 0.5
-            for trees, 0.1 for chains with the product rule, and 0.4 with the other rules.
+            threshold; from 0 to 1. With 0, a draft never stops early. Defaults to 0.5 for trees,
+            and 0, 0.1 or 0.4 for chains. Chains default to 0.4 with the rules "confidence" and
+            "entropy". With the rule "product", they default to 0 if max_draft_tokens is set, and
+            otherwise to 0.1.
         branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
             With branch_threshold=1, drafts are chains. Defaults to 0.06, or to 1 if
             max_draft_tokens is set. Sampled drafts ignore branch_threshold.

@@ -19,12 +19,12 @@ class SpecDecPPOptions:
         head: Folder of the acceptance head. Defaults to the head for the built-in draft model.
         threshold: Probability of a rejection above which drafting stops; above 0 and below 1.
             "auto" picks the fastest threshold from measured times and from the threshold costs that
-            `paceline head calibrate` stores with the head. Defaults to "auto" if the head stores
-            threshold costs, otherwise to 0.7.
+            `paceline head calibrate` stores with the head. Defaults to "auto" after `paceline head
+            calibrate`, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
-        count_undecided: Include the newest draft token in the rejection probability. For this
-            token, whose hidden state is not known yet, the head makes only a rough estimate.
+        count_undecided: Include the newest draft token in the rejection probability. The draft
+            model has not processed this token yet, so the head only makes a first estimate.
             Defaults to true.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
         budget: Verify only the nodes that are expected to save time. The acceptance head estimates

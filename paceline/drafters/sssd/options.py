@@ -22,8 +22,8 @@ class SssdOptions:
         fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, and "paper"
             uses the fixed weights from the paper. Defaults to "calibrated".
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Defaults to 48 with the
-            draft budget. Without the budget, max_nodes defaults to 7, and the trees of a batch then
-            have at most 24 nodes in total.
+            draft budget, or to 7 without it. Without the budget, the trees of a batch have at most
+            24 nodes in total.
         budget: Verify only the nodes that are expected to save time; default true.
         answer_cache_tokens: Maximum number of tokens from recent answers to cache and search; from
             0 (disabled) to 1048576. Unfinished answers are included. Defaults to 262144, or to 0

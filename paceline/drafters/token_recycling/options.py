@@ -17,8 +17,8 @@ class TokenRecyclingOptions:
         max_context_ngram: Maximum context length, in tokens, of cached next-token distributions; at
             least 1, default 3. The paper uses 1.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
-            draft budget. Without the budget, max_nodes defaults to 16, but a batch has at most 48
-            nodes.
+            draft budget, or to 16 without it. Without the budget, the trees of a batch have at most
+            48 nodes in total.
         budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
             0.001.
