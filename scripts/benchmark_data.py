@@ -94,7 +94,7 @@ def caption(names: Iterable[str]) -> str:
 
     sampling = [run["config"]["sampling"] for run in runs]
     heat = several(
-        "greedy" if not entry["temperature"] else f"temperature {entry['temperature']:g}"
+        "greedy decoding" if not entry["temperature"] else f"temperature {entry['temperature']:g}"
         for entry in sampling
     )
     parts = [
@@ -102,7 +102,7 @@ def caption(names: Iterable[str]) -> str:
         several(run["dtype"] for run in runs),
         f"{several(run['environment']['threads'] for run in runs)} thread",
         heat,
-        f"{span([run['summary']['all'][0]['answers'] for run in runs])} answers",
+        f"{span([run['summary']['all'][0]['answers'] for run in runs])} answers per method",
         _token_limit([entry["max_new_tokens"] for entry in sampling]),
     ]
     return f"\n\n*{'; '.join(parts)}.*"

@@ -176,9 +176,9 @@ def table(result: InvarianceCost) -> Table:
         "context",
         "batch",
         "drafts",
-        "ms per step without",
-        "ms per step with",
-        "tokens/s with over without",
+        "ms per step, off",
+        "ms per step, on",
+        "relative speed",
     )
     return Table.of("", headings, rows)
 
@@ -189,7 +189,8 @@ def cost_table(result: InvarianceCost) -> str:
         result.environment,
         "processor time" if result.clock == "processor" else "wall-clock time",
     )
-    busy = f"load {environment.load_start[0]:g}" if environment.load_start else "load unknown"
+    load = environment.load_start
+    busy = f"load average {load[0]:g}" if load else "load average unknown"
     setting = f"{result.model}, {environment.hardware}, {clock}, {busy}; {provenance(environment)}."
     return "\n".join([*table(result).markdown(), setting])
 

@@ -170,7 +170,7 @@ def table(name: str) -> str:
 def _disturbed_table(result: dict[str, Any]) -> str:
     """Return the speed of `auto` by the load under which its cost curve was measured."""
     lines = [
-        "| curve measured | share of time spent waiting for a processor |"
+        "| cost curve was measured | time spent waiting for a processor |"
         " speed of `auto` over plain decoding |",
         "|---|---:|---:|",
     ]
@@ -184,11 +184,11 @@ def _disturbed_table(result: dict[str, Any]) -> str:
             f" {result['speed_over_none'][name]:.2f} |"
         )
     setting = (
-        f"{result['requests']} requests with {result['tokens']} tokens each, after"
-        f" {result['warm']} other requests"
+        f"{result['requests']} requests of {result['tokens']} new tokens each, measured after"
+        f" {result['warm']} warm-up requests"
     )
     threads = f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
-    return "\n".join([*lines, "", f"{result['model']}, bfloat16, {threads}; {setting}."])
+    return "\n".join([*lines, "", f"*{result['model']}, bfloat16, {threads}; {setting}.*"])
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:
