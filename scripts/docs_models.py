@@ -10,7 +10,7 @@ _NAME = "model-survey"
 _OUTCOMES = {
     "trees": "drafts verified as trees, one forward pass for a batch",
     "chains": "drafts verified as chains, one forward pass per request",
-    "uncached": "same answers as decoding without a cache, unlike `generate`",
+    "uncached": "answers equal decoding without a cache, but not `generate`",
     "refused": "rejected",
     "wrong": "answers differ",
     "not built": "not tested",
@@ -66,8 +66,9 @@ def recurrence_times() -> str:
             ratios = " | ".join(f"{times['relative'][count]:.2f}" for count in ("4", "8", "16"))
             lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
     setup = (
-        "CPU time of one forward pass, relative to a forward pass over one token. The models have 8"
-        " layers, which are as wide as those of a model with 0.8 B parameters. The models ran in"
+        "The column *1 token* shows the CPU time of a forward pass over one token. The other columns"
+        " show CPU times relative to that time. The models have 8 layers, which are as wide as those"
+        " of a model with 0.8 B parameters. The models ran in"
         f" {content['dtype']} on one thread of an {content['processor']} processor. paceline's"
         " kernels also computed the matrix products."
     )
