@@ -160,7 +160,7 @@ def intrusion(transport: Transport, prompts: Sequence[Prompt], llm: LLM, tokens:
     return (
         "Without other load, the 99th percentile of the gaps between the chunks of a stream is"
         f" {_ms(alone, 0.99)}, and the longest gap is {_ms(alone, 1)}. While prompts of {tokens}"
-        f" tokens arrive ({begun} started), the 99th percentile of the gaps is"
+        f" tokens arrive ({begun} in this run), the 99th percentile of the gaps is"
         f" {_ms(disturbed, 0.99)} ({ratio:.1f}x), and the longest gap is {_ms(disturbed, 1)}."
     )
 

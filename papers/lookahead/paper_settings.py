@@ -40,7 +40,7 @@ DRAFT = "draft_model:max_draft_tokens=4"
 TABLE_6 = (
     TableLine("autoregressive", PLAIN, (1.0, 1.0)),
     TableLine("lookahead (5, 15, 15)", spec_of(5, 15, 15), (1.7, 2.1)),
-    TableLine("lookahead, default here", "lookahead"),
+    TableLine("lookahead, default", "lookahead"),
     TableLine("Medusa", None, (2.3, 2.5)),
     TableLine("draft model, 4 tokens", DRAFT, (0.7, 0.8)),
     TableLine("Jacobi", "jacobi", (0.4, 0.7)),

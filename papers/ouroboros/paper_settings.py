@@ -50,13 +50,13 @@ TABLE_2 = (
         "draft_model:max_draft_tokens=5",
         (1.11, 1.88, 1.22, 1.57, 1.18, 1.55),
     ),
-    TableLine("speculative, default here", "draft_model"),
+    TableLine("speculative, default", "draft_model"),
     TableLine("lookahead (6, 15, 15)", _LOOKAHEAD, (1.64, 1.54, 1.28, 1.17, 1.22, 1.54)),
-    TableLine("lookahead, default here", "lookahead"),
+    TableLine("lookahead, default", "lookahead"),
     TableLine("Ouroboros, paper's setting", spec_of(), (1.72, 2.48, 1.45, 1.80, 1.34, 2.01)),
     TableLine("Ouroboros, paper's, warm", spec_of(warm=True), (1.84, 2.68, 1.55, 1.81, 1.35, 2.02)),
-    TableLine("Ouroboros, default here", COLD),
-    TableLine("Ouroboros, default here, warm", WARM),
+    TableLine("Ouroboros, default", COLD),
+    TableLine("Ouroboros, default, warm", WARM),
 )
 
 NOTHING = spec_of(0, "off", refinement=False)
@@ -78,7 +78,7 @@ TABLE_3 = (
     _ablated("+ all three", spec_of(), 58.18),
     TableLine("all, the code's inspiration", spec_of(inspiration="code")),
     TableLine("all, every node inspires", spec_of(inspiration="every")),
-    TableLine("default here", COLD),
+    TableLine("default", COLD),
     TableLine("default, no inspiration", f"{COLD}:inspiration=off"),
     TableLine("default, no refinement", f"{COLD}:refinement=false"),
     TableLine("default, no suffixes", figure_5_spec(0, published=False)),

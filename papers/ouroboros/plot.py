@@ -93,7 +93,7 @@ def _draw_matches(result: OuroborosResult, table_1: Any, figure_3: Any) -> None:
 
 def _draw_suffixes(result: OuroborosResult, axes: Any) -> None:
     for index, (published, name) in enumerate(
-        ((True, "the paper's gamma, W, N"), (False, "default here"))
+        ((True, "the paper's gamma, W, N"), (False, "default"))
     ):
         specs = [paper_settings.figure_5_spec(k, published) for k in paper_settings.SUFFIXES]
         for field, title, style in (

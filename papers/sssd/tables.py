@@ -190,11 +190,16 @@ def budgets(costs: CostStudy | None) -> Table:
 
     rows = [
         row("910B4, Llama-2 7B, the paper's equation", ASCEND, LLAMA_2_7B.hidden, LLAMA_2_7B.width),
-        ("the same, the paper's text", *[None] * 4, str(PAPER_BUDGET), str(PAPER_BUDGET_SIZE)),
+        (
+            "910B4, Llama-2 7B, the paper's text",
+            *[None] * 4,
+            str(PAPER_BUDGET),
+            str(PAPER_BUDGET_SIZE),
+        ),
     ]
     if costs is not None:
         rows.append(
-            row(f"here, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
+            row(f"this machine, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
         )
     notes = (
         "The free budget is the number of query tokens s_q that solves 1 / (w (1/h + 1 / (2 b"
@@ -202,8 +207,8 @@ def budgets(costs: CostStudy | None) -> Table:
         " number of bytes per value. A dash means that there is no solution: products of this width"
         " are always memory-bound. For the paper's device, the paper's equation gives b s_q ="
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, but the paper's text says {PAPER_BUDGET}.",
-        "here: FLOP/s, measured with a large matrix product, and bytes/s, with a large sum, both in"
-        " the model's dtype. Weights that fit into a cache are read faster.",
+        "this machine: FLOP/s, measured with a large matrix product, and bytes/s, measured with a"
+        " large sum, both in the model's dtype. Weights that fit into a cache are read faster.",
     )
     shown = [
         Column("device and model"),

@@ -243,7 +243,7 @@ def test_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
         "Figure 5:",
     ):
         assert title in text
-    assert "| the same, the paper's text | - | - | - | - | 435 | 54 |" in text
+    assert "| 910B4, Llama-2 7B, the paper's text | - | - | - | - | 435 | 54 |" in text
     assert (
         "| 910B4, Llama-2 7B, the paper's equation | 280 | 0.8 | 350 | 4096 | 422.1 | 52.8 |"
         in text
