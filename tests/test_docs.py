@@ -150,7 +150,7 @@ def test_the_glossary_has_the_main_terms() -> None:
             "target",
             "draft token",
             "draft tree",
-            "accepted",
+            "accepted tokens",
             "bonus token",
             "pending tokens",
             "forward pass",
