@@ -27,7 +27,7 @@ from paceline.util.device_copies import Arrays, Pending, upload
 
 
 class NodeShares(NamedTuple):
-    """Precomputed values for verifying the sampled nodes of one tree.
+    """Precomputed values for verifying one tree that has sampled nodes.
 
     Attributes:
         reaches: Acceptance probability of each node, for use if no token may follow the node, such
@@ -180,8 +180,8 @@ def _split(
         drafted = torch.stack([dist for dist in probs if dist is not None])
         reach = own / drafted.gather(1, columns)
     else:
-        # A node that was not sampled is accepted with its target probability. A rejection removes
-        # this probability from the distribution.
+        # The share of a node that was not sampled is its target probability times its parent's
+        # share. A rejection removes this product from the distribution.
         nothing = torch.zeros_like(weights[0])
         drafted = torch.stack([nothing if dist is None else dist for dist in probs])
         (sampled,) = upload(weights.device, np.array([[dist is not None] for dist in probs]))

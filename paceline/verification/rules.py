@@ -249,6 +249,6 @@ def _split(
         reach, rest = joint[token] / drawn_from[token], (joint - drawn_from).clip(0)
     total = rest.sum()
     divisor = 1 - share + total
-    # If nothing remains, the node is accepted, except due to rounding or NaN draft probabilities.
+    # If nothing remains, only rounding or NaN draft probabilities cause a rejection.
     left = total / divisor if divisor > 0 else share, rest / total if total > 0 else weights
     return 1 if reach > 1 else reach, left

@@ -88,7 +88,11 @@ def target_tokens(
 
 
 def _is_sampled(request: Request, tree: DraftTree) -> bool:
-    """Return whether verifying a tree needs the distributions of its sampled nodes."""
+    """Return whether a tree has sampled nodes that need the scores of the whole batch.
+
+    Greedy requests ignore the nodes' distributions. Requests with logits processors compute their
+    own scores (`walk_processed`).
+    """
     params = request.params
     return not (tree.probs is None or params.greedy or params.logits_processors)
 
@@ -140,7 +144,7 @@ def verify(
 def _target_tokens(
     requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
 ) -> TargetTokens:
-    """Return the target's tokens, and sample each one only when needed if possible."""
+    """Return the target's tokens, sampled lazily if `_can_draw_lazily` allows it."""
     if not _can_draw_lazily(requests, trees, logits.flat):
         return target_tokens(requests, trees, logits)
     argmax, top = best_tokens(logits)
