@@ -135,8 +135,8 @@ class AsyncEngine:
         """Wait for new outcomes of a streamed request, and return them.
 
         Returns:
-            The outcomes since the last call, and whether the request is done, as from
-            `Engine.collect`.
+            The oldest result of `Engine.collect` that has not been returned: outcomes, and whether
+            no further outcomes follow.
         """
         collected = self._loops[asyncio.get_running_loop()].streams[handle]
         while not collected:

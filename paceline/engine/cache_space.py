@@ -72,7 +72,7 @@ class CacheSpace(ABC):
         """Return the number of allocated cache positions."""
 
     def preallocate(self, max_length: int) -> None:
-        """Prepare the cache for the longest requests, so that it is never copied to grow.
+        """Prepare the cache for the longest requests, so that it grows without copies.
 
         Args:
             max_length: Maximum number of tokens per request.
@@ -206,7 +206,7 @@ class SlotRegions(CacheSpace):
     ) -> bool:
         """Make room for another request; return False if memory runs out.
 
-        `_lengthen` assigns cache positions to the request after it has received a slot.
+        The caller then assigns a slot and cache positions to the request.
         """
         length = self._model.slots.length
         running = sum(max(length(member), _admission_length(member)) for member in active)

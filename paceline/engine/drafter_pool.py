@@ -130,6 +130,8 @@ class DrafterPool:
     ) -> list[DrafterState]:
         """Return the drafter of every request, according to its `params.speculation`.
 
+        A request that generates no tokens gets plain decoding.
+
         Args:
             requests: Requests whose drafters are needed.
             in_use: Function that returns the drafters of open requests.

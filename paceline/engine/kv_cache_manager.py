@@ -59,7 +59,7 @@ class KVCacheManager:
         self.reused = 0
 
     def preallocate(self, max_length: int | None) -> None:
-        """Prepare the cache for its maximum size, so that it is never copied to grow.
+        """Prepare the cache for its maximum size, so that it grows without copies.
 
         Args:
             max_length: Maximum number of tokens per request; None means the model's context length.
@@ -203,7 +203,8 @@ class KVCacheManager:
         """Find the cached request whose tokens match the longest prefix of the prompt.
 
         Returns:
-            The cached request and the prefix length in tokens, or (None, 0).
+            The cached request and the prefix length in tokens. The request is None if no cached
+            prefix can be reused; the length is then meaningless.
         """
         if request.scoring:  # scoring needs logits, which are not cached
             return None, 0

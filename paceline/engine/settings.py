@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# Maximum number of rows in a forward pass for `prompt_logprobs`. Each row needs memory for logits
-# over the whole vocabulary: 512 rows of 150,000 float32 logits need 0.3 GB.
+# Maximum number of rows in a forward pass that several prompts share, if one of them needs
+# `prompt_logprobs`. Each row needs memory for logits over the whole vocabulary: 512 rows of 150,000
+# float32 logits need 0.3 GB.
 MAX_SCORED_ROWS = 512
 
 # Prompts with different lengths share a forward pass if it has at most this many rows per token.

@@ -80,7 +80,8 @@ class SharedSteps(ABC):
         Args:
             handle: Request submitted with `keep_outcomes`.
         Returns:
-            The outcomes, and whether the request has ended, so that no further outcomes follow.
+            The outcomes, and whether the request has ended without an error, so that no further
+            outcomes follow.
         Raises:
             Exception: The error that ended the request, once all its outcomes have been collected.
         """
