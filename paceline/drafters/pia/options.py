@@ -15,7 +15,7 @@ class PiaOptions:
         max_nodes: Maximum number of nodes in a draft tree, the paper's "decoding length"; at least
             1, default 64.
         max_draft_tokens: Maximum number of tokens in a branch, the paper's "branch length"; at
-            least 1, default 12. The stored phrases are one token longer than a branch.
+            least 1, default 12. The stored phrases are two tokens longer than a branch.
         query_ngram: Number of newest tokens that are looked up; at most `max_draft_tokens` + 1,
             default 2. If these tokens do not yield a full branch, the drafter looks up fewer
             tokens.

@@ -23,7 +23,7 @@ class TokenRecyclingOptions:
         min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
             0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
-            distribution needs about 110 bytes.
+            distribution needs 80 bytes.
         pool_file: File in which the cached distributions are saved between runs. If the file
             exists, the drafter loads it. By default, the distributions are not saved.
     """
