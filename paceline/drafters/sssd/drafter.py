@@ -53,7 +53,7 @@ from paceline.util.threads import Threads
 class Sssd(Drafter):
     """Finds draft tokens in the request, in recent answers and in a datastore.
 
-    A single compiled call drafts for all requests of a batch, on all cores.
+    Compiled code drafts for all requests of a batch, in several threads if the batch is large.
     """
 
     name = "sssd"
@@ -153,7 +153,7 @@ class Sssd(Drafter):
         return batch.trees()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Store the target's top tokens that the last logits of each request contain."""
+        """Store the target's top tokens in the last logits of each request."""
         self._top_tokens.observe(outcomes)
 
     def stop(self, request: Request) -> None:
@@ -245,7 +245,7 @@ class _SearchBatch:
         self._jobs.append((index.address, begin, begin + len(new), nodes, levels, 0))
 
     def arguments(self, table: NDArray[np.void]) -> tuple[Any, ...]:
-        """Allocate the output arrays, and return the arguments of `draft_batch`.
+        """Allocate the output arrays, and return arguments for `draft_batch`.
 
         They are `jobs`, `new_tokens`, `table`, `drafted` and `taken`.
         """

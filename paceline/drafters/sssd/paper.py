@@ -23,7 +23,7 @@ the datastore, 9 of 10 matches of "1 2" continue with 4.
     heap == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
     1. Add 4 to the tree.
     2. Add 3 (m=2). The children of 3 enter the heap with the scores 0.4 * (0.6 + 0.1 m) * share.
-    3. Skip 3 (m=1), which is already in the tree.
+    3. 3 (m=1) is already in the tree. Only its children enter the heap.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def new_pool(room: int, max_matches: int, depth: int, shards: int) -> Pool:
         room: Maximum number of match pointers.
         max_matches: Maximum number of matches in one look-up.
         depth: Maximum depth of the tree.
-        shards: Number of shards in the datastore.
+        shards: Number of shards of the datastore and of the recent answers.
     """
     return Pool(
         np.empty(room, dtype=POINTER),

@@ -138,7 +138,7 @@ def bucket(ids: NDArray[np.int64], end: int, size: int, buckets: int) -> int:
 
 @kernel
 def last_position(text: RequestText, token: int) -> int:
-    """Return the latest position of a token in the request; -1 if there is none."""
+    """Return a token's latest position according to the index; -1 if it is unknown."""
     mixed = _mixed(np.uint64(NGRAM_SIZES[0]), token)
     position = int(text.heads[0, _bucket_of(mixed, text.heads.shape[1])])
     return position if position >= 0 and text.ids[position] == token else -1

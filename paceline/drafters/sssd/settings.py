@@ -43,8 +43,8 @@ SPARE_CHILDREN = 256  # Additional capacity of the frontier, in candidates.
 
 # Weak matches.
 STRONG_MATCH = 4  # Minimum length of a match that makes weak matches unnecessary, in tokens.
-SKIP_LINKS = 16  # Maximum number of links followed before a skipped token.
-SKIP_SAMPLES = 32  # Maximum number of datastore matches sampled before a skipped token.
+SKIP_LINKS = 16  # Maximum number of links followed for matches that skip the newest token.
+SKIP_SAMPLES = 32  # Maximum number of datastore matches sampled that skip the newest token.
 RELATION_REACH = 10  # Maximum distance between a token and its repetition, in tokens.
 MAX_RELATED = 3  # Maximum number of related tokens that are added to a node.
 COPY_MATCH = 4  # Minimum length of a match whose text counts as copied, in tokens.

@@ -234,7 +234,8 @@ def _read_matches(
 def stored_token(row: ShardRow, position: int) -> int:
     """Return the token at a position in a shard.
 
-    The result is ENDS at the end of a document, and UNREADABLE on a damaged page.
+    The result is ENDS at the end of a document and for tokens outside the vocabulary. On a damaged
+    page, it is UNREADABLE.
     """
     if position >= row.text_size:
         return ENDS

@@ -147,9 +147,9 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
     """Propose repetitions of recent tokens, at the same distances as in earlier text.
 
     1. Each pointer in `offered` leads to a token after matching text. If that token repeats a token
-       shortly before it, the distance between the two tokens gets one vote. 2. The function selects
-    up to MAX_RELATED distances, those with the most votes. 3. For each selected distance d, the
-    function proposes the token d positions before the next
+       shortly before it, the distance between the two tokens gets one vote.
+    2. The function selects up to MAX_RELATED distances, those with the most votes.
+    3. For each selected distance d, the function proposes the token d positions before the next
        token.
 
     For example, earlier text was "= 7 >> 7", and the text now ends in "= 9 >>". In the earlier
