@@ -116,7 +116,7 @@ def check_drafter(
 
     The check verifies the following:
 
-    - Every tree follows the rules under any node limit.
+    - Every tree follows the rules under varying node limits.
     - Greedy answers equal those of plain decoding. If the trees carry no distributions, sampled
       answers also equal those of plain decoding.
     - A request that stops before its first draft, midway or twice does not affect other requests.

@@ -47,10 +47,10 @@ class AutoSettings:
 
     Attributes:
         retrieved_nodes: Maximum number of nodes that retrieval proposes per request. In large
-            batches, merged trees are smaller, and retrieval proposes at most as many nodes as the
-            merged tree may have.
-        min_retrieved_nodes: Number of nodes that retrieval may always propose, even in large
-            batches.
+            batches, merged trees are smaller. The limit is then the size of the merged tree, but at
+            least `min_retrieved_nodes`.
+        min_retrieved_nodes: Lower bound of this limit. If the merged tree must be empty, retrieval
+            proposes no nodes.
         max_head_tokens: Maximum number of tokens that the draft head predicts.
         head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
             model.

@@ -55,9 +55,9 @@ class DraftForwardInput:
 
     Attributes:
         tree: Tokens to process, as a tree.
-        nodes: For each input position, the corresponding node of the growing tree. The first
-            position is the root, -1; looked-up tokens have None.
-        predicted: Input positions after which the next token must be predicted; 0 is the root.
+        nodes: For each input position, the corresponding node of the growing tree: -1 for the root,
+            and None for a token that is not a node.
+        predicted: Indices into `nodes` of the positions after which tokens must be predicted.
     """
 
     tree: DraftTree

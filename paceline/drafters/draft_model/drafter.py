@@ -100,7 +100,7 @@ class DraftModel(ChainDrafter):
         return self._draft.shared_rate
 
     def start(self, request: Request) -> None:
-        """Open a copy of the request in the draft model, and start calibrating its tokens."""
+        """Open the draft model's copy of the request, and start its calibration."""
         super().start(request)
         self._records[request.id] = _DraftedRequest()
 
@@ -129,7 +129,7 @@ class DraftModel(ChainDrafter):
     def _draft_trees(
         self, requests: list[Request], limits: list[int], max_nodes: list[int]
     ) -> list[DraftTree]:
-        """Grow trees for requests with deterministic drafts; sample chains for the others."""
+        """Grow trees for the requests that allow trees; draft chains for the others."""
         branching = [self._grows and not self.draws(request) for request in requests]
         sizes = [
             limit if branches else 0 for limit, branches in zip(max_nodes, branching, strict=True)

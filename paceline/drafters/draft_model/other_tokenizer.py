@@ -26,9 +26,8 @@ class OtherTokenizerDrafter(Drafter):
     The draft model drafts either shared tokens, which are in both vocabularies
     (`model.token_map`), or text, which is then tokenised for the target (`text_chains`). Sampled
     drafts always consist of shared tokens, because they need the draft model's distribution over
-    the target's tokens.
-    Other drafts consist of shared tokens only if the draft model's vocabulary contains nearly all
-    of the target's tokens.
+    the target's tokens. Other drafts consist of shared tokens only if the draft model's vocabulary
+    contains nearly all of the target's tokens.
 
     Args:
         options: Options of the drafter.
@@ -59,7 +58,8 @@ class OtherTokenizerDrafter(Drafter):
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
         """Prepare the draft model for its target, and choose shared tokens or text.
 
-        Drafts consist of shared tokens if the two vocabularies are nearly the same.
+        Deterministic drafts consist of shared tokens if the draft model's vocabulary contains
+        nearly all of the target's tokens.
         """
         self._by_token.attach(target, tokenizer)
         self._by_text.attach(target, tokenizer)
@@ -79,7 +79,7 @@ class OtherTokenizerDrafter(Drafter):
             self._by_token.seed_trees(request, tree)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft the requests that use shared tokens, then the requests drafted as text."""
+        """Draft for requests that use shared tokens, then for requests drafted as text."""
         trees = [EMPTY_TREE] * len(requests)
         for drafter in (self._by_token, self._by_text):
             rows = [n for n, each in enumerate(requests) if self._drafter_of(each) is drafter]

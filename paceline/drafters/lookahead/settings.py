@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-EXTENDED_GUESSES = 2  # Number of guesses, from the first on, that further n-grams extend.
+EXTENDED_GUESSES = 2  # Number of guesses that are extended with further n-grams.

@@ -28,7 +28,8 @@ AddNode = Callable[[int, int, Origin], int]  # (token, parent, origin) -> node
 class LookaheadWindow:
     """The lookahead window of one request.
 
-    Each level contains the tokens that the target predicted in one iteration.
+    At first, the levels contain tokens from the prompt. Each new level contains the tokens that the
+    target predicted in one iteration.
 
     Args:
         levels: Token ids of each level, starting with the oldest iteration.

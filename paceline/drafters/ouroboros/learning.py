@@ -17,9 +17,9 @@ from paceline.drafters.shared.ngram_pool import Ngram, NgramPool
 
 
 def context_of(outcome: Outcome, node: int) -> Ngram:
-    """Return the token at `node` and the token before it, for use as a pool key.
+    """Return the token before `node` and the token at `node`, for use as a pool key.
 
-    The result has only one token at the start of the text. Node -1 is the root.
+    At the start of the text, the result has only one token. Node -1 is the root.
     """
     text, tree = outcome.request.token_ids, outcome.tree
     root = len(text) - len(outcome.new_token_ids) - 1

@@ -52,7 +52,7 @@ GRAMMAR = DraftSource("grammar", 2, GRAMMAR_PRIOR)
 PREDICTION = DraftSource("prediction", 3, PREDICTION_PRIOR)
 
 # The paired source comes first. Each further source adjusts the probabilities from the sources
-# before it. Sources that take less time come earlier.
+# before it.
 SOURCES = (RETRIEVAL, PREDICTION, DRAFT_HEAD, DRAFT_MODEL, GRAMMAR)
 WEIGHED = tuple(
     sorted(

@@ -59,7 +59,7 @@ class DrawnRows:
             likely, probs = self.two_likeliest()
             if np.array_equal(likely.numpy()[..., 0], self.columns.numpy()):
                 return probs[..., 0]
-        # A negative column means that the logits were NaN; 0 replaces it, as in `guess_tokens`.
+        # A negative column marks NaN or infinite logits; 0 replaces it, as in `guess_tokens`.
         columns = self.columns.clamp(min=0)[..., None]
         return self.scores.softmax(-1).gather(-1, columns)[..., 0]
 

@@ -23,7 +23,7 @@ class _TokenRank:
 class Frequencies:
     """Counts the tokens of one text, and sorts them by frequency.
 
-    Among equally frequent tokens, the first one to reach the count comes first.
+    Equally frequent tokens are in an arbitrary order, which depends only on the text.
     """
 
     def __init__(self) -> None:

@@ -45,9 +45,9 @@ class NgramPool:
         entries[ngram] = None
 
     def add(self, context: Ngram, ngram: Ngram) -> None:
-        """Add `ngram` as the newest continuation of the last one and two `context` tokens.
+        """Make `ngram` the newest continuation of the end of `context`.
 
-        A pool with one-token keys adds it only after the last token.
+        The keys are the last token and, if `longest_key` is 2, the last two tokens.
         """
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.insert(context[-size:], ngram)
@@ -79,7 +79,7 @@ class NgramPool:
             self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
 
     def remove(self, context: Ngram, ngram: Ngram) -> None:
-        """Remove a continuation of the last one and two `context` tokens, if it exists."""
+        """Remove a continuation of the end of `context`; the keys are those of `add`."""
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.discard(context[-size:], ngram)
 
@@ -97,9 +97,9 @@ class NgramPool:
         return reversed(self._entries.get(key, {}))
 
     def items(self) -> Iterator[tuple[Ngram, list[Ngram]]]:
-        """Iterate over the keys, least recently used first, with their continuations.
+        """Iterate over the keys and their continuations, oldest first.
 
-        The continuations of a key come oldest first.
+        If the number of keys is limited, the least recently used key comes first.
         """
         return ((key, list(entries)) for key, entries in self._entries.items())
 

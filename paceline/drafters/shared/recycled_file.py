@@ -41,8 +41,8 @@ _TYPES = {
 class SuccessorTableFile(StateFile):
     """A file with cached next-token distributions and their calibration.
 
-    The constructor loads the file if it exists. The file is saved only after the engine has called
-    `check_vocabulary`, which sets the vocabulary size.
+    The constructor loads the file if it exists. A new file is saved only after the engine has
+    called `check_vocabulary`, which sets the vocabulary size.
 
     Args:
         path: File to load and save.
