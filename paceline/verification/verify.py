@@ -54,8 +54,8 @@ def target_tokens(
 ) -> TargetTokens:
     """Return the target's chosen tokens and most likely tokens for a batch.
 
-    The function waits for the device once, or twice if top_k, top_p or min_p requires more tokens
-    to be sorted.
+    The function waits for the device once, and again whenever top_k, top_p or min_p requires more
+    tokens to be sorted.
 
     Args:
         requests: Requests of the batch.

@@ -52,7 +52,7 @@ def learn_step(
     token_ids: IntArray,
     probs: NDArray[np.float32],
 ) -> None:
-    """Cache the target's distributions at all nodes, and count accepted tokens.
+    """Cache the target's distributions after all nodes, and count accepted tokens.
 
     Args:
         table: Cached distributions, to be updated.

@@ -37,7 +37,7 @@ class LastTopTokens:
         self._tokens: dict[int, list[int]] = {}  # by request id
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Store the target's top tokens at the last accepted node of each outcome."""
+        """Store the target's top tokens after the last accepted node of each outcome."""
         if self._count:
             for outcome in outcomes:
                 if outcome.target_top is None:  # no top tokens are reported while drafting pauses
