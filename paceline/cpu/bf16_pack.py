@@ -86,11 +86,11 @@ def _pair_up(builder: Any, first: Any, second: Any, out: Any) -> None:
     )
 
 
-# Replaces each number by exp(number - largest), and returns the sum of the exponentials. The result
-# is stored as the sum of two bfloat16 numbers, which together have 16 exact bits. A step processes
-# 32 numbers: it writes 32 rounded numbers, followed by their 32 rounding errors. Lane l of sixteen
-# sums the exponentials at l, l + 16, and so on. The lanes are then added in pairs: l and l + 8, l
-# and l + 4, l and l + 2, and finally 0 and 1.
+# Replaces each number by exp(number - largest), and returns the sum of the exponentials. Each
+# exponential is stored as two bfloat16 numbers, whose sum has 16 exact bits. A step processes 32
+# numbers: it writes 32 rounded exponentials, followed by their 32 rounding errors. Lane l of
+# sixteen sums the exponentials at l, l + 16, and so on. The lanes are then added in pairs: l and l
+# + 8, l and l + 4, l and l + 2, and finally 0 and 1.
 # Arguments: address, number of steps, largest number.
 weigh = operation(
     types.float32,

@@ -33,7 +33,7 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
         return context.get_dummy_value() if result == types.void else value
 
     def typed(*given: Any) -> Any:
-        # Reject arguments of other types. Numba would convert them, even to float64, which is the
+        # Reject arguments of other types. Numba would convert them, even from float64, which is the
         # type of a sum of signed and unsigned addresses.
         return (result(*arguments), generate) if tuple(map(unliteral, given)) == arguments else None
 

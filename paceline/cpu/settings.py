@@ -1,8 +1,8 @@
 """Define block sizes, cache sizes and work thresholds of the CPU kernels.
 
-These constants do not affect the results, because they change neither the numbers that a kernel
-adds nor the order of the additions. Unless a comment states otherwise, the constants were tuned
-with the matrix products and attention of SmolLM2-135M on AMD EPYC servers with AVX2 and
+Sizes and thresholds do not affect the results, because they change neither the numbers that a
+kernel adds nor the order of the additions. Unless a comment states otherwise, the constants were
+tuned with the matrix products and attention of SmolLM2-135M on AMD EPYC servers with AVX2 and
 AVX512_BF16. They are compiled into the kernels, so `CodeCache` recompiles the kernels when this
 file changes.
 """

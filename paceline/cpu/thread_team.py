@@ -280,7 +280,7 @@ def _stop(mailbox: int) -> None:
 
 @compiled
 def _help(mailbox: int) -> int:
-    """Run tasks of posted jobs until the team stops, or `MAX_SPINS` polls find no job."""
+    """Help with jobs until the team stops, or `MAX_SPINS` polls in a row find no job."""
     last_number, num_spins, num_done = 0, 0, 0
     while num_spins < MAX_SPINS:
         number = load_shared(mailbox + _OPEN)

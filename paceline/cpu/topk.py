@@ -27,7 +27,7 @@ from paceline.cpu.memory import (
 from paceline.cpu.settings import TOP_K_BLOCK
 from paceline.util.compiled import compiled, inlined
 
-# Differences from the largest logit are clamped to this value, whose exponential is about 0.
+# Differences from the largest logit are clamped to this value, whose exponential is 0.
 _MIN_DIFFERENCE = -100.0
 
 

@@ -30,7 +30,8 @@ class DrafterStats:
     def top_k(self, drafter: Drafter) -> int:
         """Return how many of the target's most likely tokens the drafter needs per node.
 
-        The result is 0 during a long pause, unless `Drafter.learns_at_rest` is true.
+        The result is 0 while the next trial is far off (`DraftingBackoff.is_dormant`), unless
+        `Drafter.learns_at_rest` is True.
         """
         dormant = self.gate.is_dormant and not drafter.learns_at_rest
         return 0 if dormant else drafter.top_k

@@ -38,8 +38,8 @@ class ProbeReport:
         least: Smallest row count in the range.
         most: Largest row count in the range.
         cost: Measured time with batch invariance, divided by the time without it. With paceline's
-            kernels, the times are those of an answer (`Trial.answer_cost`); otherwise, of the
-            matrix products in a decoding step.
+            kernels, the times are those of an answer (`Trial.answer_cost`); otherwise, of matrix
+            products.
         reason: Why there is no usable range; "" if there is one.
         findings: Result of the probes for each kind of module.
         seconds: Duration of the probes.

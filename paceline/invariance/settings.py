@@ -11,15 +11,15 @@ HOW_TO_ENABLE = "--batch-invariant on (in Python, batch_invariant=True) enables 
 # Largest row count that is probed. No batch-invariant forward pass has more rows.
 MAX_ROWS = 1024
 
-# Row counts that are probed. Most modules are probed with the wide counts. Large matrix products
-# are probed with the medium counts, and the largest products with the narrow counts only, because
-# more counts would take seconds.
+# Row counts that are probed. Most modules are probed with the wide counts. Large products and
+# experts are probed with the medium counts, and the largest ones with the narrow counts only,
+# because more counts would take seconds.
 SMALL_COUNTS = tuple(range(1, 17))
 MEDIUM_COUNTS = (*SMALL_COUNTS, 17, 24, 31, 32, 33, 48, 63, 65, 96, 127, 129, 257)
 WIDE_COUNTS = (*MEDIUM_COUNTS, MAX_ROWS)
 NARROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33)
 
-# Maximum numbers of weights for which a matrix product is probed with the wide or medium counts.
+# Maximum numbers of weights for which a module is probed with the wide or medium counts.
 MAX_WIDE_WEIGHTS = 1 << 20
 MAX_MEDIUM_WEIGHTS = 1 << 24
 
@@ -29,7 +29,8 @@ MAX_REPEATED_ROWS = 33
 # Number of repeated probes for each module that is not a matrix product. They take almost no time.
 NUM_REPEATS = 24
 
-# Minimum number of row counts in a usable class. A smaller class has no room for drafts or a batch.
+# Minimum for the largest row count of a usable class. A smaller class has no room for drafts or a
+# batch.
 MIN_CLASS_ROWS = 32
 
 # Fixed number of rows in every matrix product if no class is wide enough. Up to this number,

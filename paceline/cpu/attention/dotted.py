@@ -1,9 +1,9 @@
 """Compute attention scores of bfloat16 states with AVX512_BF16 dot products.
 
-The kernel needs only a quarter as many instructions as the general one. It accumulates the dot
-product of a query and a key in four lanes, as `avx512_dot` describes. Lane 0 adds the products of
-dimensions 1, 0, 9, 8, 17, 16 and so on, in this order. Lane 1 starts with dimensions 3, 2, 11 and
-10, lane 2 with 5, 4, 13 and 12, and lane 3 with 7, 6, 15 and 14. The kernel then adds lane 2 to
+The dot products need only a quarter as many instructions as the general kernel. Each dot product of
+a query and a key is accumulated in four lanes, as `avx512_dot` describes. Lane 0 adds the products
+of dimensions 1, 0, 9, 8, 17, 16 and so on, in this order. Lane 1 starts with dimensions 3, 2, 11
+and 10, lane 2 with 5, 4, 13 and 12, and lane 3 with 7, 6, 15 and 14. The kernel then adds lane 2 to
 lane 0, lane 3 to lane 1, and the two results. Finally, it multiplies the sum by `scaling`. The
 number of queries and keys that are processed together does not affect this order.
 """
@@ -46,7 +46,7 @@ def pack_queries(call: AttentionCall, tile: Tile) -> None:
 def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
     """Compute the scores of a block of keys for a tile's queries.
 
-    The function processes the queries in groups, and skips groups in which no query sees the keys.
+    The function processes the queries in groups, and skips groups in which no query reaches them.
 
     Args:
         call: Arguments of the attention call.

@@ -31,7 +31,7 @@ def attention_by_position(
     metadata: AttentionMetadata,
     options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
-    """Compute attention so that only a query's visible keys affect its output.
+    """Compute attention that depends only on the query and its visible keys.
 
     The output of a query without visible keys is zero.
 
@@ -114,7 +114,7 @@ def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
 def _readable(states: Tensor, dim: int) -> Tensor:
     """Make the last dimension of queries, keys or values contiguous.
 
-    If `dim`, its size, is not a multiple of eight, the function pads the dimension with zeros.
+    If `dim` is not a multiple of eight, the function pads the dimension with zeros.
     """
     if dim % WIDTH:
         return pad(states, (0, -dim % WIDTH))

@@ -48,7 +48,7 @@ def takes_weight(weight: Tensor) -> bool:
     """Return whether `product` supports a weight [outputs, inputs].
 
     The weight must be contiguous, or the transposed view of a contiguous tensor. Its sizes must be
-    multiples of a vector.
+    multiples of the size of a vector.
     """
     if weight.device.type != "cpu" or weight.dtype not in KINDS:
         return False

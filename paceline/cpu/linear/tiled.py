@@ -221,8 +221,8 @@ def _multiply_square(
 ) -> None:
     """Multiply 16 rows, or 32 if `has_second`, by 32 outputs; store the sums as tiles.
 
-    The arguments are the same as for `_multiply_column`. `width` is the number of outputs, which is
-    16 at the end of a weight.
+    The arguments are the same as for `_multiply_column`. `width` is the number of outputs, which
+    may be 16 at the end of a weight.
     """
     row_bytes = inner * HALF_BYTES
     second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)

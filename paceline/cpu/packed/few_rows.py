@@ -200,7 +200,7 @@ def _fetch_rows(call: FewRowsCall, first: int) -> None:
 
 @cache
 def few_rows_job(type_id: int) -> TeamJob:
-    """Return the job that runs a `FewRowsCall` for the block format with an id."""
+    """Return the job that runs a `FewRowsCall` for the block format with this id."""
 
     def work(address: int) -> int:
         call = read_few_rows_call(address)

@@ -20,8 +20,8 @@ class ProposerOptions:
     Attributes:
         drafter: Spec of a drafter that needs only the text, such as
             "sssd:datastore=/srv/history,update_datastore=true".
-        length: "auto" (default) chooses the draft length at which the expected gain exceeds the
-            cost most; "full" always uses the longest draft.
+        length: "auto" (default) chooses the draft lengths with the most expected tokens per
+            second; "full" always uses the longest draft.
         idle: Number of seconds without a step of vLLM after which all requests count as finished.
             The number must exceed the duration of the longest step.
     """

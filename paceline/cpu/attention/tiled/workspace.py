@@ -35,8 +35,8 @@ class TileWorkspace(NamedTuple):
         queries: Transposed queries of one block, words [dim / 2, 16 queries]. A word contains two
             elements of one query.
         copied: Queries of one block before the transposition, [16 queries, dim].
-        keys: Copies of one step's keys, [32, dim]. They are used if the keys are not contiguous in
-            the cache.
+        keys: Copies of one step's keys, [32, dim]. They are used if the step has fewer keys
+            or the keys are not contiguous in the cache.
         zeros: A value vector of zeros.
         values: Values of one section, words [16 * steps, value dim]. A word contains one element of
             each of two value vectors.
