@@ -60,7 +60,7 @@ class MethodFigures:
     equal: int
     compared: int
     peak_memory: int | None
-    draft_forwards: float | None = None  # files of earlier versions lack this field and the next
+    draft_forwards: float | None = None  # earlier files lack this field and those below
     verification_rate: float | None = None
     discard_rate: float | None = None
     batch_invariant: bool | None = None

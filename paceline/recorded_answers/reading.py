@@ -27,7 +27,7 @@ def read_settings(path: str | Path) -> dict[str, Any] | None:
     Returns:
         The settings, or None if the file does not exist or contains something else.
     Raises:
-        ConfigError: The first line is damaged, or a different version of the format.
+        ConfigError: The first line is damaged, or states a different version of the format.
     """
     try:
         line = first_line(Path(path))

@@ -213,7 +213,7 @@ def encode_prompts(
 ) -> list[RecordingPrompt]:
     """Encode prompts as token ids, and shorten those that leave no room for an answer.
 
-    Shortened prompts lose tokens after the first 4.
+    A shortened prompt keeps its first 4 tokens and its last tokens.
 
     Args:
         prompts: Prompts to encode.

@@ -20,8 +20,8 @@ class Column:
     """The heading and the number format of one column in a table.
 
     Attributes:
-        heading: Text above the column. A space after "/" or "-" marks where consoles may break the
-            line.
+        heading: Text above the column. Consoles break the text at the first space. Markdown and
+            JSON omit the space in "/ ", and omit "- " within a word.
         form: Number format, as for the built-in function `format`. For cells with several values, a
             template such as "{:.2f} ({:.1f})".
         left: Whether to align the cells on the left.

@@ -29,7 +29,7 @@ def with_argument_objects(messages: Sequence[Message], where: str) -> list[Messa
         where: Name of the message list in error messages.
     Raises:
         ConfigError: A message's `tool_calls` is not a list of objects, or the arguments of a call
-            are not the text of a JSON object.
+            are text that is not a JSON object.
     """
     return [
         {**message, "tool_calls": _decoded(message["tool_calls"], f"{where}.{index}.tool_calls")}
