@@ -50,7 +50,7 @@ class ExpertProducts(Protocol):
         """Return whether `multiply` reads these weights, at their current address."""
 
     def can_run(self) -> bool:
-        """Return whether this thread can call `multiply` with its current helpers."""
+        """Return whether `multiply` is efficient in this thread at the moment."""
 
     def multiply(self, rows: Tensor, counts: Sequence[int], biases: Tensor | None) -> Tensor:
         """Return the products of rows that are sorted by expert.

@@ -108,8 +108,8 @@ def read(
 ) -> tuple[dict[str, list[Trace]], Any]:
     """Return the answers in each file, by file name, and the tokenizer of all answers.
 
-    Recorded answers may name only the fingerprint of their tokenizer. The function then returns the
-    fingerprint instead of the tokenizer, or None if the tokenizer is unknown.
+    Without `tokenizer`, the function returns the fingerprint in the recorded answers instead, or
+    None if the fingerprint is unknown.
     """
     from paceline.replay.traces import read_traces, tokenizer_of
 

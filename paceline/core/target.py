@@ -146,11 +146,11 @@ class Target(Protocol):
         """Return True if some layers have recurrent states, valid for one text length."""
 
     def reusable_length(self, source: Request, length: int) -> int:
-        """Return how many of a request's cached tokens other requests can reuse.
+        """Return how many of the first `length` cached tokens another request can reuse.
 
         Args:
             source: Request with a slot.
-            length: Number of leading tokens that both requests share.
+            length: Number of leading tokens that the requests have in common.
         """
 
     @property

@@ -19,8 +19,8 @@ MAX_THREADS = 4096
 # Log level of llama.cpp's errors. Messages about progress have lower levels.
 ERROR_LEVEL = 4
 
-# Maximum number of rows in one call of llama.cpp. A single request never has more rows; larger
-# batches take several calls.
+# Maximum number of rows in one call of llama.cpp. With the default prefill chunk, one request with
+# a draft tree has fewer rows; larger batches take several calls.
 BATCH_ROWS = 2048
 
 # Maximum number of rows that llama.cpp computes at once, with and without batch invariance. For 64

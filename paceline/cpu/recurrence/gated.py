@@ -73,7 +73,7 @@ class GatedCall(TreeCall):
     lanes: int  # A multiple of 16.
     vectors: int  # Vectors per row of a block.
     is_delta: int  # Whether the delta rule applies.
-    decays_rows: int  # Whether each row of a state has a different decay.
+    decays_rows: int  # Whether each row of a state has its own decay.
     num_states: int  # Number of a block's states that a thread stores at the same time.
     taken: int  # Number of tasks that threads have claimed; initially 0.
 
