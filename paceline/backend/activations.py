@@ -42,7 +42,7 @@ _FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
 FUNCTION_NAMES = frozenset(function.__name__ for function in _FUNCTIONS)
 """Names of the functions that `WholeVectors` computes in whole vectors."""
 DTYPES = torch.float16, torch.float32, torch.float64
-"""Dtypes in which the two routines round differently; in bfloat16, they give the same results."""
+"""Dtypes in which the two routines round differently. In bfloat16, their results are the same."""
 
 
 class ActivationOverride(ForwardOverride):

@@ -28,6 +28,9 @@ from paceline.backend.overrides import (
     is_free,
 )
 
+# Names in code that converts numbers to float32.
+_CONVERSIONS = frozenset({"float", "float32"})
+
 
 class OwnCodeOverride(ForwardOverride):
     """Runs a module's own code with activation functions in whole vectors.
@@ -70,18 +73,19 @@ class InnerLinearOverride(LinearOverride):
 def own_code_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOverride]]:
     """Return overrides for the modules whose own code may call activation functions.
 
-    In bfloat16, and on other devices than CPUs, no module needs an override.
+    On other devices than CPUs, no module needs an override. In a bfloat16 model, only modules whose
+    code converts numbers to float32 need one.
     """
-    if model.device.type != "cpu" or model.dtype not in DTYPES:
+    if model.device.type != "cpu":
         return {}
-    modules = [*model.modules()]
-    calling = {*filter(_calls_activation, {*map(type, modules)})}
+    modules, converts = [*model.modules()], model.dtype not in DTYPES
+    calling = {kind for kind in {*map(type, modules)} if _calls_activation(kind, converts)}
     return {
         module: OwnCodeOverride for module in modules if type(module) in calling and is_free(module)
     }
 
 
-def _calls_activation(kind: type[Any]) -> bool:
+def _calls_activation(kind: type[Any], converts: bool) -> bool:
     """Return whether the `forward` method of a class may call an activation function.
 
     The result depends on the names in `forward`, and in the functions and methods that it names.
@@ -89,6 +93,7 @@ def _calls_activation(kind: type[Any]) -> bool:
 
     Args:
         kind: Class of a module.
+        converts: Whether only functions count that also name a conversion to float32.
     """
     if is_activation(kind) or kind.__module__.startswith("torch."):
         return False
@@ -101,7 +106,7 @@ def _calls_activation(kind: type[Any]) -> bool:
             continue
         seen.add(function)
         names = {*_names(function.__code__)}
-        if names & FUNCTION_NAMES:
+        if names & FUNCTION_NAMES and (not converts or names & _CONVERSIONS):
             return True
         pending += [function.__globals__.get(name) for name in names]
         pending += [inspect.getattr_static(kind, name, None) for name in names]

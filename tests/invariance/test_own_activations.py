@@ -71,6 +71,38 @@ def test_other_rows_change_no_bit_of_the_logits(name: str) -> None:
         assert torch.equal(logits_of(lm, requests[:count]), alone[:count]), count
 
 
+def last_logits(lm: CachedLM, text: list[int]) -> Tensor:
+    """Return the logits after a text, whose tokens are processed in the model's prefill chunks."""
+    request = Request(text[:-1], SamplingParams())
+    lm.open(request)
+    while request.cached < len(text) - 1:
+        lm.feed([request])
+    request.token_ids.append(text[-1])
+    return logits_of(lm, [request])[0]
+
+
+@torch.inference_mode()
+def test_float32_gates_of_bfloat16_models_change_no_bit() -> None:
+    """One row has 16 gates, fewer than torch computes at once."""
+    model_type, options = BRANCHING["qwen3_5"]
+    sizes = {"hidden_size": 256, "linear_num_value_heads": 16, "linear_num_key_heads": 16}
+    kinds = [*["linear_attention"] * 5, "full_attention"]
+    depth = {"num_hidden_layers": len(kinds), "layer_types": kinds, "initializer_range": 0.08}
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[model_type](**{**options, **sizes, **depth})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    for layer in model.model.layers[:-1]:
+        layer.linear_attn.A_log.data.fill_(-1.0)  # slow decay keeps the differences
+    assert names_in(model) == {"Qwen3_5GatedDeltaNet"}
+    products = everywhere(model)
+    by_token, at_once = (
+        CachedLM(model, chunk, batch_invariant=True, products=products) for chunk in (1, 64)
+    )
+    texts = torch.randint(3, 97, (12, 40), generator=torch.Generator().manual_seed(1)).tolist()
+    for text in texts:
+        assert torch.equal(last_logits(by_token, text), last_logits(at_once, text))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", sorted(FUNCTION_NAMES))
 def test_threads_and_ends_change_no_bit(threads: Any, name: str, dtype: torch.dtype) -> None:
@@ -110,6 +142,7 @@ def test_modules_are_found_by_the_functions_that_they_name() -> None:
     assert names_in(make("gpt_oss")) == {"GptOssExperts"}
     assert names_in(make("mamba2")) == {"MambaRMSNormGated"}
     assert names_in(make("qwen3_5")) == {"Qwen3_5Attention", "Qwen3_5GatedDeltaNet"}
+    assert not own_code_overrides(narrow("lfm2").bfloat16())
 
 
 def test_any_number_of_rows_passes_the_self_test() -> None:
