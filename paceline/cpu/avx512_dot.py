@@ -65,9 +65,9 @@ def where_available(emit: Emit, otherwise: Any = None) -> Emit:
     `available()` before they run such a kernel, because the trap ends the process.
 
     Args:
-        emit: Emitter of the code, whose arguments are an LLVM builder and the argument values.
-        otherwise: LLVM constant that replaces the result of the code after a trap. Default: no
-            result.
+        emit: Emitter, whose arguments are an LLVM builder and the LLVM values of the arguments.
+        otherwise: LLVM constant that the wrapper returns instead of a result after it emits a
+            trap. Default: None, for code without a result.
     """
 
     def guarded(builder: Any, *values: Any) -> Any:
@@ -243,10 +243,10 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
 
 
 def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
-    """Emit instructions that halve the lanes of two vectors, and return one vector.
+    """Emit instructions that fold the lanes of two vectors into one vector.
 
-    In each group of `size` lanes, the instructions add the first half to the second half. The
-    groups of `first` precede those of `second` in the result.
+    In each group of `size` lanes, the instructions add the first half to the second half, which
+    halves the number of lanes. In the result, the lanes of `first` precede those of `second`.
     """
     low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (

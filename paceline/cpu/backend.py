@@ -75,7 +75,7 @@ class CpuBackend(TorchBackend):
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
         """Return a runner that computes each layer in one call, or None.
 
-        The result is None if the kernels do not support the layers. They require bfloat16.
+        The result is None if the kernels do not support the layers, which must be in bfloat16.
         """
         return CpuDecoderLayers.of(layers)
 

@@ -169,7 +169,7 @@ def widen(builder: Any, halves: Any) -> Any:
 
 
 def bfloat16_bits(builder: Any, numbers: Any) -> Any:
-    """Emit instructions that round float32 to bfloat16, with the bits in 32-bit lanes.
+    """Emit instructions that round float32 numbers to bfloat16 bits in 32-bit lanes.
 
     The instructions round to nearest, with ties to even, and preserve NaN.
     """
@@ -182,7 +182,7 @@ def bfloat16_bits(builder: Any, numbers: Any) -> Any:
 
 
 def narrow(builder: Any, numbers: Any) -> Any:
-    """Emit instructions that round float32 to bfloat16, with the bits in 16-bit lanes."""
+    """Emit instructions that round float32 numbers to bfloat16 bits in 16-bit lanes."""
     kind = ir.VectorType(ir.IntType(16), numbers.type.count)
     return builder.trunc(bfloat16_bits(builder, numbers), kind)
 

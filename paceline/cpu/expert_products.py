@@ -55,9 +55,9 @@ class CpuExpertProducts:
         return CpuExpertProducts(weights) if suits else None
 
     def reads(self, weights: Tensor) -> bool:
-        """Return whether `multiply` uses these weights, and they have not been moved.
+        """Return whether `multiply` would read these weights, at their current address.
 
-        The compiled call reads the weights from an address that it stored earlier.
+        The compiled call reads the weights from an address that was stored earlier.
         """
         is_in_place = not self._address or weights.data_ptr() == self._address
         return weights is self._weights and is_in_place
@@ -99,7 +99,7 @@ class CpuExpertProducts:
 
 
 class _PartProducts:
-    """Describes the products with one part of the experts' weights to a kernel.
+    """Describes to a kernel the products with one part of the experts' weights.
 
     Dense weights have one part. Packed weights have one part per packed tensor.
 

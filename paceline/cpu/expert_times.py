@@ -26,7 +26,7 @@ class ExpertsKind:
 
     Attributes:
         module: First of these modules, which is timed on behalf of the others.
-        times: Number of modules.
+        times: Number of modules, by which the measured time of `module` is multiplied.
         num_choices: Number of experts to which the router assigns each row.
     """
 
@@ -47,7 +47,7 @@ class ExpertTimes:
     Attributes:
         ours: Times with paceline's kernels. Empty if the model has no experts to time.
         torchs: Times with transformers' own code. Empty if `ours` is empty.
-        spreads: Relative spread of the repeats of each timing.
+        spreads: For each timing, the relative spread of the repeated measurements.
     """
 
     ours: tuple[float, ...]

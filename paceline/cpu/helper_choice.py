@@ -49,7 +49,7 @@ class HelperTimes:
 
     @property
     def doubtful(self) -> bool:
-        """Return whether the timing was disturbed, and the machine is less busy now."""
+        """Return whether the timing was disturbed, and the load has fallen since then."""
         return self.conditions.doubtful
 
     @property

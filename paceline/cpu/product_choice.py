@@ -1,8 +1,8 @@
 """Choose between paceline's matrix products and torch's for each row count.
 
 The module times the products of a model on the model's own weights, once per machine, and caches
-the times. If other programs disturbed a timing, the times still apply until a model is loaded while
-the machine is less busy; the timing is then repeated.
+the times. If other programs disturbed the timing, the module uses the times anyway. The module
+repeats the timing when a model is loaded while the machine is less busy.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Trial:
 
     @property
     def doubtful(self) -> bool:
-        """Return whether the timing was disturbed, and the machine is less busy now."""
+        """Return whether the timing was disturbed, and the load has fallen since then."""
         return self.conditions is not None and self.conditions.doubtful
 
     @property
@@ -195,7 +195,7 @@ def _read(values: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Return whether a model is large enough for the timing to save time overall."""
+    """Return whether a model is so large that timing the products pays off."""
     size = sum(module.weight.numel() for module in replaceable(model, CPU))
     return size + sum(experts.num_weights for experts in experts_of(model)) >= MIN_TIMED_WEIGHTS
 

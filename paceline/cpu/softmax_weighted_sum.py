@@ -68,7 +68,7 @@ def add_weighted(vectors: int) -> Any:
     Arguments of the operation (distances are in bytes):
         queries: Number of queries, 1 to `QUERIES`.
         halves: 1 if the rows are in bfloat16, 0 if they are in float32.
-        weights: Address of an array with the address of each query's float32 weights.
+        weights: Address of an array that contains the address of each query's float32 weights.
         rows: Address of the rows.
         stride: Distance between consecutive rows.
         count: Number of rows, which is also the number of weights per query.

@@ -84,7 +84,7 @@ class TeamJob:
             It runs tasks until the record's counter shows that no task is left, and returns the
             number of tasks that it ran. It must not use Python objects.
         record: Dtype of the record that `run` fills, with int64 or float64 fields. If None
-            (default), callers must use `share` with a record of theirs.
+            (default), callers must pass their own record to `share`.
     """
 
     def __init__(self, work: Callable[[int], int], record: np.dtype[np.void] | None = None) -> None:
@@ -249,8 +249,8 @@ def _do(job: int, arguments: int) -> int:
 def _wait(num_spins: int) -> None:
     """Wait a few nanoseconds before the next poll, and yield the core now and then.
 
-    The thread for which this one waits may need the same core. If the waiting thread never yielded
-    it, the other thread could continue only after the time slice, which lasts milliseconds.
+    The thread for which this one waits may need the same core. If this thread never yielded, that
+    thread would get the core only after the current time slice, which lasts milliseconds.
     """
     if num_spins % SPINS_PER_YIELD:
         pause()

@@ -109,9 +109,9 @@ class Tile(NamedTuple):
         begin: Index of the first run for each column of the row.
         cached: Number of leading keys, in text order, for which key i has cache position i.
         tail: Cache positions of the other keys, in text order.
-        queries: Scaled queries, [tile or more, dim]. The kernel in `dotted` instead stores the
-            unscaled queries, packed in blocks of four.
-        scores: Scores, [tile, keys or more]. The softmax weights later replace the scores.
+        queries: Scaled queries, [tile + 1, dim], where tile is the maximum number of queries. The
+            kernel in `dotted` instead stores the unscaled queries, packed in blocks of four.
+        scores: Scores, [tile, keys + `BLOCK`]. The softmax weights later replace the scores.
         sums: Weighted sums of values, [tile, value dim].
         totals: Sum of each query's softmax weights, [tile].
         cursors: Index of each query's current run, [tile]. This is the first run of visible keys

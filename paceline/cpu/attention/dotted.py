@@ -33,7 +33,10 @@ def is_dotted(call: AttentionCall) -> bool:
 
 @inlined
 def pack_queries(call: AttentionCall, tile: Tile) -> None:
-    """Pack a tile's queries in blocks of four, and fill the last block with copies."""
+    """Pack a tile's queries in blocks of four.
+
+    If the last block is incomplete, copies of the last query fill the block.
+    """
     size = call.dim * HALF_BYTES
     for i in range(count_blocks(tile.length) * ROWS):
         column, member = divmod(tile.first + min(i, tile.length - 1), call.groups)
@@ -46,7 +49,7 @@ def pack_queries(call: AttentionCall, tile: Tile) -> None:
 def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
     """Compute the scores of a block of keys for a tile's queries.
 
-    The function processes the queries in groups, and skips groups in which no query reaches them.
+    The function processes the queries in groups, and skips groups in which no query reaches any key of the block.
 
     Args:
         call: Arguments of the attention call.
@@ -77,10 +80,10 @@ def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop:
 
 @inlined
 def _stage(call: AttentionCall, tile: Tile, source: int, size: int, start: int, stop: int) -> int:
-    """Return an address with a block's keys, contiguous and in whole groups of eight.
+    """Return the address of a block's keys, stored contiguously in groups of eight.
 
-    If the keys are not contiguous, or do not fill the last group, the function copies them, and
-    pads the copy with zeros.
+    If the keys in the cache are not contiguous, or do not fill the last group, the function copies
+    the keys and pads the copy with zeros.
 
     Args:
         call: Arguments of the attention call.

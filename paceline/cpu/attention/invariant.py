@@ -40,8 +40,8 @@ def attention_by_position(
             packed batch, [1, heads, columns of all rows, dim].
         key: Keys, [rows, key heads, cache positions, dim].
         value: Values, [rows, key heads, cache positions, value dim].
-        mask: Bool tensor [rows or 1, 1, columns, cache positions]. None means that a single query
-            per row sees all keys of the row, and several queries per row see keys causally.
+        mask: Bool tensor [rows or 1, 1, columns, cache positions]. With None, a single query per
+            row sees all keys of the row. Of several queries per row, query i sees keys 0 to i.
         metadata: Keys of each row, in the order of their text positions.
         options: Scaling, bias, soft cap and sinks. Default: scaling by 1 / sqrt(dim) only.
 
@@ -134,7 +134,7 @@ def _biases(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _address_and_strides(states: Tensor | None) -> tuple[int, int, int, int]:
-    """Return a tensor's address, and its first three strides in bytes; zeros for None."""
+    """Return a tensor's address and first three strides in bytes, or zeros for None."""
     if states is None:
         return 0, 0, 0, 0
     size = states.element_size()

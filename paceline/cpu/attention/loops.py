@@ -78,7 +78,7 @@ def add_values(
     """Add weighted value vectors to the sums of up to four queries.
 
     Args:
-        weights: Address of an array with the address of each query's float32 weights.
+        weights: Address of an array that contains the address of each query's float32 weights.
         values: Address of the value vectors.
         stride: Distance between consecutive value vectors, in bytes.
         count: Number of value vectors.
@@ -110,9 +110,9 @@ def _add_lanes(weights: int, value: int, stride: int, count: int, target: int) -
 
     Args:
         weights: Address of the query's float32 weights.
-        value: Address of the first float32 value, at these dimensions.
-        stride: Distance between consecutive values, in bytes.
-        count: Number of values.
+        value: Address of these eight dimensions in the first float32 value vector.
+        stride: Distance between consecutive value vectors, in bytes.
+        count: Number of value vectors.
         target: Address of the eight float32 sums.
     """
     total = simd_f32x8.load(target)

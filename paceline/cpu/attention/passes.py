@@ -198,7 +198,7 @@ def _stage(
 ) -> tuple[int, int]:
     """Return the address and stride of a block's keys or values in float32.
 
-    If the kernel cannot read them in place, the function copies them to `tile.block`.
+    If the kernel cannot read the block in place, the function copies the block to `tile.block`.
 
     Args:
         call: Arguments of the attention call.
@@ -208,7 +208,7 @@ def _stage(
         dim: Number of elements per key or value.
         start: Index of the block's first key, in text order.
         stop: Index of the block's last key, plus one.
-        fills_up: Whether to append keys of zeros up to a multiple of four keys.
+        fills_up: Whether to append keys of zeros, so that the number of keys is a multiple of four.
     """
     first = cache_position(tile, start)
     adjacent = call.kind == FLOAT32 and not (fills_up and (stop - start) % OUTPUTS)

@@ -201,7 +201,10 @@ def _times(numbers: Any, factors: int) -> Any:
 
 @inlined
 def _activate(layer: LayerCall) -> None:
-    """Replace `gate` by activation(gate) * up; the activation function is a table."""
+    """Replace `gate` by activation(gate) * up.
+
+    A table contains the result of the activation function for every bfloat16 number.
+    """
     size = layer.count * layer.inner * HALF_BYTES
     for offset in range(0, size, HALF_BYTES):
         bits = load_uint16(layer.gate + offset)

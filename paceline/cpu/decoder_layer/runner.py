@@ -144,7 +144,7 @@ class CpuDecoderLayers:
         return count <= MAX_LAYER_ROWS and is_shared
 
     def has_same_weights(self) -> bool:
-        """Return whether the modules still have the weights to which the runner points."""
+        """Return whether the modules' weights are still those that the runner uses."""
         weights = [held["weight"] for held in self._parameters]
         biases = [held.get("bias") for held in self._parameters]
         return (

@@ -1,7 +1,8 @@
 """Describe matrix products to compiled kernels, and split them into tasks.
 
-Every kernel first converts the rows. Each thread then claims tasks of `TASK` outputs through a
-shared counter, until no task is left. A thread adds the bias when it writes a task's results.
+Every kernel first converts the rows to the layout that the kernel multiplies. Each thread then
+claims tasks of `TASK` outputs through a shared counter, until no task is left. A thread adds the
+bias when it writes a task's results.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def interleave(vectors: int) -> Any:
 
 
 def add_pairs(vectors: int, interleaved: bool) -> Any:
-    """Return an operation that multiplies inputs by weights, and adds to stored sums.
+    """Return an operation that adds products of inputs and weights to stored sums.
 
     The operation multiplies two consecutive inputs (a pair) at a time. It ends the process if the
     processor lacks AVX512_BF16.

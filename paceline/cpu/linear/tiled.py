@@ -175,12 +175,12 @@ def _multiply_wide(
 def _multiply_column(
     rows: int, weight: int, sums: int, inner: int, blocks: int, fetched: int, last: int
 ) -> None:
-    """Multiply two to four blocks of 16 rows by 16 outputs, and store tiles of sums.
+    """Multiply two to four blocks of 16 rows by the weights of 16 outputs.
 
     Args:
         rows: Address of the packed rows.
         weight: Address of the first output's weights.
-        sums: Address at which to store the tiles.
+        sums: Address at which to store the tiles of sums.
         inner: Number of inputs.
         blocks: Number of blocks.
         fetched: First region of the next weights to prefetch; see `_fetch`.
@@ -219,10 +219,10 @@ def _multiply_square(
     last: int,
     has_second: bool,
 ) -> None:
-    """Multiply 16 rows, or 32 if `has_second`, by 32 outputs; store the sums as tiles.
+    """Multiply 16 or 32 rows by the weights of 32 outputs, and store tiles of sums.
 
-    The arguments are the same as for `_multiply_column`. `width` is the number of outputs, which
-    may be 16 at the end of a weight.
+    `has_second` is True for 32 rows. `width` is the number of outputs, which is only 16 at the end
+    of some weights. The other arguments are the same as for `_multiply_column`.
     """
     row_bytes = inner * HALF_BYTES
     second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)

@@ -3,8 +3,8 @@
 The sums are bit-identical to those of `linear.dotted` with the unpacked weight. With few rows, the
 kernel unpacks a line (64 bytes) of weights to a register, and multiplies all rows by the line while
 it is in the register (`few_rows`). With more rows, the kernel unpacks a section to the L1 cache,
-multiplies all rows by the section, and unpacks the next one. A section consists of some parts of a
-few outputs' weights.
+multiplies all rows by the section, and unpacks the next one. A section contains the weights of a
+few outputs for a range of inputs.
 """
 
 from __future__ import annotations

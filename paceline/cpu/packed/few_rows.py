@@ -164,7 +164,7 @@ class _LineProducts:
         self._next_number = 0
 
     def add(self, number: int, line: Any) -> None:
-        """Add a line, and emit the products with all lines whose predecessors are known.
+        """Add a line, and emit products with all lines up to the first missing one.
 
         Args:
             number: Index of the line in the block.
@@ -200,7 +200,7 @@ def _fetch_rows(call: FewRowsCall, first: int) -> None:
 
 @cache
 def few_rows_job(type_id: int) -> TeamJob:
-    """Return the job that runs a `FewRowsCall` for the block format with this id."""
+    """Return the job that runs a `FewRowsCall` for the block format `type_id`."""
 
     def work(address: int) -> int:
         call = read_few_rows_call(address)

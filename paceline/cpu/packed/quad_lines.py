@@ -113,7 +113,8 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
         blocks: Addresses of the four blocks.
         group: Location of the two half parts in a block.
     Returns:
-        For each half part, its index in the block, and a vector with the indices of four rows.
+        For each half part: the index of the half part in the block, and a vector with the indices
+        into `_table` for four rows.
     """
     rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
     stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))
@@ -137,7 +138,7 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
     """Emit instructions that compute the numbers of all 16 codes in each of four rows.
 
-    Each packed number is one of 16 codes, which represents a different number in each row. The
+    Each packed number is one of 16 codes. A code represents a different number in each row. The
     instructions round the numbers to bfloat16, and order them by code and then by row.
 
     Args:

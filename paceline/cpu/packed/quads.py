@@ -45,7 +45,7 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that multiplies rows by quads, and adds to stored sums.
+    """Return an operation that adds products of rows and quads to stored sums.
 
     A quad is a group of four outputs. The operation ends the process if the processor lacks
     AVX512_BF16.
@@ -149,8 +149,8 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
 def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
     """Emit instructions that add pairs of lanes, within groups of four lanes.
 
-    For lanes (0, 1) and step 2, group a of the first vector and group b of the second result in the
-    group:
+    For lanes (0, 1) and step 2, the instructions combine group a of the first vector and group b of
+    the second vector to the group:
 
         a[0] + a[2], a[1] + a[3], b[0] + b[2], b[1] + b[3]
 

@@ -69,16 +69,16 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
 
 
 class _K4(Reader):
-    """Base class of readers for blocks with a scale and a minimum per block and part.
+    """Base class of readers for blocks with a scale and a minimum per part.
 
-    A part consists of 32 numbers of a block. The scale and the minimum of a part are six-bit
-    integers. A number is computed from its stored integer (value):
+    A part consists of 32 numbers. The scale and the minimum of a part are six-bit integers, and the
+    block has another scale and minimum. A number is computed from its stored integer (value):
 
         (block's scale * part's scale) * value - (block's minimum * part's minimum)
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
-        """Emit instructions that compute the scale and minimum of each part of blocks."""
+        """Emit instructions that compute the scale and the minimum of each block's parts."""
         both = _factors_of_blocks(builder, [self._factors(builder, block) for block in blocks])
         return Factors(both[:_PARTS], both[_PARTS:], 2)
 
@@ -169,7 +169,7 @@ class Q5_K(_K4):
 
 
 class Q6_K(Reader):
-    """Decodes blocks with a scale per block and per 16 six-bit integers.
+    """Decodes blocks with a scale, and another scale for every 16 six-bit integers.
 
     number = (scale of the block * scale of the 16 integers) * (integer - 32)
     """
@@ -197,7 +197,7 @@ class Q6_K(Reader):
 
 
 class IQ4_XS(Reader):
-    """Decodes blocks with a scale per block and part, and indices into `IQ4_CODES`.
+    """Decodes blocks of indices into `IQ4_CODES`, scaled per block and per part.
 
     A part is 32 numbers. Its scale is stored in six bits, with an offset of 32.
 

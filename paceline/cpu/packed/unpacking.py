@@ -141,7 +141,7 @@ def _unpack_quad(
 
 @inlined
 def _row_at(call: UnpackCall, row: int) -> int:
-    """Return the address of a row's first block to unpack."""
+    """Return the address of the first block of a row."""
     return address_of_row(call.source, call.row_bytes, call.order, row)
 
 

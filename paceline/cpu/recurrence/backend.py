@@ -77,7 +77,7 @@ class CpuRecurrences:
     def delta_tokens(
         self, states: QueryKeyValue, log_decay: Tensor, gain: Tensor, normalised: bool
     ) -> GatedTokens:
-        """Prepare the inputs of a layer with the gated delta rule for `walk`."""
+        """Prepare the inputs of a gated-delta-rule layer for `walk`."""
         query, key, value = states
         decays_rows, size = log_decay.dim() == 3, key.shape[2]
         if decays_rows and key.shape[1] != value.shape[1]:
@@ -236,8 +236,8 @@ def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int,
     """Return the sizes that the kernels for gated recurrences need.
 
     Returns:
-        Heads, groups of heads that share a key, rows and lanes (columns) of a state matrix, and
-        vectors per row of a block.
+        Number of heads, of groups of heads that share a key, of rows and lanes (columns) in a state
+        matrix, and of vectors per row of a block.
     """
     _, heads, rows, lanes = held.shape
     vectors = gated.MAX_VECTORS if lanes % (gated.MAX_VECTORS * LANES) == 0 else 1
@@ -250,7 +250,7 @@ def _padded(rows: Tensor, width: int) -> Tensor:
 
 
 def _bytes(rows: Tensor) -> np.ndarray:
-    """View a contiguous tensor as a numpy array of bytes, for any number format."""
+    """View the bytes of a contiguous tensor of any dtype as a numpy array."""
     return rows.view(torch.uint8).numpy()
 
 

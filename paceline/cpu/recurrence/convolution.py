@@ -91,7 +91,7 @@ def _convolve_channels(
         tree: Tokens of the forward pass.
         task: Index of the task, which covers `CHANNELS_PER_TASK` channels.
         inputs: Memory for the addresses of one token's inputs, [size].
-        _: Unused, because `run_tasks` passes two buffers.
+        _: Second buffer that `run_tasks` passes; unused.
     """
     for request in range(call.requests):
         for token in range(tree.pending[request] + tree.nodes[request]):

@@ -1,7 +1,8 @@
 """Convert the queries, keys and gates of recurrences to float32.
 
 torch uses different instructions for the last elements of a tensor, so the rounding of an element
-depends on its position. In this module, the position has no effect.
+depends on its position. In this module, the position of an element or a row does not affect the
+result.
 """
 
 from __future__ import annotations

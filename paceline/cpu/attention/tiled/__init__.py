@@ -10,8 +10,8 @@ summation is different:
 - Total weight: lane l of sixteen sums the weights of the keys with rank l, l + 16, and so on. Rank
   0 is the first visible key in text order. The kernel then adds lanes l and l + 8, next l and
   l + 4, next l and l + 2, and finally 0 and 1. It adds the weight of an attention sink last.
-- Softmax weights: the kernel stores each weight as the sum of two bfloat16 numbers, which together
-  have 16 exact bits.
+- Softmax weights: the kernel stores each weight as two bfloat16 numbers, whose sum equals the
+  weight to 16 significant bits.
 - Output in each dimension: AMX sums 32 ranks at a time (see `amx` for the order). For every 32
   ranks, AMX first adds the products of the values and the weights' first bfloat16 numbers, and then
   the products with the second numbers. The division by the total weight comes last.

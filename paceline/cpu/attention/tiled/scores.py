@@ -85,8 +85,8 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
         count: Number of queries in the block.
     Returns:
         The index of the first key that any query sees, the index of the last such key plus one, and
-        the number of leading keys that all queries see. The last number is 0 unless these keys are
-        also the first visible keys of the tile.
+        the number of leading keys that all queries see. The last number is 0 unless `tile.base` is
+        the first key that every query sees.
     """
     low, high, shared = call.keys, 0, call.keys
     for column in range(
@@ -168,8 +168,8 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
     Args:
         call: Arguments of the attention call.
         tile: Tile of queries.
-        row: Base address of the query's float32 scores: key i in text order has the address `row` +
-            4 * i.
+        row: Base address of the query's float32 scores. The score of key i, in text order, is at
+            the address `row` + 4 * i.
         column: Index of the query's column in the row.
         member: Index of the query head among the heads that share a key head.
     """
@@ -184,9 +184,10 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Remove the scores of keys that a query does not see from its row of scores.
+    """Remove the scores of hidden keys from a query's row of scores.
 
-    The function pads the row with -inf to a multiple of 32 scores.
+    A key is hidden if the query does not see the key. The function pads the row with -inf to a
+    multiple of 32 scores.
 
     Args:
         tile: Tile of queries.

@@ -41,7 +41,7 @@ _FOUR_ROWS = len(_SUMS) * amx.ROW
 
 @inlined
 def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int, last: int) -> None:
-    """Add the weighted values of steps that all queries of a block see.
+    """Add the weighted values of the steps that all queries of a block see.
 
     Args:
         call: Arguments of the attention call.
@@ -63,15 +63,15 @@ def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int,
 
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the weighted values of `count` steps to sums in 64 value dimensions.
+    """Add weighted values to a block's sums, in four tiles of 16 value dimensions.
 
     Args:
         weights: Address of the first query's softmax weights for the first step.
         width: Distance between the weights of consecutive queries, in bytes.
-        values: Address of the first step's values in the first dimension.
+        values: Address of the first step's values in the first of these dimensions.
         size: Size of a row of values or sums, in bytes.
-        sums: Address of the first query's sum in the first dimension.
-        count: Number of steps.
+        sums: Address of the first query's sum in the first of these dimensions.
+        count: Number of steps. A step is 32 consecutive keys.
     """
     _load_sums0(sums, size)
     _load_sums1(sums + amx.ROW, size)
@@ -97,7 +97,7 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add the weighted values of `count` steps to sums in 16 value dimensions.
+    """Add weighted values to a block's sums, in one tile of 16 value dimensions.
 
     The arguments are the same as for `_add_four`.
     """
