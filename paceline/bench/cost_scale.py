@@ -197,7 +197,8 @@ def _fill_linear(
         original: Layer of the original model.
         own: Whether to copy the original weights into the first rows and columns.
         writes: Whether the layer writes to the residual stream. If so, the added weights are 0.
-        normal: Function that returns random numbers of a shape, with a tensor's standard deviation.
+        normal: Function that returns random weights with a given shape and a tensor's standard
+            deviation.
     """
     rows, columns = original.weight.shape
     if writes:

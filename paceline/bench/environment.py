@@ -51,7 +51,7 @@ class Environment:
 
     @property
     def hardware(self) -> str:
-        """Return the name of the accelerator, or of the processor with its threads."""
+        """Return the name of the accelerator, or the processor and its thread count."""
         return (
             self.accelerator
             or f"{self.processor}, {self.threads} thread{'s' if self.threads > 1 else ''}"

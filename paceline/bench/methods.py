@@ -162,7 +162,7 @@ class Transformers:
 
 
 class Continuous(Transformers):
-    """Answers with `model.generate_batch` (continuous batching), using a new cache."""
+    """Answers with `model.generate_batch` (continuous batching), one cache per call."""
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Choose the cache size, and return a function that calls `generate_batch`."""

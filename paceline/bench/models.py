@@ -32,7 +32,7 @@ class Models:
     """The loaded models, and their descriptions in reports.
 
     Attributes:
-        target: Target model of the drafters.
+        target: Target model for which the drafters draft.
         draft: Draft model; None if unused.
         tokenizer: Tokenizer of the target.
         target_label, draft_label: Names of the models.
@@ -125,8 +125,8 @@ def make_units(
     """Divide the prompts into batches; by default, use the prompts named in `config`.
 
     Raises:
-        CapacityError: The answers may fill the models' whole context, which leaves no room for
-            prompts.
+        CapacityError: The maximum length of the answers leaves too little room for prompts in the
+            models' context.
         ConfigError: A prompt cannot be read or has no tokens.
     """
     if prompts is None:
@@ -155,7 +155,7 @@ def make_units(
 
 
 def feeding_all(make: Callable[[], Drafter]) -> Drafter:
-    """Turn off a drafter's budget, so that the engine verifies all its drafts."""
+    """Build a drafter without a draft budget, so that all its drafts are verified."""
     drafter = make()
     drafter.budget = False
     return drafter

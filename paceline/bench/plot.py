@@ -69,7 +69,7 @@ def _draw_bars(
     colours: list[str],
     farthest: float,
 ) -> None:
-    """Draw bars with labels; a label is white inside its bar, or dark after the bar."""
+    """Draw bars with labels: white inside a bar, dark to the right of a bar."""
     axes.barh(range(len(values)), values, color=colours, height=0.62)
     for index, (value, text, within) in enumerate(zip(values, texts, inside, strict=True)):
         start, colour, weight = (

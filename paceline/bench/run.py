@@ -103,7 +103,7 @@ def run_bench(
 
 
 class _BenchRun:
-    """Measures all methods on every prompt or batch; the order of the methods rotates."""
+    """Measures all methods on every prompt or batch, in rotating order."""
 
     def __init__(
         self,

@@ -173,7 +173,7 @@ class BenchConfig:
         ]
 
     def command(self) -> str:
-        """Return the `paceline bench` command line for this run, without default options.
+        """Return the `paceline bench` command line for this run, omitting defaults.
 
         The methods are always included.
         """

@@ -23,7 +23,7 @@ from paceline.verification.verify import verify as verify_batch
 
 
 class DivergenceProbe:
-    """Verifies like the engine, and records the logits where an answer diverges."""
+    """Verifies trees as the engine does, and records logits where answers diverge."""
 
     def __init__(self) -> None:
         # By request id: the tokens of plain decoding; the position and the logits of a divergence.
@@ -34,7 +34,7 @@ class DivergenceProbe:
     def verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], logits: NodeLogits
     ) -> list[Outcome]:
-        """Verify a step's trees like the engine, and record where answers diverge."""
+        """Verify a step's trees as the engine does, and record where answers diverge."""
         outcomes = verify_batch(requests, trees, logits)
         for row, (request, tree, outcome) in enumerate(zip(requests, trees, outcomes, strict=True)):
             self.drawn |= tree.probs is not None

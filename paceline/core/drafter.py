@@ -43,8 +43,8 @@ class TopTokens:
         token_ids: [1 + n, k] for a tree of n nodes, most likely tokens first. Row 0 contains the
             tokens after the root; row 1 + i contains the tokens after node i.
         probs: Probabilities of these tokens, float32 [1 + n, k]: the softmax of the model's own
-            logits (temperature 1, no penalties). In a replay, the probabilities are unknown, and
-            the rows contain zeros.
+            logits (temperature 1, no penalties). When recorded
+            answers are replayed, the probabilities are unknown, and the rows contain zeros.
     """
 
     token_ids: IntArray
@@ -69,7 +69,7 @@ class Outcome:
         accepted: Nodes on the accepted path, in order.
         new_token_ids: Tokens appended to the request: the accepted tokens, then a bonus token that
             the target chose. Nothing follows the token that ends the request.
-        target_argmax: The target's most likely token after the root and after each of the n nodes.
+        target_argmax: The target's most likely token after the root and after each node.
         target_top: The target's most likely tokens after the root and each node, if the drafter
             sets `top_k`.
         logprobs: For each new token, a dictionary from token ids to log-probabilities, most likely
@@ -152,7 +152,7 @@ class Drafter:
             tokenizer: Tokenizer of the prompts, if known. Data created with the same tokenizer is
                 valid regardless of vocabulary padding.
         Raises:
-            ConfigError: The drafter's data belongs to a different vocabulary; the message gives
+            ConfigError: The drafter's data belongs to a different vocabulary; the message states
                 both sizes.
         """
 
@@ -162,7 +162,7 @@ class Drafter:
         The engine calls this method once, during construction.
 
         Raises:
-            DatastoreError, ConfigError: The ids come from a different tokenizer; the message gives
+            DatastoreError, ConfigError: The ids come from a different tokenizer; the message states
                 both fingerprints.
         """
 

@@ -76,8 +76,9 @@ class NodeLogits:
         Args:
             flat: Logits [rows, vocab].
             counts: Number of rows per request, not counting the rows of scored prompt tokens.
-            scored: For each request, the number of scored prompt tokens, whose rows precede the
-                request's other rows; None means that no prompt tokens are scored.
+            scored: For each request, the number of scored prompt tokens, whose log-probabilities
+                were requested. Their rows precede the request's other rows. None means no scored
+                tokens.
         """
         before = scored or [0] * len(counts)
         ends = accumulate(skipped + count for skipped, count in zip(before, counts, strict=True))
@@ -93,14 +94,14 @@ class NodeLogits:
             flat: Logits [batch * (scored + 1 + width), vocab]; width is the number of nodes in the
                 largest tree.
             counts: Number of rows per request, not counting padding and scored prompt tokens.
-            scored: Number of scored prompt tokens per request, whose rows precede the request's
-                other rows.
+            scored: Number of scored prompt tokens per request, whose log-probabilities were
+                requested. Their rows precede the request's other rows.
         """
         width = flat.shape[0] // len(counts)
         return NodeLogits(flat, [row * width + scored for row in range(len(counts))], counts)
 
     def without_prompts(self) -> NodeLogits:
-        """Return the logits without the rows of scored prompt tokens."""
+        """Return the logits without the rows that score prompt tokens."""
         return replace(self._selected(range(len(self))), pending=self.pending)
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Run transformers logits processors in steps that emit several tokens.
 
 A logits processor may keep state. paceline therefore calls each processor exactly as in plain
-decoding: once per emitted token, in order, with all preceding tokens. A processor never gets
+decoding: once per emitted token, in order, with all preceding tokens. A processor never receives
 rejected draft tokens.
 """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints(Protocol):
-    """Copies of recurrent states at earlier text lengths, for reuse of a prefix.
+    """Copies of recurrent states at earlier text lengths, which allow prefix reuse.
 
     Attributes:
         max_bytes: Maximum size of all copies.
@@ -59,21 +59,21 @@ class CacheSlots(Protocol):
         """Return the number of cache positions in a request's slot."""
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Lengthen a request's slot to at least `positions`.
+        """Lengthen a request's slot to at least `positions` cache positions.
 
-        Does nothing unless `has_regions`.
+        This has no effect if all slots have the same length; see `has_regions`.
         """
 
     def shorten(self, request: Request) -> None:
-        """Free the positions after a request's tokens.
+        """Free the cache positions after a request's tokens.
 
-        Does nothing unless `has_regions`.
+        This has no effect if all slots have the same length; see `has_regions`.
         """
 
     def resize(self, slots: int, positions: int) -> None:
         """Resize the cache to the given numbers of slots and cache positions.
 
-        The number of positions is per slot, or for all slots together if `has_regions`.
+        `positions` is the number per slot or, if `has_regions` is true, for all slots together.
         """
 
     def gather(self, requests: Sequence[Request]) -> None:
@@ -143,14 +143,17 @@ class Target(Protocol):
 
     @property
     def keeps_states(self) -> bool:
-        """Return True if some layers have recurrent states, valid for one text length."""
+        """Return True if some layers have recurrent states.
+
+        Such a state is valid for only one text length.
+        """
 
     def reusable_length(self, source: Request, length: int) -> int:
         """Return how many of the first `length` cached tokens another request can reuse.
 
         Args:
             source: Request with a slot.
-            length: Number of leading tokens that the requests have in common.
+            length: Number of leading tokens that `source` shares with the other request.
         """
 
     @property
@@ -241,7 +244,7 @@ class Target(Protocol):
         """Overwrite a request's slot with zeros after the cached tokens."""
 
     def undo(self, request: Request, length: int) -> None:
-        """Discard what a failed step added to a request's cache after `length` tokens."""
+        """After a failed step, drop a request's cache beyond its first `length` tokens."""
 
     def limit_tree(self, tree: DraftTree, request: Request) -> DraftTree:
         """Return the part of a draft tree that the model can verify for the request."""

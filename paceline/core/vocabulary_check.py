@@ -18,7 +18,7 @@ def check_vocabulary(drafter: Drafter, vocab: int, tokenizer: Any = None) -> Non
         tokenizer: Tokenizer of the prompts, if known.
     Raises:
         ConfigError: The vocabulary sizes differ, or the drafter may propose ids outside the
-            target's vocabulary. The message gives both sizes. `Drafter.check_vocab_size`, which
+            target's vocabulary. The message states both sizes. `Drafter.check_vocab_size`, which
             this function calls, may raise the error as well.
     """
     if drafter.ids_below > vocab and not _differ_by_padding(drafter.ids_below, vocab, tokenizer):

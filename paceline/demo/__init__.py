@@ -42,7 +42,8 @@ def target_of(name: str) -> str | Path:
 def draft_of(name: str) -> str | Path:
     """Return the path of a built-in draft model; return other names unchanged.
 
-    The built-in draft models are "demo" and "smollm2-draft". "smollm2" is accepted as well.
+    The built-in draft models are "demo" and "smollm2-draft". For "smollm2", the result is the path
+    of the target.
 
     Raises:
         ConfigError: The pip package of "smollm2" is not installed.

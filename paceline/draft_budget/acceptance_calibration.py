@@ -86,7 +86,7 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
 
 @kernel
 def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Correct a confidence by how often nodes of similar confidence were accepted."""
+    """Correct a confidence by the acceptance rate at similar confidences."""
     bucket = bucket_of(calibration.edges, confidence)
     prior = calibration.prior_trials * confidence
     probability: float = min(

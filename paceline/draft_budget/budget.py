@@ -16,11 +16,11 @@ growing intervals. The budget also pauses a drafter that requires a draft model,
 too slow. In this case, cutting trees would not help, because the draft model has already run when
 the budget receives a tree.
 
-A batch with several drafters may contain both whole trees and trees that can be cut. In a padded
-batch, all trees are padded to the width of the widest whole tree, so keeping nodes up to this width
-adds no rows. To compute the costs of drafters of whole trees, the budget sorts the drafters from
-the narrowest trees to the widest. The cost of a drafter includes only the rows that the drafter's
-trees add to the rows of the preceding drafters.
+A batch with several drafters may contain both whole trees (without confidences) and trees that can
+be cut. In a padded batch, all trees are padded to the width of the widest whole tree, so keeping
+nodes up to this width adds no rows. To divide the cost of whole trees among their drafters, the
+budget sorts these drafters by width, from the narrowest trees to the widest. The cost of a drafter
+includes only the rows that its trees add to the rows of the preceding drafters.
 """
 
 from __future__ import annotations

@@ -102,11 +102,12 @@ def _can_be_cut(trees: Sequence[DraftTree]) -> bool:
 
 
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
-    """Return the tokens gained by drafts, from a harmonic mean of tokens per request.
+    """Return the number of tokens that drafts added to a step.
 
-    If drafts speed up only one request, this request ends earlier. The steps of the remaining
-    requests then become only slightly shorter. The harmonic mean over the requests therefore gives
-    little weight to drafts that help only one request.
+    The result is n * (m - 1) for n requests with drafts, where m is the harmonic mean of their new
+    tokens. If drafts speed up only one request, this request ends earlier. The steps of the
+    remaining requests then become only slightly shorter. The harmonic mean therefore gives little
+    weight to drafts that help only one request.
     """
     drafted = [outcome for outcome in outcomes if len(outcome.tree)]
     if not drafted:

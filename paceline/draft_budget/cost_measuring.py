@@ -79,7 +79,7 @@ class _Timer:
         return _timed(self.stopwatch, self.model, self._texts[text], rows)
 
     def repeat(self, repeats: _Repeats, end: float) -> None:
-        """Repeat forward passes in rounds until each row count's shortest times agree.
+        """Repeat forward passes until the shortest times of each row count agree.
 
         Args:
             repeats: Durations measured so far, in seconds; this call appends to them.
@@ -121,8 +121,8 @@ def measure(
     Args:
         model: The model to time.
         max_rows: Maximum row count; default: all row counts in the settings.
-        max_seconds: Number of seconds after which the timer starts no new row count; default: from
-            the settings.
+        max_seconds: Number of seconds after which no further row count is timed; default: from the
+            settings.
         known: Existing curve, from which the cost of longer texts is copied. If None, the cost of
             longer texts is also measured, which takes several additional seconds.
         settings: Row counts and limits for the measurement.
@@ -186,12 +186,12 @@ def check_seconds(curve: CostCurve) -> float:
 
 
 def measuring_seconds(curve: CostCurve, limit: float) -> float:
-    """Return the expected seconds of a measurement with a limit of `limit` seconds."""
+    """Return the expected duration of a measurement limited to `limit` seconds."""
     return min(limit, TIMING.min_rounds * sum(curve.seconds)) + _text_seconds(curve)
 
 
 def _text_seconds(curve: CostCurve) -> float:
-    """Return the expected duration of the forward passes before the first timing."""
+    """Return the expected duration of the untimed passes before the first timing."""
     return float(curve.of(np.array([SHORT_TEXT]))[0] + TIMING.min_rounds * curve.seconds[0])
 
 

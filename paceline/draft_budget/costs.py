@@ -69,7 +69,7 @@ class Costs:
         return self._measured.curve
 
     def recall(self) -> MeasuredCurve | None:
-        """Return the cost curve in use, else the cached one; None if there is neither."""
+        """Return the cost curve in use, or else the cached one; None if neither exists."""
         if self.given or self._measured is not None:
             return self._measured
         return result_cache.load(self._key(), MeasuredCurve.read)
@@ -85,9 +85,9 @@ class Costs:
 
         Args:
             seconds: Expected duration of the steps since the previous call, in seconds.
-            is_confirmed: Function that returns whether measured steps confirm the curve. If they
-                do, the first check of a curve from disk runs no forward passes, unless the
-                measurement of the curve was disturbed. The default returns False.
+            is_confirmed: Function that returns whether measured steps confirm the curve. If so,
+                and if nothing disturbed the measurement of a curve from disk, the curve's first
+                check runs no forward passes. The default returns False.
         Returns:
             Whether a new curve replaced the old one.
         """

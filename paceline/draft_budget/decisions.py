@@ -30,8 +30,8 @@ class NodeDecision(NamedTuple):
         request_id: Id of the request.
         node: Index of the node in the proposed tree; -1 if there is no tree.
         token_id: Token of the node; -1 if there is no tree.
-        probability: Calibrated acceptance probability given the parent; None if the tree cannot be
-            cut.
+        probability: Calibrated probability that the node is accepted if its parent is accepted;
+            None if the tree cannot be cut.
         path_probability: Calibrated probability that the whole path to the node is accepted. This
             probability equals the expected number of tokens that the node adds.
         price_s: Seconds that the node's unit adds to the step. In a ragged batch, a unit is one

@@ -16,9 +16,9 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 class DraftingBackoff:
     """Lets a drafter draft while it is no slower than plain decoding.
 
-    The back-off judges a drafter by whole steps: by their number of tokens and their duration. In
-    contrast, `DraftModelGate` judges the draft model of a drafter with several sources by the nodes
-    that the model adds to a tree.
+    The back-off judges a drafter by the token counts and the durations of whole steps. In contrast,
+    `DraftModelGate` applies to drafters with several sources. It judges only the draft model, by
+    the nodes that the model adds to a tree.
 
     Args:
         settings: Limits for short trials (bursts) and for pauses.

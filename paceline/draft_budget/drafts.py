@@ -82,7 +82,7 @@ class Drafts:
 
     @property
     def top_k(self) -> int:
-        """Return the number of the target's top tokens that the drafter needs now."""
+        """Return the number of the target's top tokens that the drafter needs per node."""
         drafter, stats = self.state.drafter, self.state.stats
         return drafter.top_k if stats is None else stats.top_k(drafter)
 

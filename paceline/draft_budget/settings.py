@@ -90,9 +90,9 @@ class DraftBudgetSettings:
         measured_rows_long: Cost curve: row counts that are also timed after a long text.
         planned_rounds: Cost curve: number of times that each row count should be measured within
             the time limit; at least 1.
-        measure_seconds: Cost curve: number of seconds after which no new row count is started.
-        max_measure_seconds: Cost curve: for a slow model, number of seconds after which no new row
-            count is started; at least `measure_seconds`.
+        measure_seconds: Cost curve: number of seconds after which no further row count is timed.
+        max_measure_seconds: Cost curve: for a slow model, number of seconds after which no further
+            row count is timed; at least `measure_seconds`.
         measure_forwards: Cost curve: a model is slow if this many forward passes of one row take
             longer than `measure_seconds`; at least 1.
         recorded_steps: Debugging: number of steps whose decisions `LLM.draft_decisions` contains; 0

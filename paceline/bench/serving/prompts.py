@@ -22,7 +22,7 @@ def prompts_of(
 ) -> list[tuple[str, list[int]]]:
     """Return the id and the token ids of every prompt, at one context length.
 
-    To reach the context length, the function puts other prompts before each prompt.
+    To reach the context length, the function prepends other prompts to each prompt.
 
     Args:
         context: Name of the context length: short, medium or long.
@@ -30,8 +30,8 @@ def prompts_of(
         prompts: Recorded prompts.
         tokenizer: Tokenizer of the model.
         room: Maximum number of tokens per prompt.
-        drop: Number of prompts to skip when choosing the prompts to put before a prompt. With a
-            different number, the resulting text starts differently.
+        drop: Number of prompts to skip when choosing the prompts to prepend. Different numbers
+            result in texts with different beginnings.
     Raises:
         CapacityError: The model's context has no room for the prompts.
     """
@@ -49,16 +49,16 @@ def grown(
     room: int,
     drop: int = 0,
 ) -> list[int]:
-    """Return a prompt's ids, lengthened to `tokens` ids by other prompts before it.
+    """Return a prompt's ids, after prepending other prompts to reach `tokens` ids.
 
     Args:
         prompts: All recorded prompts.
         index: Index of the prompt to return.
-        tokens: Number of ids to return. With None, nothing is put before the prompt, which is
+        tokens: Number of ids to return. With None, nothing is prepended, and the prompt is
             shortened to `room` ids if necessary.
         tokenizer: Tokenizer of the model.
         room: Maximum number of ids.
-        drop: Number of prompts to skip when choosing the prompts to put before.
+        drop: Number of prompts to skip when choosing the prompts to prepend.
     Raises:
         CapacityError: `tokens` exceeds `room`.
     """

@@ -217,7 +217,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
     Args:
         values: At least one value.
-        share: Share of the values that are at most the result; 0.5 is the median.
+        share: Share of the values that are less than or equal to the result; 0.5 is the median.
     """
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 

@@ -144,7 +144,7 @@ class ServingConfig:
             )
 
     def command(self) -> str:
-        """Return the `paceline bench` command line for this run, without default options."""
+        """Return the `paceline bench` command line for this run, omitting defaults."""
         values = flat(self)
         model = values.pop("model")
         words = command_words(values, flat(ServingConfig()), always=("drafters",))
