@@ -43,8 +43,8 @@ class TopTokens:
         token_ids: [1 + n, k] for a tree of n nodes, most likely tokens first. Row 0 contains the
             tokens after the root; row 1 + i contains the tokens after node i.
         probs: Probabilities of these tokens, float32 [1 + n, k]: the softmax of the model's own
-            logits (temperature 1, no penalties). When recorded
-            answers are replayed, the probabilities are unknown, and the rows contain zeros.
+            logits (temperature 1, no penalties). In a replay of recorded answers, the rows of
+            nodes that are not accepted contain zeros, both here and in `token_ids`.
     """
 
     token_ids: IntArray

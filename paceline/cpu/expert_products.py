@@ -55,7 +55,7 @@ class CpuExpertProducts:
         return CpuExpertProducts(weights) if suits else None
 
     def reads(self, weights: Tensor) -> bool:
-        """Return whether `multiply` would read these weights, at their current address.
+        """Return whether `multiply` would read these weights from their current address.
 
         The compiled call reads the weights from an address that was stored earlier.
         """

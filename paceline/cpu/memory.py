@@ -1,4 +1,4 @@
-"""Define the number formats of compiled code; load, convert, copy and clear rows.
+"""Define the number formats of compiled code, and load, copy and clear rows.
 
 In compiled code, addresses are int64. Sizes and strides are in bytes unless a comment states
 otherwise. Copies and conversions process whole vectors of eight values.

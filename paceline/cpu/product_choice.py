@@ -51,7 +51,7 @@ _KIND = "products-v11"  # increment when the timing or the cached data change
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Seconds for a model's matrix products, for each row count in `TIMED_ROWS`.
+    """Seconds that a model's products take at each row count in `TIMED_ROWS`.
 
     Attributes:
         ours: Total times with paceline's kernels. Empty if the kernels do not support any product
@@ -195,7 +195,7 @@ def _read(values: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Return whether a model is so large that timing the products pays off."""
+    """Return whether a model is so large that timing its products saves time."""
     size = sum(module.weight.numel() for module in replaceable(model, CPU))
     return size + sum(experts.num_weights for experts in experts_of(model)) >= MIN_TIMED_WEIGHTS
 

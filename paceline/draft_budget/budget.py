@@ -51,10 +51,8 @@ class DraftBudget:
         curve: Function that returns the cost curve: the duration of a forward pass by number of
             rows and text length. The budget calls the function when it first needs the curve.
         renew: Function that checks the curve between steps, and returns whether the curve has
-            changed. The function's arguments are the expected duration, in seconds, of the steps
-            since the previous call, and a function that returns whether measured steps confirm the
-            curve. None means that the user supplied the curve, and that measured steps do not
-            correct the curve.
+            changed. `Costs.renew` describes the arguments. None means that the user supplied the
+            curve, and that measured steps do not correct the curve.
         settings: Settings for the selection of nodes and the correction of the curve.
     Attributes:
         decisions: Decisions in the most recent steps; empty unless `record` or

@@ -104,8 +104,8 @@ def _can_be_cut(trees: Sequence[DraftTree]) -> bool:
 def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
     """Return the number of tokens that drafts added to a step.
 
-    The result is n * (m - 1) for n requests with drafts, where m is the harmonic mean of their new
-    tokens. If drafts speed up only one request, this request ends earlier. The steps of the
+    The result is n * (m - 1) for n requests with drafts, where m is the harmonic mean of their
+    token counts. If drafts speed up only one request, this request ends earlier. The steps of the
     remaining requests then become only slightly shorter. The harmonic mean therefore gives little
     weight to drafts that help only one request.
     """

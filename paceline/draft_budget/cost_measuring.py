@@ -191,7 +191,7 @@ def measuring_seconds(curve: CostCurve, limit: float) -> float:
 
 
 def _text_seconds(curve: CostCurve) -> float:
-    """Return the expected duration of the untimed passes before the first timing."""
+    """Return the expected duration of the passes that prepare the first timing."""
     return float(curve.of(np.array([SHORT_TEXT]))[0] + TIMING.min_rounds * curve.seconds[0])
 
 

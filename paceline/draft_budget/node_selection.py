@@ -129,7 +129,7 @@ class PaddedSelector(NodeSelector):
         return best_count(self._gains, seconds)
 
     def cut(self, seconds: Floats) -> int:
-        """Cut trees to one width: at least that of the widest tree that cannot be cut."""
+        """Cut trees to one width, no narrower than the widest tree that cannot be cut."""
         width = self.num_free_units
         if len(self._whole) < len(self._drafts):
             width = best_count(self._gains, seconds, width)
@@ -177,7 +177,10 @@ class RaggedSelector(NodeSelector):
         return sum(map(len, drafts.trees))
 
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
-        """Rank the nodes by path probability, after the nodes of trees that cannot be cut."""
+        """Return each node's rank by path probability.
+
+        The nodes of trees that cannot be cut have the first ranks.
+        """
         assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)
         ranks[self._order] = np.arange(len(ranks))

@@ -42,8 +42,8 @@ class DraftBudgetSettings:
         correction_forgetting: Cost correction: after each plain step, the ratio for steps with
             drafts moves towards the ratio for plain steps by this share of the difference; from 0
             to 1. After each step with drafts, the ratio for plain steps moves in the same way.
-        early_forgetting: Cost correction: replaces `correction_forgetting` by `early_forgetting` /
-            n for a ratio that was measured in n steps, if this share is larger; from 0 to 1.
+        early_forgetting: Cost correction: a ratio that was measured in n steps moves by the share
+            `early_forgetting` / n if this share exceeds `correction_forgetting`; from 0 to 1.
         max_correction: Cost correction: maximum factor by which the cost curve is corrected; at
             least 1.
         outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.

@@ -65,7 +65,7 @@ class StepCosts:
 
         Args:
             num_requests: Number of requests in the step.
-            max_tokens: Largest number of draft tokens to predict.
+            max_tokens: Largest number of draft tokens for which to predict the duration.
         """
         plain, drafting, per_token = self._parts(num_requests)
         result = plain + per_token * np.arange(max_tokens + 1, dtype=np.float64)
@@ -139,8 +139,8 @@ def optimal_lengths(gains: Floats, starts: IntArray, seconds: Floats) -> list[in
     """Choose the length of each chain to maximise the tokens per second.
 
     Args:
-        gains: Expected gain of each node, [nodes]: its path probability, multiplied by the value of
-            a token for its request.
+        gains: Expected gain of each node, [nodes]: the node's path probability, multiplied by the
+            value of a token for the node's request.
         starts: Index of each chain's first node, followed by the total number of nodes; [1 +
             chains].
         seconds: Duration of the step with 0, 1, ... draft tokens; [1 + nodes].

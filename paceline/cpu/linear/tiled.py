@@ -97,10 +97,10 @@ multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
 
 @inlined
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
-    """Transpose blocks of 16 rows into tiles, in the order of multiplication.
+    """Transpose blocks of 16 rows into tiles, in the order of their multiplication.
 
-    The memory at `packed` has room for one additional block. There, the function pads the last
-    block with zeros before the transposition.
+    The memory at `packed` has room for an additional block, in which the function pads an
+    incomplete last block with zeros before the transposition.
     """
     row_bytes = inner * HALF_BYTES
     block_bytes = amx.SIDE * row_bytes

@@ -152,7 +152,7 @@ def _add(
 
     Args:
         call: Arguments of the matrix product.
-        rows: Rows of the product, with the addresses of the inputs in `addresses`.
+        rows: Rows of the product. `rows.addresses` contains the addresses of the inputs.
         num_rows: Number of rows.
         weight: Address of the first input's weights.
         size: Number of inputs per row.

@@ -69,7 +69,7 @@ multiply_packed = TeamJob(_multiply, PRODUCT_CALL)
 
 @subroutine
 def _multiply_few(call_address: int) -> int:
-    """Run tasks of a product with few rows, as in `_multiply`."""
+    """Run tasks of a product with few rows until none is left, like `_multiply`."""
     call = read_call(call_address)
     outer, first = call.outer, take_task(call_address)
     if first >= outer:

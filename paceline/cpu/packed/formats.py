@@ -1,4 +1,4 @@
-"""Look up the block size of each block format, and the reader that decodes blocks."""
+"""Look up the block size and the reader of each block format."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: i
     """Emit instructions that add pairs of lanes, within groups of four lanes.
 
     For lanes (0, 1) and step 2, the instructions combine group a of the first vector and group b of
-    the second vector to the group:
+    the second vector into the group:
 
         a[0] + a[2], a[1] + a[3], b[0] + b[2], b[1] + b[3]
 

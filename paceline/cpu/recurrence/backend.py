@@ -65,7 +65,7 @@ class CpuRecurrences:
         return out[:, :channels].to(dtype)
 
     def fold_convolution(self, rows: Tensor, path: FoldPath, states: FoldedStates) -> None:
-        """Append the inputs of the tokens on each request's path to its stored inputs."""
+        """Append the inputs along each request's path to the request's stored inputs."""
         held, slots, start = states
         if start is not None:
             held[slots] = start
@@ -236,8 +236,8 @@ def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int,
     """Return the sizes that the kernels for gated recurrences need.
 
     Returns:
-        Number of heads, of groups of heads that share a key, of rows and lanes (columns) in a state
-        matrix, and of vectors per row of a block.
+        Numbers of heads, of groups of heads that share a key, of rows and lanes (columns) in a
+        state matrix, and of vectors per row of a block.
     """
     _, heads, rows, lanes = held.shape
     vectors = gated.MAX_VECTORS if lanes % (gated.MAX_VECTORS * LANES) == 0 else 1

@@ -85,8 +85,8 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
         count: Number of queries in the block.
     Returns:
         The index of the first key that any query sees, the index of the last such key plus one, and
-        the number of leading keys that all queries see. The last number is 0 unless `tile.base` is
-        the first key that every query sees.
+        the number of leading keys that all queries see. The last number is 0 unless the first
+        visible key of every query is `tile.base`.
     """
     low, high, shared = call.keys, 0, call.keys
     for column in range(

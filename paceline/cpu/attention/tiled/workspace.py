@@ -1,4 +1,4 @@
-"""Define the tiles of queries for the threads, and lay out each thread's memory."""
+"""Define the tiles of queries that threads process, and lay out threads' memory."""
 
 from __future__ import annotations
 
