@@ -5,17 +5,17 @@ includes the draft model's nodes, and the target verifies it. The second tree ex
 model's nodes, and is cut to the size of the first tree. The text generated in this step and later
 steps shows how many tokens of the second tree the target would have accepted. The gain is the
 number of tokens accepted from the first tree, minus the number that would have been accepted from
-the second. The gain varies much less between texts than either number.
+the second. The gain varies much less between texts than either of these two numbers.
 
-The cost is the time that the draft model takes. Each number of requests in a step has a separate
-gate. A gate is open, and runs the draft model, if the gain times the current seconds per token is
-at least the cost. The gate uses an upper confidence bound (UCB) of the gain, so that a few bad
-trials do not close the gate. The faster the draft model is, the more evidence the gate requires
-before closing. A closed gate tries the draft model again with exponential back-off. Trials take at
-most a fixed share of the time, so the gate rarely tries a draft model that is slower than the
-target. A new gate starts with the measurements of the gate for the nearest number of requests. The
-gain depends little on the confidence of the other draft sources, so gates ignore this confidence
-(docs/development/design-notes.md).
+The cost is the time that the draft model takes. There is a separate gate for each number of
+requests in a step. A gate is open, and runs the draft model, if the gain times the current seconds
+per token is at least the cost. The gate uses an upper confidence bound (UCB) of the gain, so that a
+few bad trials do not close the gate. The faster the draft model is, the more evidence the gate
+requires before closing. A closed gate tries the draft model again with exponential back-off. Trials
+take at most a fixed share of the time, so the gate rarely tries a draft model that is slower than
+the target. A new gate starts with the measurements of the gate for the nearest number of requests.
+The gain depends little on the confidence of the other draft sources, so gates ignore this
+confidence (docs/development/design-notes.md).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SETTINGS = DraftModelGateSettings()
 class DraftModelGate:
     """Switches the draft model on or off for steps with a given number of requests.
 
-    The gate evaluates only the nodes that the draft model adds to a tree. In contrast,
-    `DraftingBackoff` compares the tokens and the duration of whole steps.
+    The gate judges only the draft model, by the nodes that it adds to a tree. In contrast,
+    `DraftingBackoff` judges a whole drafter, by the token count and the duration of its steps.
 
     Args:
         settings: Prior gain, confidence bound, and lengths of the pauses between trials.

@@ -1,13 +1,13 @@
-"""Merge retrieval, cached distributions, draft head and draft model into one tree.
+"""Merge the drafts of several sources into one draft tree.
 
 Retrieval (`sssd`) searches the request, earlier answers and a datastore for long matches. The
 target's cached next-token distributions (Token Recycling, `shared/recycled`) provide alternatives
 at each branch. A hidden-state draft head predicts the next tokens (`paceline.draft_head`). If a
 draft model or an EAGLE-3, DFlash or MTP head is given, it adds a separate tree (`model_source`,
-`head_source`). With the draft budget, `draft_model_gate` decides when to run the draft model or the
-head. The acceptance probability of each node is estimated from the predictions of its sources and
-calibrated online (`shared/source_calibration`). The nodes with the highest path probability form
-the tree.
+`head_source`). If the draft budget is on, `draft_model_gate` decides when to run the draft model or
+the head. The acceptance probability of each node is estimated from the predictions of its sources
+and calibrated online (`shared/source_calibration`). The nodes with the highest path probability
+form the tree.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class Auto(RecyclingDrafter):
     def num_head_tokens(self) -> int:
         """Return the number of tokens that the draft head should predict in the next step.
 
-        With the draft budget, the number depends on how many draft nodes the engine verifies. The
-        number is lower while a draft model runs. While drafting is slower than plain decoding, the
-        head runs only occasionally.
+        If the draft budget is on, the number depends on how many draft nodes the engine verifies.
+        The number is lower if the draft model ran in the last step. While drafting is slower than
+        plain decoding, the head runs only occasionally.
         """
         if self._options.draft_head is False:
             return 0

@@ -18,7 +18,7 @@ _SETTINGS = ModelSourceSettings()
 
 
 class TreeSource(DelegatingDrafter):
-    """Proposes another drafter's trees, and adds confidences to trees without them."""
+    """Proposes another drafter's trees, and adds confidences to trees that have none."""
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Propose one tree per request, within the other drafter's own node limits.

@@ -92,9 +92,10 @@ class PredictedPosition:
         return () if self._next is None else self._prediction[self._next : self._next + count]
 
     def _found(self, tail: tuple[int, ...]) -> int | None:
-        """Find `tail` in the prediction; return the position after it, or None.
+        """Return the position after a match of `tail` in the prediction, or None.
 
-        The nearest match at or after the last known position is preferred.
+        If there are several matches, the first one at or after the last known position is
+        preferred.
 
         Args:
             tail: Newest tokens of the answer.

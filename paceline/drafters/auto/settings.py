@@ -1,4 +1,4 @@
-"""Define the constants of `auto`, and name the data to which they were fitted."""
+"""Define the constants of `auto`, and state which data they were fitted to."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ class DraftModelGateSettings:
         prior_weight: Weight of the prior, as a number of measured requests.
         patience: Factor for the upper confidence bound of the gain. The number of standard errors
             added to the mean gain is patience * step time / draft time, but at least 1.
-        memory: Number of counted requests at which the weight of all earlier gains is halved.
+        memory: Number of recorded gains at which the weights of all gains so far are halved, so
+            that later gains count more.
         decay: Factor by which each new step multiplies the weights of earlier steps in the mean
             times; from 0 to 1.
         min_pause: Number of steps between the first two trials after the gate has closed.
-        max_pause: Maximum number of steps between two trials of a fast draft model.
+        max_pause: Maximum number of steps between two trials, unless `trial_share` requires a
+            longer pause.
         trial_share: Maximum duration of a trial, as a fraction of the duration of the pause that
             follows.
         min_step_share: Minimum assumed time of a step without the draft model, as a fraction of

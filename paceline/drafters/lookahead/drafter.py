@@ -20,8 +20,9 @@ all of them:
 - The drafter first looks up the two newest tokens in the pool, then the newest token alone. If the
   pool has too few n-grams for these keys, the drafter also uses n-grams that contain the newest
   token at a later position.
-- Text that the target has confirmed becomes the newest n-gram for the tokens before it. A guess
-  whose first token was wrong is removed from the pool until it is generated again.
+- Text that the target has confirmed is also added to the pool, as the newest n-gram after the
+  tokens that precede the text. A guess whose first token was wrong is removed from the pool until
+  it is generated again.
 - The window is omitted while many tokens per step are accepted, and at the end of the answer.
 """
 
@@ -270,7 +271,7 @@ class Lookahead(Drafter):
     def _pool_window(
         self, state: _State, window: LookaheadWindow, context: Ngram, answers: list[int]
     ) -> None:
-        """Add the n-grams that the target's predictions have completed to the pool."""
+        """Extend the pool with n-grams that the target's predictions have completed."""
         for key, ngram in window.ngrams(context, answers):
             state.pool.add(key, ngram)
             if not self._options.reference_mode:

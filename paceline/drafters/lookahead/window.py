@@ -44,9 +44,9 @@ class LookaheadWindow:
     def from_phrases(
         prompt: list[int], width: int, ngram: int, rng: random.Random
     ) -> LookaheadWindow:
-        """Return a full window of phrases from random positions in the prompt.
+        """Return a window filled with phrases from random positions in the prompt.
 
-        Because it is full, the window completes n-grams from the first step on.
+        All levels of the window exist, so it completes n-grams from the first step on.
 
         Args:
             prompt: Token ids of the prompt.
@@ -77,7 +77,7 @@ class LookaheadWindow:
 
     @property
     def full(self) -> bool:
-        """Return whether all levels exist; n-grams are complete only in a full window."""
+        """Return whether all levels exist, so that the window completes n-grams."""
         return len(self.levels) == self._ngram - 1
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class LookaheadWindow:
         return nodes
 
     def ngrams(self, context: Ngram, answers: list[int]) -> Iterator[tuple[Ngram, Ngram]]:
-        """Yield the n-grams completed in this step, column by column; needs a full window.
+        """Yield the n-grams that a full window completes in this step, one per column.
 
         Args:
             context: The newest token of the text (the root), preceded by the previous token, if
@@ -120,12 +120,12 @@ class LookaheadWindow:
             yield text[max(0, end - 2) : end], ngram
 
     def slide(self, answers: list[int]) -> None:
-        """Advance by one position, with the target's predictions as the newest level.
+        """Advance by one position, and add the target's predictions as a new level.
 
         A full window drops its oldest level.
 
         Args:
-            answers: The target's prediction after each node of the newest level so far.
+            answers: The target's prediction after each node of the newest level before the call.
         """
         if self.full:
             levels = [*self.levels[1:], answers]

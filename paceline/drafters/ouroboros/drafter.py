@@ -233,7 +233,8 @@ class Ouroboros(Drafter):
     def _draft_phrases(self, shadows: list[PhraseSequence]) -> None:
         """Draft until each request's chain has reached its intended length.
 
-        Requests whose chain is long enough stay in the batch as idle rows.
+        A request whose chain is long enough keeps its row in the batch, but its chain does not
+        grow.
         """
         requests = [shadow.request for shadow in shadows]
         check = partial(self._verify_draft, {shadow.request.id: shadow for shadow in shadows})

@@ -40,7 +40,7 @@ class PhraseSequence(DraftSequence):
         pool: Phrase pool that this request uses.
         pooled_tokens: Number of the request's tokens whose n-grams are in the pool.
         goal: Intended length of the current draft, in tokens.
-        reach: Maximum draft length with the draft budget, in tokens; slightly larger than the
+        reach: Maximum draft length, in tokens, if the draft budget is on; slightly larger than the
             number of nodes that the engine verifies.
         prob: The draft model's probability of the whole draft so far.
         probs: The draft model's probability of each token given the preceding tokens.
@@ -107,7 +107,7 @@ def probs_of_runs(outcomes: Sequence[Outcome], logits: NodeLogits) -> list[RunPr
     """Return the draft model's probabilities of the tokens that it has just drafted.
 
     Args:
-        outcomes: Outcomes of the draft model's steps, each with new tokens.
+        outcomes: Outcomes of the draft model's steps; each outcome contains at least one new token.
         logits: Logits from which the tokens were chosen, with rows in the order of `outcomes`.
     """
     walked = [

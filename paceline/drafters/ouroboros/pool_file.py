@@ -72,7 +72,7 @@ class PoolFile(StateFile):
 
 
 def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
-    """Return a pool in the format of the pool file, with keys and phrases in order.
+    """Return a pool in the format of the pool file, with the oldest entries first.
 
     Args:
         pool: Pool to save.
@@ -104,8 +104,8 @@ def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
         vocab_size: Number of rows in the draft model's LM head. The number in the file may differ
             from `vocab_size` only by padding rows.
     Raises:
-        ConfigError: The file is unreadable or damaged, or has a different kind, version or
-            vocabulary.
+        ConfigError: The file is unreadable or damaged, is not a pool file of this version, or was
+            written for a different vocabulary.
     """
     head, arrays = _KIND.read(path)
     written = int(head["vocab_size"])
@@ -123,7 +123,7 @@ def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
 def _below(
     entries: list[tuple[Ngram, list[Ngram]]], ids: int
 ) -> Iterator[tuple[Ngram, list[Ngram]]]:
-    """Yield the keys whose token ids are all below `ids`, with such phrases only."""
+    """Yield the keys and phrases that contain only token ids below `ids`."""
     for key, phrases in entries:
         if all(token < ids for token in key):
             yield key, [phrase for phrase in phrases if all(token < ids for token in phrase)]

@@ -165,8 +165,8 @@ class ProposalBuilder:
         """Record the source of the nodes added since the previous call.
 
         Args:
-            first: Source and draft probability of the first of these nodes. All later nodes count
-                as later tokens of a phrase.
+            first: Source and draft probability of the first of these nodes. The source of all other
+                nodes is `NodeSource.WITHIN`.
         """
         if self._calibration is None:
             return

@@ -25,7 +25,7 @@ _Text = NDArray[np.uint32]
 
 
 class AnswerMemory:
-    """Caches answers in memory; its update methods are those of `Datastore`.
+    """Caches answers in memory, with the same update methods as `Datastore`.
 
     Args:
         max_tokens: Maximum total number of tokens in finished answers. The same maximum applies

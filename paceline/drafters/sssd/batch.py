@@ -62,7 +62,7 @@ def draft_batch(
 
     Args:
         weights: Weights of the scoring network, [WEIGHTS]; None with `fusion=paper`.
-        merging: True with `fusion=paper`, otherwise None.
+        merging: True to merge the sources as in the paper (`fusion=paper`), otherwise None.
         jobs: One job per request, [batch].
         new_tokens: New tokens of all requests.
         table: Shards of a snapshot of the datastore, [shards]; empty without a datastore.

@@ -72,9 +72,9 @@ class PointerCounts:
         votes: Number of votes for the token as a related token (`weak_matches`).
         hinted: Source of the weak match that was counted last.
         nearest: Latest position of the token after a match in the request, or -1.
-        off: Distance in tokens between two positions in the request: the position from which text
-            is being copied (`follow_copy`), and the token's closest position after a match. At
-            most MAX_DISTANCE.
+        off: Number of tokens between the position from which the request is copying text
+            (`follow_copy`) and the closest position at which the token follows a match; at most
+            MAX_DISTANCE.
     """
 
     token: int
@@ -270,7 +270,8 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
     """Return the index of the token after the longest match in the request, or -1.
 
-    If several tokens follow matches of this length, the token with the latest position wins.
+    The index refers to `counts.tokens`. If several tokens follow matches of this length, the token
+    with the latest position wins.
     """
     best, longest = -1, 0
     for which in range(num_tokens):
@@ -287,7 +288,8 @@ def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
 def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
     """Return the index of the token after the longest match in the datastore, or -1.
 
-    If several tokens follow matches of this length, the token with the most matches wins.
+    The index refers to `counts.tokens`. If several tokens follow matches of this length, the token
+    with the most matches wins.
     """
     best, longest, max_matches = -1, 0, 0
     for which in range(num_tokens):

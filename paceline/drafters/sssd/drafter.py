@@ -11,7 +11,8 @@ The modules of this package do the following:
   after earlier matches), and store them in a `pool`.
 - `counting` computes match statistics by token.
 - `features` computes the inputs of a small network; `network` predicts a token's probability.
-- `search` grows the tree, most likely nodes first; `paper` does so with `fusion=paper`.
+- `search` grows the tree with `fusion=calibrated`, most likely nodes first. `paper` grows it with
+  `fusion=paper`.
 - `last_top_tokens` adds candidates from the target's last logits.
 - `batch` drafts for all requests of a step; `answer_memory` caches recent answers.
 """
@@ -153,7 +154,7 @@ class Sssd(Drafter):
         return batch.trees()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Store the target's top tokens in the last logits of each request."""
+        """Store the most likely tokens according to each request's last logits."""
         self._top_tokens.observe(outcomes)
 
     def stop(self, request: Request) -> None:
@@ -173,7 +174,7 @@ class Sssd(Drafter):
             )
 
     def _storable(self, token_ids: list[int]) -> list[int]:
-        """Return the tokens before the first one that the datastore's vocabulary lacks."""
+        """Return the tokens before the first one outside the datastore's vocabulary."""
         if (
             self._store is None
             or self._learning is not self._store
@@ -184,7 +185,7 @@ class Sssd(Drafter):
         return token_ids[:end]
 
     def _searchable(self) -> Snapshot:
-        """Return a snapshot of the datastore's and the cached answers' shards."""
+        """Return a snapshot of all shards, from the datastore and from cached answers."""
         stored = () if self._store is None else self._store.snapshot.shards
         shards = stored + (() if self._memory is None else self._memory.shards)
         if shards != self._snapshot.shards:

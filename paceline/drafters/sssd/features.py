@@ -38,8 +38,8 @@ class Inputs:
     """The inputs of the network, in the order of its weights.
 
     Their names are part of calibration.json. Vectors have one value per source: prompt, output and
-    datastore. A pointer of a node leads from a match of the tokens up to the node to the token that
-    follows the match (`pointers`).
+    datastore. Each pointer of a node leads to a token in earlier text that follows a match of the
+    tokens up to the node (`pointers`).
 
     Attributes:
         blend: Fraction of the node's matches that the token follows, blended over match lengths

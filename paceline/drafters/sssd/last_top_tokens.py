@@ -24,7 +24,7 @@ _RECYCLED = int(Origin.RECYCLED)
 
 
 class LastTopTokens:
-    """Stores the target's top tokens in the last logits of each request.
+    """Stores the most likely tokens according to each request's last logits.
 
     These are the logits from which the request's newest token was chosen.
 

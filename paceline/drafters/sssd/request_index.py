@@ -43,11 +43,14 @@ class RequestState:
         prompt_length: Number of tokens in the prompt.
         started: 1 once the first tree has been drafted.
         accepted: Running mean of the number of accepted draft tokens per step.
-        request_hits: Running mean of how often the request's best token was correct.
-        store_hits: Running mean of how often the datastore's best token was correct.
-        request_guess: The request's best token for the next position, or -1.
-        store_guess: The datastore's best token for the next position, or -1.
-        copy_position: Request position where the copied text continues; negative without a copy.
+        request_hits: Running mean of how often `request_guess` was correct.
+        store_hits: Running mean of how often `store_guess` was correct.
+        request_guess: Token after the longest match in the request, as a guess for the next token;
+            -1 if there is none.
+        store_guess: Token after the longest match in the datastore, as a guess for the next token;
+            -1 if there is none.
+        copy_position: Position from which the request would copy its next token; negative if it is
+            not copying text.
     """
 
     ids: int
@@ -85,7 +88,7 @@ class RequestText(NamedTuple):
 
 
 def _pointer_of(typing_context: Any, address: Any) -> Any:
-    """Return the type and the code generator of an address-to-pointer function."""
+    """Return the signature and the code generator of a cast from address to pointer."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -258,7 +261,7 @@ class RequestIndex:
         _extend_at(self.address, old[:count])
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Append tokens to the request, from Python code that is not compiled."""
+        """Append tokens to the request (compiled code calls `extend` instead)."""
         self.reserve(len(self) + len(token_ids))
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 

@@ -264,7 +264,7 @@ def _offer(
 ) -> int:
     """Add a node's possible children to the frontier, and return its new size.
 
-    The children are the tokens that follow the node's matches and are likely enough.
+    A token is a possible child if it follows one of the node's matches and is likely enough.
     """
     counts, network, frontier = workspace.counts, workspace.network, workspace.frontier
     text, this = sources.text, workspace.tree[node]

@@ -38,7 +38,7 @@ class StoreLimits(NamedTuple):
 
     Attributes:
         below: Maximum match length plus 1, in tokens; the search skips longer matches.
-        enough: Number of added pointers after which the search looks up no shorter suffixes.
+        enough: Once the search has added this many pointers, it does not look up shorter suffixes.
         samples: Maximum number of pointers sampled per suffix.
     """
 

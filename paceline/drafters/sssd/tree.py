@@ -80,7 +80,7 @@ def highest(waiting: Any, count: int) -> int:
 
     Args:
         waiting: Candidates.
-        count: Number of candidates to compare, from the first one on.
+        count: Number of candidates to compare, starting with the first.
     """
     best = 0
     for index in range(1, count):
@@ -96,7 +96,7 @@ def write_tree(tree: Records[TreeNode], size: int, drafted: Records[DraftNode]) 
     Args:
         tree: Root and nodes of the tree.
         size: Number of nodes, excluding the root.
-        drafted: Output: nodes whose parent index -1 means the root, [size].
+        drafted: Output: draft nodes, [size]; the parent index -1 means the root.
     """
     for index in range(size):
         node, out = tree[index + 1], drafted[index]
