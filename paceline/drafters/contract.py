@@ -117,9 +117,10 @@ def check_drafter(
     The check verifies the following:
 
     - Every tree follows the rules under varying node limits.
-    - Greedy answers equal those of plain decoding. If the trees carry no distributions, sampled
-      answers also equal those of plain decoding.
-    - A request that stops before its first draft, midway or twice does not affect other requests.
+    - Greedy answers equal those of plain decoding. If the trees contain no sampling distributions,
+      sampled answers also equal those of plain decoding.
+    - Stopping a request before its first draft, between two drafts, or twice does not affect other
+      requests.
     - The drafter keeps no state for a stopped request.
 
     The check cannot verify that the nodes were really sampled from the distributions in `probs`.
@@ -162,7 +163,10 @@ def check_aborts(
     answers: Sequence[Sequence[int]],
     budgets: Sequence[int] = BUDGETS,
 ) -> None:
-    """Check requests that are aborted before, during or after drafting, or twice.
+    """Check that aborted requests leave no state, and do not affect other requests.
+
+    One request is aborted before its first draft, and one after a few steps. At the end, all
+    requests are stopped, so the drafter stops these two requests twice.
 
     Args:
         model: Target model.
@@ -198,7 +202,7 @@ def check_aborts(
 
 
 def leftovers(drafter: Drafter, request_ids: Iterable[int]) -> list[str]:
-    """Return the drafter's attributes that still refer to finished requests, by name.
+    """Return the names of attributes that still refer to finished requests.
 
     Args:
         drafter: Drafter to check.

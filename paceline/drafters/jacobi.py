@@ -83,7 +83,10 @@ class Jacobi(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Replace guesses with the target's predictions, and drop the decided ones."""
+        """Update the guesses from the target's predictions.
+
+        Guesses for generated positions are dropped.
+        """
         for outcome in outcomes:
             iterate = self._iterates[outcome.request.id]
             answers = _answers_along(iterate.guesses, outcome)

@@ -62,7 +62,11 @@ class PromptLookup(Drafter):
         )
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Return one tree per request; the longest, most recent match comes first."""
+        """Return one tree per request.
+
+        Continuations of longer matches come first. Among equally long matches, later ones come
+        first.
+        """
         return [
             self._propose(request, self._texts[request.id], limit)
             for request, limit in zip(requests, max_nodes, strict=True)
@@ -99,7 +103,8 @@ class _GrowingTree:
 
     Args:
         max_nodes: Maximum number of nodes in the tree.
-        prompt_length: Number of prompt tokens, which decides a node's origin.
+        prompt_length: Number of tokens in the prompt. The origin of a node is the prompt if its
+            token was copied from there, and the output otherwise.
     """
 
     def __init__(self, max_nodes: int, prompt_length: int) -> None:

@@ -1,4 +1,4 @@
-"""Find drafters in this package, in entry points, and by `module:Class`.
+"""Find drafter classes by name or by `module:Class`.
 
 A drafter class defines a name, a frozen dataclass `Options`, and a class method `build`. Its class
 attributes declare requirements, such as `needs_draft_model`. `_OWN` contains one entry for each

@@ -1,4 +1,4 @@
-"""Propose trees from a script, for tests of an engine or of measurements."""
+"""Propose trees from a script, to test an engine or a measurement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class ProposeCall:
 
 
 class ScriptedDrafter(Drafter):
-    """Proposes trees from a script, and records calls and outcomes, without torch.
+    """Proposes trees from a script, and records all calls and outcomes.
+
+    The class does not import torch.
 
     Args:
         script: Proposals for the first, second, ... step of every request. Each proposal is a

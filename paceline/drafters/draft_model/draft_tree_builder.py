@@ -51,7 +51,7 @@ class GuessNode:
 
 @dataclass(frozen=True, slots=True)
 class DraftForwardInput:
-    """The input of a draft forward pass: tree nodes, followed by looked-up text.
+    """The input of a draft forward pass: tree nodes, and text from prompt lookup.
 
     Attributes:
         tree: Tokens to process, as a tree.

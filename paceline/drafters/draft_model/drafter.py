@@ -96,11 +96,11 @@ class DraftModel(ChainDrafter):
 
     @property
     def shared_rate(self) -> float:
-        """Return the fraction of the target's tokens that the draft model also knows."""
+        """Return the fraction of the target's vocabulary that the draft model shares."""
         return self._draft.shared_rate
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the request, and start its calibration."""
+        """Open the draft model's copy of the request, and create a new calibration."""
         super().start(request)
         self._records[request.id] = _DraftedRequest()
 
@@ -191,7 +191,7 @@ class DraftModel(ChainDrafter):
     def _advance_states(self, copies: list[Request]) -> None:
         """Process all pending tokens except for the newest one of each request.
 
-        Recurrent states cannot be rewound, so they stay before the newest token while a tree grows.
+        A recurrent state cannot be rewound, so it excludes the newest token while a tree grows.
         """
         behind = [copy for copy in copies if copy.pending > 1]
         newest = [copy.token_ids.pop() for copy in behind]

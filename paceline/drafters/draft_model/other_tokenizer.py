@@ -1,6 +1,7 @@
 """Draft with a model whose tokenizer differs from the target's.
 
-A draft consists of tokens in both vocabularies, or is drafted as text and then converted.
+The draft model drafts either tokens that are in both vocabularies, or text that is then converted
+to the target's tokens.
 """
 
 from __future__ import annotations

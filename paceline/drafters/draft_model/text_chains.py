@@ -55,7 +55,7 @@ class TextChains(ChainDrafter):
         self._retokenizer = retokenizer_of(self._draft.model, target, tokenizer)
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the text, unless the text exceeds its context."""
+        """Open the draft model's copy of the text, unless it exceeds the model's context."""
         assert self._retokenizer is not None, "the engine attaches the target first"
         text = RetokenizedText(self._retokenizer)
         ids = text.update(request.token_ids)

@@ -69,7 +69,10 @@ class Pia(Drafter):
             self._tries.squeeze()
 
     def _learn(self, seq: Request, shortest: int) -> None:
-        """Add the output phrases that start before the last `shortest` tokens of the text."""
+        """Add new output phrases to the tries.
+
+        Phrases that start within the last `shortest` tokens of the text are not added yet.
+        """
         first, end = self._learned[seq.id], len(seq) - shortest
         self._tries.add_output(seq.token_ids, first, end)
         self._learned[seq.id] = max(first, end)
@@ -78,8 +81,9 @@ class Pia(Drafter):
         """Draft a tree of phrases that previously followed the newest tokens.
 
         The drafter looks up suffixes of the text, longest first. It uses the first suffix whose
-        tree reaches `limit` nodes, or as many nodes as the longest allowed branch has. If no tree
-        is that large, the drafter uses the shortest suffix with a match.
+        tree is large enough. The required number of nodes is `limit` or the maximum branch length,
+        whichever is smaller. If no tree is that large, the drafter uses the shortest suffix with a
+        match.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE
@@ -122,7 +126,7 @@ class Selection:
         A node's confidence is its share of the total score of its siblings and itself.
 
         Args:
-            children: Trie nodes after the query, by token.
+            children: Trie nodes of the phrases' first tokens, by token.
             depth: Maximum depth of the tree.
         """
         min_output, min_score = self._minima(list(self._counted(children, depth)))
@@ -145,12 +149,12 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the minimum output count and the minimum score of selected nodes.
+        """Return the output-count and score thresholds for selecting nodes.
 
-        The tree contains each node that reaches at least one of these two minima.
+        A node is included in the tree if it reaches at least one of the thresholds.
 
         Args:
-            counted: Number of occurrences in outputs, and score, of each usable node.
+            counted: For each usable node, its number of occurrences in outputs and its score.
         """
         if len(counted) <= self.limit:
             return 0.0, 0.0

@@ -59,7 +59,7 @@ class TrieLimits:
             squeezed: output counts are halved, and nodes without counts are removed.
         outputs: Maximum number of nodes from outputs in a trie. The limit is enforced only once at
             least `touched` tries have new outputs. Larger tries are then squeezed.
-        touched: Number of tries with new outputs at which `outputs` is enforced.
+        touched: `outputs` is enforced once this many tries have new outputs.
     """
 
     nodes: int = 65_536

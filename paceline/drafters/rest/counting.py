@@ -95,11 +95,13 @@ class Trees(NamedTuple):
 
 @compiled
 def draft(table: Records[ShardRow], queries: Queries, search: SuffixSearch, trees: Trees) -> int:
-    """Draft one tree per query from the continuations of its longest known suffix.
+    """Draft one tree per query from the datastore.
+
+    A tree merges the continuations of the query's longest suffix that occurs in the datastore.
 
     Args:
         table: Shards of the datastore. The caller must keep the shards' memory alive.
-        queries: Query tokens, offsets, and limits per request.
+        queries: Tokens, offsets and limits of all queries.
         search: Suffix lengths and maximum number of matches.
         trees: Output arrays to fill.
     Returns:

@@ -60,7 +60,7 @@ class Rest(Drafter):
         self._store.check_tokenizer(tokenizer)
 
     def _searchable(self) -> Snapshot:
-        """Return the current datastore, restricted to token ids that the target knows."""
+        """Return the current datastore, restricted to the target's token ids."""
         snapshot = self._store.snapshot
         if not self._limit:
             return snapshot

@@ -1,4 +1,4 @@
-"""Add the candidate tokens after a node of the merged draft tree to the frontier.
+"""Add the possible children of a node in the merged draft tree to the frontier.
 
 The first candidates come from the cached distributions and from retrieval, which are calibrated
 together. Every other source, in the order of `SOURCES`, then adjusts the confidences of the
@@ -28,7 +28,7 @@ def offer(
     waiting: int,
     scratch: Any,
 ) -> int:
-    """Add the candidates after a node to the frontier; return the frontier's new size.
+    """Add a node's possible children to the frontier; return the frontier's new size.
 
     Args:
         inputs: Sources, calibration and request.
@@ -71,7 +71,9 @@ def _offer_cached(
     waiting: int,
     scratch: Any,
 ) -> tuple[int, int]:
-    """Add the tokens of the longest cached context of a node to the frontier.
+    """Add the cached next tokens after a node to the frontier.
+
+    The tokens come from the cached distribution of the node's longest known context.
 
     Args:
         inputs: Sources, calibration and request.

@@ -169,8 +169,8 @@ class ChainDrafter(Drafter):
     def _draft_chains(self, requests: list[Request], limits: list[int]) -> list[DraftTree]:
         """Draft until each chain reaches its limit or the length rule ends it.
 
-        Requests with finished chains stay in the batch as idle rows. A request with the limit 0
-        gets an empty tree.
+        A request with a finished chain keeps its row in the batch, but its chain does not grow. A
+        request with the limit 0 gets an empty tree.
         """
         shadows = [self._shadows[request.id] for request in requests]
         chains = [
@@ -250,7 +250,7 @@ class ChainDrafter(Drafter):
         return [step.looked_up[: len(run) - 1] for step, run in zip(steps, runs, strict=True)]
 
     def _look_up(self, shadow: ChainSequence, chain: Chain) -> DraftTree:
-        """Find tokens with prompt lookup that the draft model is likely to predict."""
+        """Use prompt lookup to find tokens that the draft model is likely to predict."""
         return (
             DraftTree.chain(self._continuation(shadow, [], chain.room - 1))
             if chain.open
@@ -258,7 +258,9 @@ class ChainDrafter(Drafter):
         )
 
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
-        """Return up to `room` tokens that followed an earlier match of the request's end.
+        """Return up to `room` tokens after an earlier match of the newest tokens.
+
+        The newest tokens are those of the copy, followed by `path`.
 
         Args:
             shadow: The draft model's copy of the request, with its n-gram index.

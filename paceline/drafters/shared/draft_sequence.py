@@ -12,7 +12,7 @@ from paceline.model.eagle.modules import layers_read
 
 @dataclass(slots=True)
 class DraftSequence:
-    """A request in the draft model's KV cache: confirmed tokens, then draft tokens.
+    """The draft model's copy of a request: confirmed tokens, then draft tokens.
 
     Attributes:
         request: The draft model's copy of the request.
@@ -24,12 +24,13 @@ class DraftSequence:
 
     @staticmethod
     def open_for(request: Request, copy: Request, draft: CachedLM) -> None:
-        """Open `copy` in the draft model, and share a log of target states if needed.
+        """Open `copy` in the draft model, and share the target's hidden states if needed.
 
         Args:
             request: Request of the target.
             copy: The draft model's copy of the request.
-            draft: Draft model. If it reads the target's hidden states, both requests share one log.
+            draft: Draft model. If it reads the target's hidden states, both requests share one log
+                of these states.
         """
         draft.open(copy)
         if draft.uses_target_states:

@@ -71,7 +71,9 @@ class OpenRows:
         self._chains, self._rule = chains, rule
 
     def figures(self, scores: Tensor, tokens: Tensor, hidden: Tensor | None) -> list[Tensor]:
-        """Return statistics of the drawn tokens for the length rule, on the device.
+        """Compute statistics of the drawn tokens for the length rule.
+
+        The resulting tensors stay on the device.
 
         Args:
             scores: Next-token scores after the root and after each node of the text from prompt

@@ -1,4 +1,7 @@
-"""Define types for the tokens that a draft forward pass draws, on device and host."""
+"""Define types for the tokens that a draft forward pass has drawn.
+
+`DrawnRows` stores tensors on the device. `NewTokens` stores tokens on the host.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from paceline.util.device_copies import Arrays
 
 @dataclass(slots=True)
 class DrawnRows:
-    """Tokens that the draft model has drawn, on the device, for use by length rules.
+    """Tokens that the draft model has drawn, as tensors on the device.
+
+    Length rules compute their statistics from this object.
 
     A forward pass of the draft model may also check tokens that prompt lookup has proposed. For
     each chain, the draft model draws one token after the newest token, and one token after each of

@@ -23,7 +23,7 @@ class _TokenRank:
 class Frequencies:
     """Counts the tokens of one text, and sorts them by frequency.
 
-    Equally frequent tokens are in an arbitrary order, which depends only on the text.
+    The order of equally frequent tokens is arbitrary, but it is always the same for the same text.
     """
 
     def __init__(self) -> None:

@@ -111,9 +111,9 @@ class ThresholdRule(LengthRule):
         return confidences
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """End each chain once a token brings its confidence below the threshold.
+        """End each chain once its draft's confidence is below the threshold.
 
-        That token is the last one of the draft.
+        The token that lowered the confidence is the last one of the draft.
 
         Args:
             new: New tokens of the unfinished chains.

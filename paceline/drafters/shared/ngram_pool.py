@@ -45,7 +45,7 @@ class NgramPool:
         entries[ngram] = None
 
     def add(self, context: Ngram, ngram: Ngram) -> None:
-        """Make `ngram` the newest continuation of the end of `context`.
+        """Make `ngram` the newest continuation of the last tokens of `context`.
 
         The keys are the last token and, if `longest_key` is 2, the last two tokens.
         """
@@ -55,8 +55,8 @@ class NgramPool:
     def replace(self, key: Ngram, old: Ngram, new: Ngram) -> None:
         """Replace the continuation `old` of a key with `new`, at the same position.
 
-        If `new` is already a continuation of the key, `old` is only removed. If `old` is not,
-        nothing changes.
+        If `new` is already a continuation of the key, `old` is only removed. If `old` is not a
+        continuation of the key, nothing changes.
         """
         entries = self._entries.get(key, {})
         if old not in entries or old == new:
@@ -79,7 +79,10 @@ class NgramPool:
             self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
 
     def remove(self, context: Ngram, ngram: Ngram) -> None:
-        """Remove a continuation of the end of `context`; the keys are those of `add`."""
+        """Remove a continuation of the last tokens of `context`.
+
+        The keys are the same as in `add`.
+        """
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.discard(context[-size:], ngram)
 

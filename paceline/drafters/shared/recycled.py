@@ -114,7 +114,7 @@ def _bucket(table: SuccessorTable, key: Any) -> int:
 
 @kernel
 def look_up(table: SuccessorTable, tail: IntArray, known: int) -> tuple[int, int]:
-    """Find the cached distribution of the longest context that ends the text.
+    """Find the cached distribution of the longest context at the end of the text.
 
     Args:
         table: Cached distributions.

@@ -3,7 +3,10 @@
 Each verified tree is described by a record, which is a sequence of integers. One array contains the
 records of all trees in a step. A record consists of the following:
 
-    5 counts and bounds | newest tokens | tokens of the nodes | parents of the nodes | new tokens
+    head | newest tokens | tokens of the nodes | parents of the nodes | new tokens
+
+The head contains the numbers of newest tokens, nodes and new tokens, followed by the arguments
+`begin` and `end` of `record_of`.
 """
 
 from __future__ import annotations

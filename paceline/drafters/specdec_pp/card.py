@@ -81,9 +81,9 @@ class HeadCard:
             state.
         scale: Calibration: the acceptance probability is sigmoid(scale * logit + shift).
         shift: Calibration: number added to the scaled logit (see `scale`).
-        prior: Weights of `SCALARS`, and a constant. The head uses these weights to compute the
-            logit of a token whose hidden state is not yet known. If empty, the draft model's
-            probability is used instead.
+        prior: Weights of the inputs `SCALARS`, followed by a constant. From these, the head
+            computes the logit of a token whose hidden state is not yet known. If empty, the draft
+            model's probability is used instead.
         recipe: Settings with which the training data was recorded and the head was trained.
         metrics: Accuracy on held-out prompts.
         curve: Measured costs of each stopping threshold. If empty, `threshold=auto` is not

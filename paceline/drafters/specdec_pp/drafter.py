@@ -62,7 +62,7 @@ class CostClock:
             self._proposed = time.perf_counter()
 
     def verified(self) -> tuple[float, float] | None:
-        """Stop timing the target, and return the median times at certain steps.
+        """Stop timing the target; every few steps, return the median times.
 
         Returns:
             Median seconds per forward pass of the target and of the draft model. The first values
@@ -166,9 +166,10 @@ class SpecDecPP(ChainDrafter):
         return trees
 
     def _as_tree(self, chain: Chain) -> DraftTree:
-        """Return the chain as a tree with confidences, plus the likeliest second choices.
+        """Return the chain and the most likely second choices as a tree.
 
-        The head has not evaluated the last token yet, so its confidence is an estimate.
+        Every node has a confidence. The head has not evaluated the last token of the chain yet, so
+        the confidence of this token is an estimate.
         """
         count = len(chain.tokens)
         confidence = [*chain.confidences[1:count], chain.drawn[count - 1].early_confidence]

@@ -1,8 +1,8 @@
 """Define the acceptance head of SpecDec++ (Huang, Guo, Wang 2024, section 3.2).
 
 The head estimates the probability that the target accepts a draft token. The head applies D
-residual blocks x + SiLU(Linear(x)) to the draft model's last hidden state. A linear layer with two
-classes, rejected and accepted, follows. Here, every block has separate weights; the authors'
+residual blocks x + SiLU(Linear(x)) to the draft model's last hidden state. The last layer is linear
+and has two classes, rejected and accepted. Here, every block has separate weights; the authors'
 published heads repeat one block. Depending on the card's `inputs`, the last layer also reads
 scalars computed from the token's distribution (`scalars_of`).
 """

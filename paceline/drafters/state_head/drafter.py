@@ -129,7 +129,7 @@ class StateHeadDrafter(Drafter):
                 )
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft a tree for each request if the head has processed all its tokens.
+        """Draft trees for the requests whose tokens the head has completely processed.
 
         A request whose newest hidden states have not been recorded gets an empty tree.
         """
