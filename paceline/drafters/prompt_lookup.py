@@ -4,11 +4,11 @@ The method is described in Saxena 2023, "Prompt Lookup Decoding", and in LLMA (Y
 The drafter looks up the n-grams at the end of the text, the longest n-gram first, and uses the most
 recent match.
 
-This implementation differs from the paper in two ways. First, it proposes a tree whose branches are
-the continuations of several matches, including matches of shorter n-grams. Second, the tree
+This implementation differs from these methods in two ways. First, it proposes a tree whose branches
+are the continuations of several matches, including matches of shorter n-grams. Second, the tree
 contains the most frequent tokens in the text as individual nodes. The options
-`max_matches=1,max_frequent_tokens=0` yield the paper's chain. The drafter uses an n-gram index, so
-the cost per step does not depend on the text length.
+`max_matches=1,max_frequent_tokens=0` yield a chain, as in the original methods. The drafter uses an
+n-gram index, so the cost per step does not depend on the text length.
 """
 
 from __future__ import annotations

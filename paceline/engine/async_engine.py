@@ -44,7 +44,7 @@ class _LoopState:
                 news.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Raise the error that ended a step in all waiting callers."""
+        """End the wait of all callers with the error that ended a step."""
         for news in {*self.waiting.values()}:
             if isinstance(error, asyncio.CancelledError):
                 news.cancel()
@@ -74,7 +74,7 @@ class AsyncEngine:
     ) -> list[RequestHandle]:
         """Submit requests to the engine without blocking the event loop.
 
-        If `Engine.submit` must build drafters, another thread calls it.
+        `Engine.submit` runs in a separate thread if it has to build drafters.
 
         Args:
             requests: Requests to submit.
@@ -135,8 +135,8 @@ class AsyncEngine:
         """Wait for new outcomes of a streamed request, and return them.
 
         Returns:
-            The oldest result of `Engine.collect` that has not been returned: outcomes, and whether
-            no further outcomes follow.
+            The oldest outcomes that have not been returned yet, and whether the request has ended,
+            in which case no further outcomes follow.
         """
         collected = self._loops[asyncio.get_running_loop()].streams[handle]
         while not collected:

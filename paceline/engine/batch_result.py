@@ -77,7 +77,7 @@ def _complete(
     logprobs: list[dict[int, float]] | None,
     head_draft: DraftTree | None,
 ) -> None:
-    """Add the values that the drafter and the request need to an outcome.
+    """Complete an outcome with the values that the drafter and the request need.
 
     Args:
         outcome: Outcome to update.

@@ -96,7 +96,8 @@ class CacheSpace(ABC):
         """Return the maximum number of cache positions within the memory limit.
 
         Args:
-            slots: Number of slots over which the positions are counted.
+            slots: Number of slots. The recurrent states of each slot reduce the memory for
+                positions.
         """
         if self._max_bytes is None:
             return UNLIMITED_POSITIONS
@@ -129,7 +130,9 @@ class CacheSpace(ABC):
         return True
 
     def _preferred_slots(self, slots: int) -> int:
-        """Return the number of slots to allocate; spare slots make reallocation rare.
+        """Return the number of slots to allocate, including spare slots.
+
+        The spare slots make reallocation rare.
 
         Args:
             slots: Minimum number of slots.

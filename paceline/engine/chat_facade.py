@@ -46,7 +46,7 @@ class ChatFacade(EngineFacade):
         """Generate the assistant's next message in a conversation.
 
         `Completion.message` contains the reasoning and the tool calls. The docstrings of
-        `chat_prompt` and `generate` describe the errors, and all arguments except `tool_choice`.
+        `chat_prompt` and `generate` describe the errors and the other arguments.
 
         Args:
             tool_choice: With "auto", the model decides whether to call a tool. With "required" or

@@ -58,8 +58,8 @@ class Chunk:
             the completion's text.
         token_ids: Tokens from this step.
         accepted: For each token, whether the token is an accepted draft token.
-        pieces: (text, accepted) for each token that has text, for display. These texts, joined
-            together, are `text`.
+        pieces: For display, one pair (text, accepted) for each token that has text. These texts,
+            joined together, are `text`.
         completion: The finished answer, in the last chunk.
         logprobs: Log-probabilities of the tokens from this step, in the format of
             `Completion.logprobs`.

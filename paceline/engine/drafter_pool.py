@@ -130,7 +130,7 @@ class DrafterPool:
     ) -> list[DrafterState]:
         """Return the drafter of every request, according to its `params.speculation`.
 
-        A request that generates no tokens gets plain decoding.
+        For a request that generates no tokens, the drafter performs plain decoding.
 
         Args:
             requests: Requests whose drafters are needed.

@@ -57,12 +57,12 @@ class Engine(SharedSteps):
             `paceline.verification.verify`.
     Attributes:
         invariance: State of batch invariance: on or off, and the reason.
-        costs: Measured cost of forward passes; None with ranks.
-        draft_budget: Draft budget that cuts draft trees; None with ranks.
+        costs: Measured cost of forward passes; None if `ranks` is given.
+        draft_budget: Draft budget that cuts draft trees; None if `ranks` is given.
     Raises:
         ConfigError, DatastoreError: The drafter cannot be used with the model, or batch invariance
             is required but impossible.
-        UnsupportedModelError: The model cannot be verified losslessly.
+        UnsupportedModelError: The model does not support lossless verification.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class Engine(SharedSteps):
                     self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
     def check_loaded_costs(self) -> None:
-        """Check the cost curve from disk immediately, so that no answer waits for it.
+        """Check a cost curve loaded from disk, so that no answer waits for the check.
 
         The method does nothing if the caller passed the curve, if this engine measured it, or if no
         curve is needed.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EngineFacade:
-    """Forwards queries for state and metrics to an engine.
+    """Provides the state and the metrics of an engine.
 
     Subclasses set `_engine`.
     """
@@ -72,10 +72,10 @@ class EngineFacade:
         return self._engine.costs
 
     def check_loaded_costs(self) -> None:
-        """Check the cost curve from disk immediately, so that no answer waits for it.
+        """Check a cost curve loaded from disk, so that no answer waits for the check.
 
-        Without this call, the engine checks the curve after using it for a second. The first answer
-        loads the curve, so call the method after that answer.
+        Without this call, the engine checks the curve after using it for one second. The first
+        answer loads the curve, so call the method after that answer.
         """
         self._engine.check_loaded_costs()
 

@@ -122,7 +122,7 @@ class InputProcessor:
         return request
 
     def _checked(self, params: SamplingParams) -> SamplingParams:
-        """Convert words and texts in the parameters to token ids, and check all token ids."""
+        """Convert strings in the parameters to token ids, and check all token ids."""
         words = [entry for entry in params.bad_words if isinstance(entry, str)]
         if words:
             if self.tokenizer is None:

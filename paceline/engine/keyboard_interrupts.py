@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held(hold: bool = True) -> Iterator[None]:
-    """Delay Ctrl-C (SIGINT) until the context ends, and then call its handler.
+    """Delay Ctrl-C (SIGINT) until the context ends, and then call the signal handler.
 
     Args:
         hold: Whether to delay SIGINT. Outside the main thread, SIGINT is never delayed.

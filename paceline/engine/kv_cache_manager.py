@@ -87,7 +87,7 @@ class KVCacheManager:
         return min(1.0, used / limit) if limit else 0.0
 
     def check(self, request: Request) -> None:
-        """Check that the cache can hold a request if no other request is open.
+        """Check that an otherwise empty cache has room for a request.
 
         Raises:
             CapacityError: The request needs more memory than the cache may use.
@@ -176,7 +176,7 @@ class KVCacheManager:
             pass
 
     def _keep(self, request: Request) -> None:
-        """Keep a finished request in the cache, and evict kept requests that it extends."""
+        """Keep a finished request cached, and evict kept requests that are its prefixes."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
         prefix.prompt_length = min(request.prompt_length, request.cached)

@@ -67,7 +67,7 @@ class Lifecycle:
     def _start_drafter(self, handle: RequestHandle) -> None:
         """Start the drafter of an admitted request, unless it has already been started.
 
-        Requests that are admitted again after a preemption have a started drafter.
+        A preempted request is admitted again with its drafter already started.
         """
         if handle.started:
             return

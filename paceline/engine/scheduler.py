@@ -64,8 +64,8 @@ class Scheduler:
             True if the request has a slot. False if no slot is free and no active request has a
             lower priority.
         Raises:
-            CapacityError, MemoryError, RuntimeError: The cache can never hold the request. The
-                request then counts as active.
+            CapacityError, MemoryError, RuntimeError: The cache cannot grow enough for the request.
+                The request then counts as active.
         """
         self.waiting.leave(handle)
         while True:
@@ -93,7 +93,7 @@ class Scheduler:
         return [handle.request for handle in islice(self.waiting, number)]
 
     def preempt(self, handle: RequestHandle) -> None:
-        """Take the slot of an active request; the request waits and will continue later."""
+        """Preempt an active request: free its slot, and queue it again."""
         self.active.remove(handle)
         self._kv_cache.close(handle.request)
         handle.request.cached = 0
@@ -142,7 +142,7 @@ class Scheduler:
         return StepGroup(sorted(decoding, key=_slot), chunk)
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record the duration of the step whose requests `next_group` chose last.
+        """Record the duration of the step for the group that `next_group` last chose.
 
         The controller of the prefill chunks uses these durations.
 

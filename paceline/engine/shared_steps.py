@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class SharedSteps(ABC):
-    """Lets a waiting caller run steps for all callers; `Engine` is the only subclass.
+    """Lets a waiting caller run steps for all callers.
 
-    The subclass sets the attributes.
+    `Engine` is the only subclass, and sets the attributes declared here.
     """
 
     _parallel: ParallelLM | None
@@ -80,7 +80,7 @@ class SharedSteps(ABC):
         Args:
             handle: Request submitted with `keep_outcomes`.
         Returns:
-            The outcomes, and whether the request has ended without an error, so that no further
+            The outcomes, and whether the request has ended without an error. If it has, no further
             outcomes follow.
         Raises:
             Exception: The error that ended the request, once all its outcomes have been collected.

@@ -39,7 +39,7 @@ def decode_step(
     verify: Verifier = verify_batch,
     reduced_logits: bool = False,
 ) -> list[Outcome]:
-    """Advance requests that share a drafter by one target forward pass.
+    """Run one target forward pass for requests with the same drafter.
 
     The target verifies the trees exactly as proposed, without a draft budget.
 
@@ -249,7 +249,7 @@ def _verify_drafts(
 
 
 def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
-    """Remove requests that must run again from the drafts.
+    """Remove from the drafts the requests that must run again.
 
     Each of these requests is marked, so that it runs again without a draft tree.
     """
@@ -271,7 +271,7 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
 
 
 def _observe(result: BatchResult) -> BatchResult:
-    """Pass the outcomes to their drafter; return the result with any drafter error."""
+    """Pass the outcomes to their drafter; add its error, if any, to the result."""
     if not result.outcomes:
         return result
     drafter = result.batch.drafter_state.drafter
@@ -286,7 +286,7 @@ def _observe(result: BatchResult) -> BatchResult:
 
 
 def _end_scored(batch: DrafterBatch) -> list[Outcome]:
-    """End requests that only process their prompt, once it is completely cached."""
+    """End requests that need no answer, once their prompts are completely cached."""
     outcomes = []
     for request in batch.requests:
         if request.prefill_only and not request.pending:

@@ -58,7 +58,8 @@ class StepRunner:
     def run(self) -> list[Outcome]:
         """Admit waiting requests, and run one step for a group of requests.
 
-        If the step fails, the error ends the requests in the group, and their callers raise it.
+        If the step fails, the requests in the group end with the error. The calls that wait for
+        these requests then raise the error.
         """
         start = time.perf_counter()
         handles: list[RequestHandle] = []
@@ -122,8 +123,8 @@ class StepRunner:
         the head first.
 
         Returns:
-            The batches for the step, without those whose drafter raised an error; and for each of
-            the latter, a result with the error.
+            The batches whose drafters raised no error. For each of the other batches, a result with
+            the error.
         """
         if self._draft_heads is None:
             return batches, []

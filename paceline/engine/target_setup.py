@@ -112,7 +112,7 @@ class TargetSetup:
 
 
 def set_up_target(model: LoadedModel, drafter: Drafter, options: TargetOptions) -> TargetSetup:
-    """Check that a loaded model can be verified, and create its KV cache.
+    """Check that a loaded model supports lossless verification; create its KV cache.
 
     Args:
         model: Decoder-only transformers model, in eval mode, on its device; or a GGUF file that
@@ -121,7 +121,7 @@ def set_up_target(model: LoadedModel, drafter: Drafter, options: TargetOptions) 
             among the ranks (processes).
         options: The engine's options for the model.
     Raises:
-        UnsupportedModelError: The model cannot be verified losslessly.
+        UnsupportedModelError: The model does not support lossless verification.
         ConfigError: Batch invariance is required but impossible. In a lookahead-parallel run, also
             raised if the trees have too few branches, or if the ranks' options or weights differ.
     """

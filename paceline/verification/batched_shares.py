@@ -30,9 +30,9 @@ class NodeShares(NamedTuple):
     """Precomputed values for verifying one tree that has sampled nodes.
 
     Attributes:
-        reaches: Acceptance probability of each node, for use if no token may follow the node, such
-            as after an end token. Rejection sampling uses `reaches` for every node.
-        chances: Acceptance probability of each node, for use if tokens may follow the node, but its
+        reaches: Acceptance probability of each node if no token may follow the node, such as after
+            an end token. Rejection sampling uses `reaches` for every node.
+        chances: Acceptance probability of each node if tokens may follow the node, but its
             descendants have been rejected. Rejection sampling does not use `chances`.
         tokens: Token that follows the root and every node if all descendants are rejected.
     """
@@ -161,7 +161,7 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the nodes' shares, and the parents' values after the nodes' rejection.
+    """Return the nodes' shares, and their parents' values if the nodes are rejected.
 
     Each of the nodes has a different parent.
 

@@ -14,7 +14,7 @@ _ORIGINS = set(Origin) - {Origin.TARGET}
 
 
 def broken_list(trees: object, num_requests: int) -> str | None:
-    """Return a message about a list of trees that breaks the rules, or None.
+    """Return a message if a list of trees breaks the rules, otherwise None.
 
     Args:
         trees: Result of `propose`.
@@ -30,7 +30,7 @@ def broken_list(trees: object, num_requests: int) -> str | None:
 
 
 def broken_tree(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
-    """Return a message about the rule that a tree breaks, or None.
+    """Return a message about the rule that a tree breaks; None if it breaks no rule.
 
     The message contains the field `{request}`, which the caller replaces with the request's name.
 

@@ -163,7 +163,7 @@ def _processed(request: Request, start: int, num_processed: int) -> _Tokens:
 
     Args:
         request: Request with `prompt_logprobs`.
-        start: Row of the logits after the request's newest processed token.
+        start: Row of the logits that predicts the token after the newest processed token.
         num_processed: Number of the request's pending tokens in the forward pass.
     """
     known, count = request.prompt_logprobs, request.params.prompt_logprobs

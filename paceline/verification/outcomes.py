@@ -64,7 +64,7 @@ def token_chooser(
     argmax: Sequence[int],
     dtype: torch.dtype,
 ) -> Callable[[int], int]:
-    """Return the function that tells `follow` the target's token after a node.
+    """Return a function for `follow` that returns the target's token after a node.
 
     Args:
         request: Request being verified.

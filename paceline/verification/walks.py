@@ -246,7 +246,7 @@ class _ProcessedScores:
         return warp_scores(row[None], [request.params])[0, 0], row.amax()
 
     def check(self, node: int, largest: float) -> None:
-        """Make the request fail if no token can be chosen after a node.
+        """Mark the request as failed if no token can be chosen after a node.
 
         Args:
             node: Node to check; -1 is the root.

@@ -66,7 +66,8 @@ class DraftModel(ChainDrafter):
     Args:
         options: Options of the drafter.
         draft: Draft model to use.
-        rule: Length rule to use instead of the rule in the options; drafts are then chains.
+        rule: Length rule to use instead of the rule in the options. If a rule is given, drafts are
+            chains.
     """
 
     name = "draft_model"

@@ -57,7 +57,7 @@ class OtherTokenizerDrafter(Drafter):
         return self._by_token.forward_seconds + self._by_text.forward_seconds
 
     def attach(self, target: PreTrainedModel, tokenizer: Any = None) -> None:
-        """Prepare the draft model for its target, and choose shared tokens or text.
+        """Prepare the draft model, and decide whether to draft shared tokens or text.
 
         Deterministic drafts consist of shared tokens if the draft model's vocabulary contains
         nearly all of the target's tokens.
@@ -80,7 +80,7 @@ class OtherTokenizerDrafter(Drafter):
             self._by_token.seed_trees(request, tree)
 
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
-        """Draft for requests that use shared tokens, then for requests drafted as text."""
+        """Draft shared tokens for some requests, and text for the others."""
         trees = [EMPTY_TREE] * len(requests)
         for drafter in (self._by_token, self._by_text):
             rows = [n for n, each in enumerate(requests) if self._drafter_of(each) is drafter]

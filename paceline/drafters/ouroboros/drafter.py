@@ -198,7 +198,7 @@ class Ouroboros(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Add phrases that the target predicted at the nodes of each tree to the pool."""
+        """Extend the pool with phrases that the target predicted at the nodes of each tree."""
         options = self._options
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.request.id)

@@ -146,7 +146,7 @@ class ChainDrafter(Drafter):
         return self._samples and not request.params.greedy
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Let the length rule set each request's next draft length from its outcome."""
+        """Update each request's draft length by applying the length rule to its outcome."""
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.request.id)
             if shadow is not None and outcome.tree.token_ids:

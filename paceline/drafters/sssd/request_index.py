@@ -266,7 +266,9 @@ class RequestIndex:
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
     def find(self, *, max_links: int = 64) -> list[tuple[int, int]]:
-        """Return earlier matches of the newest tokens: (position after match, length).
+        """Return earlier matches of the newest tokens.
+
+        Each match is a pair of the position after the match and the length of the match.
 
         Args:
             max_links: Maximum number of links to follow per n-gram size.

@@ -205,7 +205,9 @@ class ParallelLM(CachedLM):
         check_columns(drafter, self.ranks.size)
 
     def check_requests(self, requests: Sequence[Request], max_batch: int | None) -> None:
-        """Check that all ranks have the same requests; called once per engine call.
+        """Check that all ranks have the same requests.
+
+        The engine calls this method once for each call of `Engine.submit`.
 
         Args:
             requests: Requests on this rank.
