@@ -81,7 +81,8 @@ class ModelSourceSettings:
     """Settings of `ModelSource`, fitted on SmolLM2-135M with its draft model.
 
     Attributes:
-        max_nodes: Maximum number of nodes per request if the draft model's own rule sets no limit.
+        max_nodes: Maximum number of nodes per request. The draft model's drafter may have a lower
+            limit.
         max_seed_nodes: Maximum number of nodes from other sources, in the whole batch, that the
             draft model's first forward pass processes together with the root. Such a pass takes
             little longer than a pass over a single token.

@@ -198,7 +198,7 @@ class Ouroboros(Drafter):
         return trees
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Extend the pool with phrases that the target predicted at the nodes of each tree."""
+        """Extend the pool with phrases that the target predicted at the trees' nodes."""
         options = self._options
         for outcome in outcomes:
             shadow = self._shadows.get(outcome.request.id)

@@ -260,8 +260,6 @@ class ChainDrafter(Drafter):
     def _continuation(self, shadow: ChainSequence, path: list[int], room: int) -> list[int]:
         """Return up to `room` tokens after an earlier match of the newest tokens.
 
-        The newest tokens are those of the copy, followed by `path`.
-
         Args:
             shadow: The draft model's copy of the request, with its n-gram index.
             path: Draft tokens that follow the copy's tokens.

@@ -270,8 +270,7 @@ def origin_of(counts: SuccessorCounts, which: int) -> Any:
 def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
     """Return the index of the token after the longest match in the request, or -1.
 
-    The index refers to `counts.tokens`. If several tokens follow matches of this length, the token
-    with the latest position wins.
+    The index refers to `counts.tokens`. Among several such tokens, the latest one wins.
     """
     best, longest = -1, 0
     for which in range(num_tokens):
@@ -288,8 +287,7 @@ def guess_of_request(counts: SuccessorCounts, num_tokens: int) -> int:
 def guess_of_store(counts: SuccessorCounts, num_tokens: int) -> int:
     """Return the index of the token after the longest match in the datastore, or -1.
 
-    The index refers to `counts.tokens`. If several tokens follow matches of this length, the token
-    with the most matches wins.
+    The index refers to `counts.tokens`. Among several such tokens, the most frequent one wins.
     """
     best, longest, max_matches = -1, 0, 0
     for which in range(num_tokens):

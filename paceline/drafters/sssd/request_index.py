@@ -45,12 +45,9 @@ class RequestState:
         accepted: Running mean of the number of accepted draft tokens per step.
         request_hits: Running mean of how often `request_guess` was correct.
         store_hits: Running mean of how often `store_guess` was correct.
-        request_guess: Token after the longest match in the request, as a guess for the next token;
-            -1 if there is none.
-        store_guess: Token after the longest match in the datastore, as a guess for the next token;
-            -1 if there is none.
-        copy_position: Position from which the request would copy its next token; negative if it is
-            not copying text.
+        request_guess: Token after the longest match in the request; -1 if there is none.
+        store_guess: Token after the longest match in the datastore; -1 if there is none.
+        copy_position: Position from which the next token would be copied; negative if none.
     """
 
     ids: int
@@ -266,9 +263,7 @@ class RequestIndex:
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
     def find(self, *, max_links: int = 64) -> list[tuple[int, int]]:
-        """Return earlier matches of the newest tokens.
-
-        Each match is a pair of the position after the match and the length of the match.
+        """Return earlier matches: pairs of the position after a match and its length.
 
         Args:
             max_links: Maximum number of links to follow per n-gram size.
