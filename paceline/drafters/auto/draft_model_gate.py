@@ -135,7 +135,7 @@ class _Open:
 
     Attributes:
         gate: Gate that records the gain.
-        edges: Child node in this tree, by (parent node, token).
+        edges: Child nodes in this tree, by parent node and token.
         end: Text position after the tokens that the step generated.
         position: Text position after the last node that matches the text.
         node: Last node that matches the text; -1 is the root.

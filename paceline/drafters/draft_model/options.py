@@ -86,7 +86,7 @@ class DraftModelOptions:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum draft length in tokens; with "heuristic", only for the first draft."""
+        """Maximum draft length in tokens; "heuristic" applies it only to the first draft."""
         if self.max_draft_tokens is not None:
             return self.max_draft_tokens
         return FIRST_LENGTH if self.stop_rule == "heuristic" else MAX_NODES

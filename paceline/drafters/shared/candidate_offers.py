@@ -162,7 +162,7 @@ def _weigh(
     Args:
         inputs: Sources, calibration and request.
         source: Index of the source.
-        base: Index of the same node in the source's tree; -1 means the root.
+        base: Index of the node in the source's tree; -1 means the root.
         frontier: Candidates for the next nodes. Indices `first` to `waiting` - 1 are the node's
             candidates.
         first: Index of the node's first candidate.

@@ -21,7 +21,7 @@ class DraftStep(NamedTuple):
     """The outcome of a draft forward pass for one chain.
 
     Attributes:
-        looked_up: Nodes of the looked-up text that the draft model predicted as well.
+        looked_up: Nodes with tokens from prompt lookup that the draft model confirmed.
         run: New tokens from the draft model; at least one.
     """
 

@@ -151,7 +151,7 @@ def read_table(path: Path) -> tuple[Head, Arrays]:
     """Read and check the header and the arrays of a file.
 
     Raises:
-        ConfigError: The file is unreadable, damaged, or of a different kind or version.
+        ConfigError: The file is unreadable or damaged, or its format or version is different.
     """
     head, arrays = _KIND.read(path)
     rows = len(arrays["keys"])

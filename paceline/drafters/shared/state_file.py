@@ -133,7 +133,7 @@ class FileKind:
         """Read the header and the arrays of a file, and verify its checksum.
 
         Raises:
-            ConfigError: The file is unreadable, damaged, or of a different kind or version.
+            ConfigError: The file is unreadable or damaged, or its format or version is different.
         """
         head, arrays = self._open(path)
         if head.get("kind") != self.name:
