@@ -39,11 +39,11 @@ class Architecture:
         context_length: Maximum number of positions.
         layer_kinds: Kinds of attention in the model, in alphabetical order; empty for a model
             without attention.
-        masks: For each kind of layer, the kind of attention whose mask the layer receives. None for
-            a kind of layer that receives no mask.
+        masks: Kind of attention mask that each kind of layer receives, by kind of layer; None for
+            layers that receive no mask.
         states: Kind of recurrent state in each recurrent layer, by layer index.
-        has_chain_mixers: Whether all recurrent states belong to short convolutions, and the model
-            verifies only chains (draft trees without branches).
+        has_chain_mixers: True if the model verifies only chains (draft trees without branches) and
+            all its recurrent states belong to short convolutions.
         clamps_prompts: Whether recurrent layers limit step sizes in prompts, but not while
             decoding. If so, states that were computed while decoding cannot be reused for a prompt.
         mask_per_kind: Whether the model's `attention_mask` is a dict with one mask per kind of

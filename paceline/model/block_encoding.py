@@ -16,7 +16,10 @@ _MAX_LEVEL, _MAX_SCALE = 15, 63
 
 
 class _Line(NamedTuple):
-    """Scale and minimum of each sub-block: a value is `scale * level - minimum`."""
+    """Scale and minimum of each sub-block.
+
+    They approximate a value as `scale * level - minimum`, with an integer level from 0 to 15.
+    """
 
     scale: Tensor
     minimum: Tensor
@@ -99,7 +102,10 @@ def _fitted_line(values: Tensor) -> _Line:
 
 
 def _regression(values: Tensor, levels: Tensor) -> _Line:
-    """Fit each row's scale and minimum by least squares; negative minima become 0."""
+    """Fit each row's scale and minimum by least squares.
+
+    If the minimum would be negative, it is set to 0 and only the scale is fitted.
+    """
     level_sum, value_sum = levels.sum(1, keepdim=True), values.sum(1, keepdim=True)
     squares = levels.square().sum(1, keepdim=True)
     products = (levels * values).sum(1, keepdim=True)

@@ -55,7 +55,7 @@ class CachedLM(ForwardPasses):
         chains: Whether to verify only chains, even if the model accepts masks.
         architecture: Properties of the model.
         mode: Function that returns the context manager in which forward passes run.
-        media_prefill: Computation of prompts with images, videos or audio.
+        media_prefill: Object that computes prompts with images, videos or audio.
         slots: Cache slots and their requests.
         uses_target_states: True for a draft model that reads its target's hidden states
             (`Request.states`).
@@ -243,9 +243,9 @@ class CachedLM(ForwardPasses):
             self.slots.inherit(request, slot_of, length)
 
     def undo(self, request: Request, length: int) -> None:
-        """Drop a request's cache beyond its first `length` tokens after a failed step.
+        """Undo a failed step: keep only a request's first `length` cached tokens.
 
-        If this also drops images, videos or audio, their keys and values are computed again.
+        If images, videos or audio are dropped as well, this method computes them again.
         """
         self.rewind(request, length)
         self.clear_after(request)

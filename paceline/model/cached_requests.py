@@ -41,7 +41,7 @@ class CachedRequests(TargetBase):
         model: Decoder-only model.
         architecture: Properties of the model.
         growth_step: Number of cache positions by which the cache grows at a time, if slots may
-            differ in length. None (default) gives all slots the same length.
+            differ in length. With None (default), all slots have the same length.
     Attributes:
         architecture: Properties of the model.
         slots: Cache slots and their requests.
@@ -94,12 +94,18 @@ class CachedRequests(TargetBase):
 
     @property
     def position_bytes(self) -> int:
-        """Return the size of a cache position in bytes; an estimate before the first pass."""
+        """Return the size of a cache position in bytes.
+
+        Before the first forward pass, the result is an estimate.
+        """
         return self._cache.position_bytes or self.architecture.position_bytes
 
     @property
     def state_bytes(self) -> int:
-        """Return the size of a request's recurrent states in bytes; 0 before any commit."""
+        """Return the size of a request's recurrent states in bytes.
+
+        The result is 0 until the first commit.
+        """
         return self._cache.state_bytes
 
     @property
@@ -143,7 +149,7 @@ class CachedRequests(TargetBase):
         return tree.best_chain()
 
     def restart_if_due(self, request: Request) -> None:
-        """Drop a request's cache if its text now needs new rotary frequencies."""
+        """Drop a request's cache when its text requires different rotary frequencies."""
         if (switch := self.architecture.restart_length) is not None:
             restart_beyond_switch(request, switch)
 

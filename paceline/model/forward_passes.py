@@ -94,8 +94,8 @@ class ForwardPasses(CachedRequests):
 
         Args:
             requests: Open requests with at least one pending token each.
-            trees: One draft tree per request; empty for a request with more pending tokens than
-                one prefill chunk.
+            trees: One draft tree per request. The tree must be empty if the request has more
+                pending tokens than one prefill chunk.
             prefill_chunk: Maximum number of pending tokens per request; None means the model's
                 `prefill_chunk`.
             reduced_logits: Whether to return only the logits of the reduced vocabulary, in the
@@ -242,7 +242,10 @@ class ForwardPasses(CachedRequests):
         return logits
 
     def _shared(self, flat: Tensor) -> Tensor:
-        """Convert a draft model's logits to the target's ids, or to `kept_ids`."""
+        """Convert a draft model's logits to the target's vocabulary.
+
+        If only reduced logits are wanted, the result covers only `kept_ids`.
+        """
         if self._vocabulary is None:
             return flat
         token_ids = self.kept_ids if self._runner.view.state.reduced_logits else None

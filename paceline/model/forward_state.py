@@ -45,7 +45,7 @@ class ForwardState(AttentionState):
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.
         folds: Whether every recurrent mixer adds accepted nodes to its stored states at a commit.
-            Default True, also for models without mixers.
+            True (default) if the model has no mixers.
         recurrent: Tokens and states for the recurrent mixers; None means that the mixers run as in
             transformers.
         text_lengths: Text lengths that determine rotary frequencies; None if the frequencies do

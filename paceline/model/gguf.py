@@ -100,7 +100,7 @@ def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfi
 
 
 def architecture_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata for a file's architecture, without its name in the keys.
+    """Return the metadata for a file's architecture, without the prefix of the keys.
 
     For example, the key `llama.block_count` becomes `block_count`.
     """
@@ -112,7 +112,11 @@ def architecture_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def readable(path: str | Path) -> Iterator[None]:
-    """Report an OSError in the `with` block as a file that cannot be read."""
+    """Raise a ConfigError for `path` if the `with` block raises an OSError.
+
+    Args:
+        path: File that the `with` block reads.
+    """
     try:
         yield
     except OSError as error:

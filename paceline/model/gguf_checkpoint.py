@@ -23,8 +23,8 @@ def converted(file: str | Path) -> Path:
     Args:
         file: GGUF file; for a model of several files, any of them.
     Raises:
-        ConfigError: The file does not exist, is damaged or has an unsupported format, a package is
-            missing, or the cache cannot be written.
+        ConfigError: The file does not exist, is damaged or has an unsupported format. Also raised
+            if a package is missing or the cache cannot be written.
     """
     path = Path(file)
     if not path.is_file():

@@ -81,9 +81,9 @@ def order_of_rows(
         name: Name of a weight of the model.
         shapes: Shapes of the tensors that make up the weight.
     Returns:
-        For every row of the weight, the index of that row in the file. `CHANGED` means that more
-        than the order of the rows differs. For tensors with more than two axes and for weights made
-        from several tensors, the result is either the original order or `CHANGED`.
+        For every row of the weight, the index of that row in the file. `CHANGED` means that the
+        conversion does more than reorder rows. For tensors with more than two axes and for weights
+        made from several tensors, the result is either the original order or `CHANGED`.
     """
     # The values start at 1, so that scaling or shifting changes all of them.
     probes = [(*shape[:-1], 1) if len(shape) > 1 else tuple(shape) for shape in shapes]
@@ -106,7 +106,7 @@ def order_of_rows(
 
 
 class _ProcessorConversion:
-    """Converts tensors with transformers' tensor processors, for most architectures."""
+    """Converts tensors of most architectures with transformers' tensor processors."""
 
     def __init__(self, architecture: str, model: PreTrainedModel, tensors: Collection[str]) -> None:
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map  # an optional package
@@ -159,7 +159,7 @@ class _ProcessorConversion:
 
 
 class _MappedConversion:
-    """Converts tensors with transformers' conversion mappings, for new architectures."""
+    """Converts tensors of newer architectures with transformers' conversion mappings."""
 
     def __init__(self, architecture: str, model: PreTrainedModel, tensors: Collection[str]) -> None:
         mapping = get_gguf_conversion_mapping(architecture, model.config)

@@ -53,8 +53,8 @@ def described(files: Sequence[Path]) -> Path:
     Args:
         files: The model's GGUF files; the first one holds the metadata.
     Raises:
-        ConfigError: A file is damaged or has an unsupported format, a package is missing, or the
-            cache cannot be written.
+        ConfigError: A file is damaged or has an unsupported format. Also raised if a package is
+            missing or the cache cannot be written.
     """
     first = files[0]
     with gguf.readable(first):

@@ -46,11 +46,11 @@ class WeightEntry(NamedTuple):
     """A weight or buffer of a model, and the tensors in the file that store it.
 
     Attributes:
-        tensors: Names of the tensors in the file. The weight consists of all their rows, or of all
-            their rows per expert.
+        tensors: Names of the tensors in the file. The weight consists of the rows of all these
+            tensors. If it has an axis of experts, the tensors are joined separately per expert.
         order: Index of the weight's row permutation in `TensorTable.orders`. None means that the
-            file and the model store the rows in the same order. `CHANGED` means that more than the
-            order of the rows differs.
+            file and the model store the rows in the same order. `CHANGED` means that the file and
+            the model differ in more than the order of the rows.
     """
 
     tensors: Sequence[str]

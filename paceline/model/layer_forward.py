@@ -75,12 +75,18 @@ def is_known_layer(module: nn.Module) -> bool:
 
 
 def has_separate_feed_forward(layer: nn.Module) -> bool:
-    """Return whether a backend computes a layer's attention, but not its experts."""
+    """Return whether a backend computes only the attention part of a layer.
+
+    The feed-forward part of such a layer is a mixture of experts, which its modules compute.
+    """
     return type(layer).__name__ in _ATTENTION_KINDS
 
 
 def _names_inside(twin: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a layer's linear modules, and of the modules around them."""
+    """Return the names of the linear modules and of the modules that contain them.
+
+    Only modules of the layer that the backend computes are included.
+    """
     if has_separate_feed_forward(twin):
         return _ATTENTION, ("self_attn",)
     return (*_ATTENTION, *_FEED_FORWARD), ("self_attn", "mlp")

@@ -28,8 +28,8 @@ class LayerKinds:
     Attributes:
         attention: Kinds of attention in the model, in alphabetical order; empty for a model without
             attention.
-        masks: For each kind of layer, the kind of attention whose mask the layer receives; None if
-            the layer receives no mask.
+        masks: Kind of attention mask that each kind of layer receives, by kind of layer; None for
+            layers that receive no mask.
         states: Kind of recurrent state in each recurrent layer, by layer index.
         num_attention: Number of layers with attention.
     """

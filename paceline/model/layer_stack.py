@@ -1,7 +1,7 @@
 """Run all decoder layers of a `ModelView` in one compiled call.
 
-transformers' models loop over a list of layers. In a view, the list yields one function that runs
-all layers, which saves the time of the loop.
+transformers' models loop over a list of layers. In a view, this list yields a single function that
+runs all layers, which avoids the overhead of the loop.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class LayerStack(nn.ModuleList):
         ]
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return one layer, or a list of layers; a full slice is a list of one function."""
+        """Return one layer or a list of layers.
+
+        For a slice of all layers, the list contains one function, which runs all layers.
+        """
         if not isinstance(index, slice):
             return super().__getitem__(index)
         layers: Sequence[Callable[..., Tensor]] = list(self)[index]

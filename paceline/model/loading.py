@@ -1,4 +1,4 @@
-"""Load models from a directory, hub id, GGUF file, built-in name or loaded model.
+"""Load models from directories, the model hub or GGUF files, or by built-in name.
 
 Only safetensors and GGUF files are read, never pickles.
 """
@@ -68,7 +68,7 @@ def load_model(
             bfloat16 on a CPU uses the packed weights in the file. None converts the file only if
             the processor lacks bfloat16 instructions.
         weights: Format into which the weights of a checkpoint are packed, "q8_0" or "q4_k"; None
-            keeps the weights. Packing changes the model. A packed model runs in bfloat16 on a CPU.
+            leaves them unchanged. Packing changes the model, which then runs in bfloat16 on a CPU.
     Raises:
         ConfigError: No model was found, the checkpoint is damaged or does not match its
             configuration, or the dtype or device is unknown.
@@ -143,7 +143,7 @@ def _load_checkpoint(
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Return whether an HTTP error of the model hub caused an error."""
+    """Return whether an HTTP error from the model hub is among an error's causes."""
     while error is not None:
         if isinstance(error, HfHubHTTPError):
             return True
@@ -157,9 +157,9 @@ def must_unpack(
     device: str | torch.device,
     unpack: bool | None,
 ) -> bool:
-    """Return False if a model is to run with the packed weights of its GGUF file.
+    """Return False if a model will use the packed weights in its GGUF file.
 
-    Otherwise, the result is True.
+    In all other cases, including models without a GGUF file, the result is True.
 
     Args:
         model: Directory, hub id, GGUF file or loaded model.

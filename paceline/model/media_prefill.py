@@ -230,7 +230,10 @@ class MediaPrefill:
         self._checked.add(frozenset(request.media.tensors))
 
     def needs_check(self, media: Media, states: PrefixStates) -> bool:
-        """Return whether no prompt with the same kinds of media has been checked yet."""
+        """Return True for the first prompt with its combination of media kinds.
+
+        The result is False if there are no logits to compare with.
+        """
         return states.logits is not None and frozenset(media.tensors) not in self._checked
 
     def _fresh_module(self) -> nn.Module:

@@ -37,7 +37,7 @@ class ModelRunner:
         products: Implementation of matrix products and norms.
     Attributes:
         view: `ModelView` of the model; replaced when it becomes stale.
-        timer: Time that the device spends in the model.
+        timer: Measures the time that the device spends in the model.
         fixed_shapes: Runner of forward passes with fixed shapes, or None.
         states_wanted: Hidden states to capture in the current forward pass.
         bucket_states: Captured states of the current forward pass, if it ran with a fixed shape.

@@ -57,7 +57,7 @@ class ModelView:
 
     Args:
         model: Model to view.
-        products: Implementation of matrix products and norms; default torch's.
+        products: Implementation of matrix products and norms. Default: torch's products and norms.
     Attributes:
         module: Copy of the model.
         config: The copy's (text) configuration; changes to it affect only this view.
@@ -192,7 +192,7 @@ _SHARED = tuple(name for name in vars(nn.Module()) if name != "training")
 def _live_copy(module: nn.Module) -> nn.Module:
     """Return a copy that reads and writes its attributes in the original module.
 
-    If the user switches an adapter on or off, the copy therefore follows.
+    Changes in the original module, such as an adapter that is switched off, also affect the copy.
     """
     kind, attributes = type(module), vars(module)
 

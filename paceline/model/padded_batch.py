@@ -53,7 +53,7 @@ class PaddedBatch(NamedTuple):
 
     @property
     def scored(self) -> int:
-        """Number of columns before the newest pending token whose logits are computed."""
+        """Number of columns with logits that precede the newest pending token."""
         return self.num_logit_columns - self.width - 1
 
     @property
@@ -68,7 +68,7 @@ class PaddedBatch(NamedTuple):
         """Number of leading columns that see all tokens up to and including their own.
 
         The number is 0 if a request has cached tokens or a row starts with padding. The caller uses
-        it only if all layers have full attention.
+        the number only if all layers have full attention.
         """
         front = self.token_ids.shape[1] - self.width
         return front if self.in_order and not any(self.cached.tolist()) else 0

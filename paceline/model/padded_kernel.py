@@ -1,4 +1,4 @@
-"""Fill the arrays of a padded batch, and its mask, in compiled code."""
+"""Fill the arrays and the mask of a padded batch in compiled code."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def foreign_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 def foreign_weights(model: PreTrainedModel) -> str | None:
     """Describe the first weight that is not plain; return None if all are plain.
 
-    A plain weight is an unpacked tensor in a module with its class's own `forward`. For all other
-    weights, paceline runs the model's own code, as `generate` does.
+    A plain weight is an unpacked tensor in a module whose `forward` method has not been replaced.
+    For all other weights, paceline runs the model's own code, as `generate` does.
     """
     return next(
         (

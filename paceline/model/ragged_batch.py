@@ -1,8 +1,8 @@
 """Pack requests with different numbers of tokens into one row of a forward pass.
 
 The row has no padding between requests, so the cost of a request depends only on the request's own
-tokens. To the model, the row looks like a single text. Batch-invariant attention reads which keys
-each query sees from `AttentionMetadata`.
+tokens. To the model, the row looks like a single text. `AttentionMetadata` tells batch-invariant
+attention which keys each query sees.
 """
 
 from __future__ import annotations

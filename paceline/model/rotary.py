@@ -143,9 +143,10 @@ def same_rotary_frequencies(request: Request, other: Request, switches: tuple[in
 
 
 def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
-    """Remove the tokens beyond a frequency switch from a draft tree.
+    """Remove the nodes that would extend a text beyond `switch` tokens from a tree.
 
-    These tokens would require different keys for the preceding text.
+    Beyond this length, the rotary frequencies change, so these nodes would require different keys
+    for the preceding text.
     """
     if request.rotary_length > switch or len(request) + len(tree) <= switch:
         return tree

@@ -1,7 +1,7 @@
 """Check at load time that no row of a forward pass depends on other rows.
 
 Modules from other libraries may quantise activations with a scale that is computed from all rows
-of the forward pass, or may quantise only above some number of rows. Draft tokens would then change
+of the forward pass, or may quantise only if there are many rows. Draft tokens would then change
 the logits of other tokens. Names and configurations do not reveal such behaviour, so the check
 runs the modules themselves.
 """
@@ -34,7 +34,7 @@ from paceline.model.settings import (
 
 
 def check_rows(model: PreTrainedModel) -> None:
-    """Check that no row of a model's module outputs or logits depends on other rows.
+    """Check that rows do not affect each other in a model's modules and logits.
 
     Models without modules from other libraries are not checked. Models whose logits are NaN or
     infinite are not checked either, because each of their requests ends with an error. The check

@@ -76,7 +76,7 @@ def unusable_source(source: str | Path) -> str:
 
 
 def _hub_problem(hub_id: str) -> str:
-    """Explain why a model cannot be downloaded, as a clause; return "" if it can be.
+    """Return a clause that explains why a model cannot be downloaded, or "" if it can.
 
     Cached models need no download. For other models, the function sends one request per process to
     find out whether the hub is reachable. The hub's own library would retry for a long time.

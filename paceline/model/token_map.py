@@ -49,7 +49,9 @@ class TokenMap:
         return len(self.target_ids) / self.target_rows
 
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
-        """Return the draft model's logits by target id; unshared ids get probability 0.
+        """Return the draft model's logits, indexed by the target's token ids.
+
+        Token ids that the models do not share get probability 0.
 
         Args:
             logits: Logits, [..., rows of the draft model's LM head].

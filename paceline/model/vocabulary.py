@@ -39,11 +39,13 @@ class SharedVocabulary:
         return self.common / self.target_rows
 
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
-        """Return the draft model's logits by target id; unshared ids get probability 0.
+        """Return the draft model's logits, indexed by the target's token ids.
+
+        Token ids that the models do not share get probability 0.
 
         Args:
-            logits: Logits for the whole vocabulary, [..., rows of the draft model's LM head], which
-                may be overwritten; or for a reduced vocabulary, [..., reduced vocabulary].
+            logits: Logits, [..., rows of the draft model's LM head] or [..., size of the reduced
+                vocabulary]. The method may overwrite logits for the whole vocabulary.
             num_reduced: Number of shared tokens in the reduced vocabulary; None if the logits cover
                 the whole vocabulary.
         """

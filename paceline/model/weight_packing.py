@@ -45,7 +45,7 @@ _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
 def load_with_packed_weights(
     source: str, weights: str, load: Callable[[], PreTrainedModel]
 ) -> PreTrainedModel:
-    """Load a checkpoint with packed weights, from the cache if they are already there.
+    """Load a checkpoint with packed weights, packing them unless they are cached.
 
     Args:
         source: Directory or hub id of a checkpoint.

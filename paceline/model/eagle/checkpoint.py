@@ -30,8 +30,8 @@ def build(config: LlamaConfig, token_ids: list[int]) -> PreTrainedModel:
     """Create an EAGLE-style draft model in float32 with random weights.
 
     Args:
-        config: Configuration of the draft layers, including the target's vocabulary size and the
-            `READS` entry.
+        config: Configuration of the draft layers, with the vocabulary size of the target. Its
+            `reads_states_of` entry describes the target.
         token_ids: Token ids in the reduced vocabulary, in ascending order.
     """
     vocab_size, target = config.vocab_size, getattr(config, READS)

@@ -39,9 +39,10 @@ class TargetStateEmbedding(StateReader):
         embedding: Size of the target's embedding vectors.
         states: Size of the target's hidden states.
         hidden: Hidden size of the draft model.
-        layers: Middle layers of the target whose inputs the model also reads.
+        layers: Indices of middle layers whose inputs the draft model also reads, as counted in the
+            target that it was trained for.
     Attributes:
-        layers: Indices of the middle layers in the attached target.
+        layers: Indices of these layers in the attached target.
         token_scale: Factor that scales the target's embeddings to a size of about 1, [1].
         state_scale: Factors that scale the target's states to a size of about 1, [states of all
             layers].
@@ -117,7 +118,11 @@ class TargetStateHead(StateReader):
         return spread(logits, self.token_ids, self.vocab_size)
 
     def guess(self, states: Tensor) -> Tensor:
-        """Return the most likely token ids [...] for outputs of `self.out`, [..., states]."""
+        """Return the most likely token ids, [...].
+
+        Args:
+            states: Inputs to the target's LM head, [..., states].
+        """
         return self.token_ids[self._reduced_logits(states).argmax(-1)]
 
     def _reduced_logits(self, states: Tensor) -> Tensor:
@@ -131,7 +136,7 @@ def uses_target_states(model: PreTrainedModel) -> bool:
 
 
 def layers_read(draft: PreTrainedModel) -> tuple[int, ...]:
-    """Return the middle layers that a draft model reads, as indices into its target."""
+    """Return the indices of the target's middle layers that a draft model reads."""
     embedding: Any = draft.get_input_embeddings()
     layers: tuple[int, ...] = embedding.layers
     return layers

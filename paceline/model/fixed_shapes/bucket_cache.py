@@ -1,4 +1,4 @@
-"""Give forward passes of a fixed shape access to cache slots at fixed addresses.
+"""Read and write cache slots at fixed addresses, in passes of a fixed shape.
 
 The fixed tensor shape is called a bucket.
 """
@@ -37,8 +37,8 @@ class TritonWriter:
     Args:
         cache_positions: Cache position of each column, int64 [rows, columns], on the device;
             negative for columns without a token.
-        store_rows: Row of the key and value tensors at which the slot of each column begins, int64
-            [rows, columns].
+        store_rows: For each column, the row of the key and value tensors at which the request's
+            slot begins, int64 [rows, columns].
     """
 
     def __init__(self, cache_positions: Tensor, store_rows: Tensor) -> None:
@@ -141,7 +141,7 @@ class BucketLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class BucketCache(Cache):  # type: ignore[misc]
-    """Cache argument of a model's `forward` in forward passes of one fixed shape.
+    """The KV cache that a model's `forward` receives in passes of one fixed shape.
 
     Args:
         cache: KV cache in which every layer stores keys and values.

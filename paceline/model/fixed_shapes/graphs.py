@@ -26,7 +26,10 @@ class GraphMemory:
         self._logits: Tensor | None = None
 
     def renew_pool(self) -> None:
-        """Create a new memory pool; torch frees the old one along with its last graph."""
+        """Create a new memory pool for later captures.
+
+        torch frees the old pool together with the last graph that uses it.
+        """
         self._pool = _new_pool()
 
     def capture(self, forward: Callable[[], BucketOutput]) -> CapturedForward:

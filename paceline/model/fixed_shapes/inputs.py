@@ -25,10 +25,10 @@ class BucketTensors(NamedTuple):
     Attributes:
         token_ids: Token ids, int64 [rows, columns].
         positions: Text position of each token, int64 [rows, columns].
-        cache_positions: Cache position of each token, int64 [rows, columns]; `SCRATCH` for columns
-            without a token.
-        store_rows: Row of a layer's key and value tensors at which the slot of each column begins,
-            int64 [rows, columns].
+        cache_positions: Cache position of each token, int64 [rows, columns]; -1 (`SCRATCH`) for
+            columns without a token.
+        store_rows: For each column, the row of a layer's key and value tensors at which the
+            request's slot begins, int64 [rows, columns].
         cached: Number of cached tokens before the forward pass, int64 [rows].
         block: bool [rows, columns, columns]. Entry [row, c, j] is True if column c sees cache
             position cached[row] + j.
@@ -69,8 +69,8 @@ class BucketInputs:
             layout: Padded batch.
             token_ids: Token ids for the model, [requests, columns of the batch].
             positions: Text positions within the model's context, in the same shape as `token_ids`.
-            store_rows: Row of a layer's key and value tensors at which the slot of each request
-                begins, [requests].
+            store_rows: For each request, the row of a layer's key and value tensors at which the
+                request's slot begins, [requests].
         """
         self._buffer.wait()
         arrays = self._arrays

@@ -74,12 +74,12 @@ class MaskBuilder:
 
 
 def key_positions(inputs: BucketTensors) -> Tensor:
-    """Return the text positions of the keys after the cached tokens, in cache order.
+    """Return the text positions of the keys that a forward pass adds to the cache.
 
     Args:
         inputs: Inputs of the forward pass.
     Returns:
-        Text positions, int64 [rows, columns].
+        Text positions in the order of the cache positions, int64 [rows, columns].
     """
     rows, columns = inputs.positions.shape
     # The scatter sends the positions of columns without a token to an extra column, which is cut.

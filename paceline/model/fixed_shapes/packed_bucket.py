@@ -67,14 +67,14 @@ class PackedBucket(Bucket):
     def _add_paths(self, kind: str, paths: dict[int, Any]) -> None:
         """Register the visible keys (`Paths`) of one kind of layer.
 
-        Attention finds them by the address of the layer's mask.
+        Attention looks up these keys by the memory address of the layer's mask.
         """
         ranges = _no_ranges(self._key.columns)
         self._metadata.ranges_by_mask[mask_address(self._masks[kind])] = ranges
         self._metadata.derived[id(ranges)] = paths
 
     def fill(self, packing: RaggedBatch, token_ids: IntArray, positions: IntArray) -> bool:
-        """Write a batch's inputs, or return False if its trees are too deep.
+        """Write the inputs of a batch; return False if its draft trees are too deep.
 
         Args:
             packing: Packed batch.

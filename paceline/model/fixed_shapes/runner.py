@@ -239,7 +239,10 @@ def _is_capturable(module: nn.Module) -> bool:
 
 
 def _groups(model: PreTrainedModel) -> int | None:
-    """Return the number of query heads per key head; None if unknown or not constant."""
+    """Return the number of query heads per key head.
+
+    The result is None if the number is unknown or differs between layers.
+    """
     config = model.config.get_text_config(decoder=True)
     queries, keys = (
         layer_values(config, name) for name in ("num_attention_heads", "num_key_value_heads")

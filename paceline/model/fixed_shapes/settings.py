@@ -1,4 +1,4 @@
-"""Define the settings of fixed shapes, with units and reasons."""
+"""Define the settings of fixed shapes, and explain their units and values."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from paceline.model.ragged_batch import RaggedBatch
 class RecurrentBatch:
     """Tokens of a forward pass, one row per request, in text order.
 
-    A row consists of pending tokens, nodes and padding, in this order. Padding repeats the column
-    of the newest pending token; the results of padding are not used.
+    A row consists of pending tokens, nodes and padding, in this order. Padding entries refer to the
+    column of the newest pending token, and their results are not used.
 
     Attributes:
         slots: Slot of each request, [requests].
