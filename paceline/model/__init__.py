@@ -1,1 +1,1 @@
-"""Run transformers decoder models over pending tokens and draft trees."""
+"""Run decoder models from transformers over pending tokens and draft trees."""

@@ -53,8 +53,8 @@ class Architecture:
         attention_chunk: Number of positions per chunk in chunked attention; None if no layer uses
             it.
         takes_masks: Whether a 4-D mask and position ids determine which tokens each token sees. If
-            not, the order of the tokens in the cache determines what each token sees (ALiBi, or no
-            position ids).
+            not, the order of the tokens in the cache determines this, as in models with ALiBi or
+            without position ids.
         takes_position_ids: Whether the forward method accepts `position_ids`.
         takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
         float_masks: Whether masks contain numbers to be added to the attention scores (eager),

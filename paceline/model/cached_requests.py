@@ -121,7 +121,7 @@ class CachedRequests(TargetBase):
         self.slots.free(request)
 
     def clear_after(self, request: Request) -> None:
-        """Fill a request's slot with zeros after its cached tokens."""
+        """Fill the part of a request's slot after the cached tokens with zeros."""
         # Attention multiplies masked values by 0, which does not remove NaNs.
         if request.slot >= 0:
             self._cache.clear(request.slot, request.cached)

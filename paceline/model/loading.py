@@ -276,8 +276,8 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     loaded = load_draft(model)
     if loaded.device.type != "cpu" or foreign_weights(loaded) is not None:
         return CachedLM(loaded)
-    # An EAGLE-style draft model includes the target's LM head, so bfloat16 kernels save most of the
-    # time it takes.
+    # An EAGLE-style draft model includes the target's LM head. bfloat16 kernels save most of the
+    # time that this LM head takes.
     if uses_target_states(loaded) and loaded.dtype == torch.bfloat16 and has_bfloat16_kernels():
         products = Products.of_backend(loaded, backend_of(loaded.device))
         return CachedLM(loaded, batch_invariant=True, products=products)

@@ -199,7 +199,7 @@ class ModelRunner:
         """Convert token ids and text positions to those that the model expects.
 
         Token ids that a draft model lacks are replaced, and positions are clipped to the context
-        length. Images then shift the positions of later tokens.
+        length. Finally, the positions of tokens that follow images are shifted.
         """
         if self.vocabulary is not None:
             token_ids = self.vocabulary.readable(token_ids)
@@ -221,8 +221,8 @@ class ModelRunner:
         if arch.takes_position_ids:
             inputs["position_ids"] = torch.from_numpy(positions).to(device, non_blocking=True)
         if arch.takes_logits_to_keep:
-            # If given indices, the head receives all rows in one product; if given a count, it
-            # would receive one slice per request.
+            # With indices, the LM head multiplies all rows in one product. With a count, it would
+            # multiply one slice per request.
             inputs["logits_to_keep"] = torch.from_numpy(logit_columns).to(device, non_blocking=True)
         team = self._products.thread_team(token_ids.size) if arch.by_position else nullcontext()
         self.view.state.grouped = {}

@@ -43,7 +43,7 @@ class TextLengths:
         Args:
             requests: Requests in the batch.
             positions: Text position of each token, [rows, columns].
-            counts: If all requests share one row: number of tokens of each request, [requests].
+            counts: Number of tokens of each request, [requests], if all requests share one row.
                 None means that each request has its own row.
         """
         min_lengths = np.array([request.rotary_length for request in requests], dtype=np.int64)

@@ -110,7 +110,7 @@ class _ModuleProbe:
         self._busy = True
         try:
             self.finding = _dependence(module, rows, given[0].dim(), counts)
-        except Exception:  # it accepts only what the model gives it
+        except Exception:  # the module accepts only inputs that the model prepares
             return
         finally:
             self._busy = False

@@ -16,8 +16,8 @@ def load_tokenizer(tokenizer: Any, model: str | Path | PreTrainedModel, unpack: 
 
     Args:
         tokenizer: Directory, hub id or tokenizer object; None means the tokenizer of the model.
-        model: Directory, hub id, GGUF file, built-in name or loaded model. A loaded model comes
-            without a tokenizer.
+        model: Directory, hub id, GGUF file, built-in name or loaded model. A loaded model has no
+            tokenizer.
         unpack: Whether a GGUF model is converted. With False, only its header is read.
     Returns:
         The tokenizer, or None if the model's tokenizer is missing or cannot be read.

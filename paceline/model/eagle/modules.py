@@ -212,7 +212,7 @@ def embedding_and_lm_head(target: PreTrainedModel) -> tuple[nn.Embedding, nn.Lin
     """Return a target's embedding and LM head.
 
     Raises:
-        UnsupportedModelError: Their weights are neither plain nor packed tensors.
+        UnsupportedModelError: A weight of these modules is neither a plain nor a packed tensor.
     """
     embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
     plain = isinstance(embedding, nn.Embedding) and isinstance(head, nn.Linear)

@@ -1,1 +1,1 @@
-"""Run decode forward passes with a few fixed shapes; on CUDA, as captured graphs."""
+"""Run decode passes in a few fixed shapes, on CUDA as captured graphs."""

@@ -82,7 +82,8 @@ def key_positions(inputs: BucketTensors) -> Tensor:
         Text positions in the order of the cache positions, int64 [rows, columns].
     """
     rows, columns = inputs.positions.shape
-    # The scatter sends the positions of columns without a token to an extra column, which is cut.
+    # The scatter sends the positions of columns without a token to an extra column, which is then
+    # removed.
     stored = inputs.cache_positions >= 0
     order = torch.where(stored, inputs.cache_positions - inputs.cached[:, None], columns)
     positions: Tensor = inputs.positions.new_zeros(rows, columns + 1)

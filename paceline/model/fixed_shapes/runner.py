@@ -29,7 +29,7 @@ from paceline.model.ragged_batch import RaggedBatch
 
 
 class FixedShapeRunner:
-    """Runs a model's decode passes in fixed shapes; on CUDA, as captured graphs.
+    """Runs a model's decode passes in fixed shapes, on CUDA as captured graphs.
 
     Args:
         model: The transformers model.
