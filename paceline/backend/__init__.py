@@ -1,5 +1,5 @@
-"""Compute operations with torch, or with compiled kernels that replace it.
+"""Compute a model's operations with torch or with compiled kernels.
 
 `Backend` is the interface, and `TorchBackend` is the default. The kernels for CPUs are in
-`paceline.cpu`, which is imported only when a model or logits on a CPU need these kernels.
+`paceline.cpu`. This package is imported only when an operation needs these kernels.
 """

@@ -1,4 +1,4 @@
-"""Compute activation functions independently of an element's position.
+"""Compute activation functions so that an element's position has no effect.
 
 torch divides a tensor among its threads. Each thread computes most of its elements with vector
 instructions, and the last few one by one. The two routines round differently, so a token's values

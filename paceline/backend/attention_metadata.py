@@ -37,8 +37,8 @@ class VisibleRanges:
 
     Attributes:
         runs: Runs of all queries, [n] records of `KeyRun`.
-        begin: For each query, the index of its first run; then the number of runs, [queries + 1].
-        starts: For each row, the index of its first query; then the number of queries, [rows + 1].
+        begin: Index of each query's first run, followed by the number of runs, [queries + 1].
+        starts: Index of each row's first query, followed by the number of queries, [rows + 1].
         columns: Maximum number of queries per row.
         packed: Whether the query tensor has a single row, which holds the queries of all rows in
             sequence.
@@ -127,7 +127,9 @@ class AttentionMetadata:
         )
 
     def visible(self, mask: Tensor | None, columns: int) -> VisibleRanges:
-        """Return the keys that each query sees, computed once for all layers of a pass.
+        """Return the keys that each query sees.
+
+        The result is computed once per forward pass and shared by layers with the same mask.
 
         Args:
             mask: Boolean mask of shape [rows or 1, 1, columns, positions]. With None, attention is

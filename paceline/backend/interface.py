@@ -44,10 +44,10 @@ class ScoreOptions(NamedTuple):
 
 
 class ExpertProducts(Protocol):
-    """Multiplies rows by the weights of their experts, all experts in one call."""
+    """Multiplies rows by the weights of their experts, with one call for all experts."""
 
     def reads(self, weights: Tensor) -> bool:
-        """Return whether `multiply` reads these weights, at their current address."""
+        """Return whether `multiply` uses these weights, and they have not been moved."""
 
     def can_run(self) -> bool:
         """Return whether `multiply` is efficient in this thread at the moment."""
@@ -115,7 +115,9 @@ class Backend(Protocol):
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Compute attention, with keys in text order; queries without keys get zeros.
+        """Compute attention, summing over the keys in text order.
+
+        The output of a query that sees no keys is zero.
 
         Args:
             query: Queries, [rows, heads, columns, dim]; in a packed batch, [1, heads, columns of
@@ -178,6 +180,6 @@ class Backend(Protocol):
         """Return a context in which helper threads share this thread's operations.
 
         Args:
-            num_helpers: Number of helper threads; 0 means that this thread works alone, and None
+            num_helpers: Number of helper threads. 0 means that this thread works alone. None means
                 that each operation may wake other threads.
         """

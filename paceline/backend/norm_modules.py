@@ -72,7 +72,8 @@ def _agrees(
     eps: float,
     tolerance: float,
 ) -> bool:
-    # Rows with a mean that is not zero, which layer norms subtract; in the second row eps matters.
+    # Layer norms subtract the mean, so a mean other than zero exposes them. In the second row, the
+    # numbers are so small that eps affects the result.
     ramp = torch.linspace(-1.0, 3.0, len(weight)).roll(len(weight) // 3)
     rows = (ramp * torch.tensor([[1.0], [eps**0.5]])).to(weight)
     try:
@@ -82,5 +83,5 @@ def _agrees(
             if (expected.shape, expected.dtype) != (result.shape, result.dtype):
                 return False
             return bool(((expected - result).abs() <= tolerance * expected.abs()).all())
-    except Exception:  # the module takes other arguments, or is no norm in spite of its attributes
+    except Exception:  # the module has other arguments, or is not a norm
         return False

@@ -60,7 +60,7 @@ class PackedExperts(PackedTensor):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
     def _rows(self, part: Tensor, expert: int) -> Tensor:
-        """Return the weight of one expert in a part, without a copy."""
+        """Return the weight of one expert in a part, without copying it."""
         outer = len(part) // self.shape[0]
         rows = slice(expert * outer, (expert + 1) * outer)
         return part.like(None, part.blocks[rows]) if isinstance(part, PackedWeight) else part[rows]
@@ -70,10 +70,11 @@ class PackedExperts(PackedTensor):
         return type(self)(self.parts, self.shape[0])
 
     def unpacked(self, row_ids: Tensor | None = None) -> Tensor:
-        """Return all numbers, [experts, outputs, inner], or given rows, [n, inner].
+        """Return the whole tensor, [experts, outputs, inner], or some rows, [n, inner].
 
         Args:
-            row_ids: Row indices, int64 [n], in the order of a tensor [experts * outputs, inner].
+            row_ids: Row indices in a tensor [experts * outputs, inner], int64 [n]. None returns the
+                whole tensor.
         """
         num_experts, outer, inner = self.shape
         if row_ids is None:
@@ -90,7 +91,7 @@ class PackedExperts(PackedTensor):
 
 
 def _numbers(part: Tensor, row_ids: Tensor | None = None) -> Tensor:
-    """Return the given rows of a part, by default all."""
+    """Return the given rows of a part; None returns all rows."""
     if isinstance(part, PackedWeight):
         return part.unpacked(row_ids)
     return part if row_ids is None else part[row_ids]

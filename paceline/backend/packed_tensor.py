@@ -39,7 +39,7 @@ class PackedTensor(Tensor):
     ) -> Any:
         """Run a torch operation on the tensor.
 
-        Operations in `selections` run on the stored form, all others on unpacked numbers.
+        Operations in `selections` run on the stored blocks. All others run on unpacked numbers.
 
         Raises:
             RuntimeError: The operation would change the tensor.
@@ -74,11 +74,11 @@ class PackedTensor(Tensor):
         raise NotImplementedError
 
     def unpacked(self, row_ids: Tensor | None = None) -> Tensor:
-        """Return the given rows, by default the whole tensor, as bfloat16 numbers.
+        """Return some rows or the whole tensor as bfloat16 numbers.
 
         Args:
-            row_ids: Indices into the tensor's rows, int64 [n]. A tensor with several outer axes
-                counts its rows across these axes.
+            row_ids: Row indices, int64 [n]. If the tensor has several outer axes, the rows are
+                numbered across these axes. None returns the whole tensor.
         """
         raise NotImplementedError
 

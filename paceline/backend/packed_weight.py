@@ -104,7 +104,7 @@ class PackedWeight(PackedTensor):
         return PackedWeight(own, self.block_format, self.shape[1], order)
 
     def unpacked(self, row_ids: Tensor | None = None) -> Tensor:
-        """Return the given rows, by default all, as bfloat16 [n, inner]."""
+        """Return the given rows as bfloat16 [n, inner]; None returns all rows."""
         # Imported by name, because the kernels belong to a higher layer and take seconds to import.
         numbers: Tensor = import_module("paceline.cpu.backend").CPU.unpack(self, row_ids)
         return numbers

@@ -43,7 +43,7 @@ def is_plain_product(module: nn.Module) -> bool:
 
 
 def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules that only multiply by a weight and add a bias, on any device."""
+    """Return the modules on any device that only multiply by a weight and add a bias."""
     return tuple(
         module
         for module in model.modules()
@@ -144,7 +144,9 @@ class Products:
         return None if kind is None or not is_free(module) else kind(module, self)
 
     def linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return rows @ weight.T + bias, from the backend if possible, else from torch.
+        """Return rows @ weight.T + bias, computed by the backend or by torch.
+
+        torch computes the product only if the backend cannot.
 
         Args:
             rows: Input, [..., inner].

@@ -1,6 +1,6 @@
 """Define the interface of recurrences along draft trees, for any device.
 
-Every function takes the tokens of all requests in one sequence. `TokenTree.columns` lists the
+Every function receives the tokens of all requests in one sequence. `TokenTree.columns` lists the
 tokens that belong to the tree; the results of all other tokens are zeros. States are float32, or
 float64 for models in float64. A forward pass never writes to the stored states. At commit, the
 `fold` functions update the stored states with the operations of the forward pass, in the same
@@ -33,7 +33,9 @@ class Convolution(NamedTuple):
 
 
 class GatedTokens(NamedTuple):
-    """Inputs of a recurrence whose state is one matrix per head, in float32.
+    """Inputs of a recurrence with one state matrix per head.
+
+    The inputs have the dtype of the states, except where another dtype is given.
 
     The state becomes S = decay * S + key (x) update, where (x) is the outer product. A token's
     output is the product of its query and its state. Without the delta rule, update = gain * value.
@@ -61,7 +63,9 @@ class GatedTokens(NamedTuple):
 
 
 class ScanTokens(NamedTuple):
-    """Inputs of a selective scan, whose state is one vector per channel, in float32.
+    """Inputs of a selective scan with one state vector per channel.
+
+    The inputs have the dtype of the states, except where another dtype is given.
 
     The state becomes S = exp(step * rate) * S + key (x) (step * value), where (x) is the outer
     product.

@@ -94,7 +94,10 @@ class TokenTree:
         return int(self.columns.shape[1])
 
     def order(self) -> StateOrder:
-        """Return which states each token reads and writes; the first call computes this."""
+        """Return which states each token reads and writes.
+
+        The result is computed in the first call and stored.
+        """
         if "order" not in self.derived:
             self.derived["order"] = StateOrder(*_order(self.parents, self.lengths))
         order: StateOrder = self.derived["order"]

@@ -117,7 +117,7 @@ class TorchBackend:
         return entropies
 
     def row_mover(self, blocks: Sequence[Tensor]) -> RowMover:
-        """Return a function that moves cache rows, one tensor in `blocks` at a time."""
+        """Return a function that moves cache positions in one block after another."""
 
         def move(slots: IntArray, source: IntArray, target: IntArray) -> None:
             indices: dict[tuple[int, torch.device], Tensor] = {}
@@ -168,7 +168,8 @@ def _dense(
 
 
 def _largest_first(logits: Tensor, count: int) -> Tensor:
-    # Among equal logits, torch's topk may return any first, but argmax returns the lowest token id.
+    # If several logits are equal, torch's `topk` returns their tokens in any order, whereas `argmax`
+    # returns the lowest token id.
     token_ids = logits.topk(count, dim=-1).indices
     best = logits.argmax(-1, keepdim=True)
     token_ids = torch.where(token_ids == best, token_ids[..., :1], token_ids)

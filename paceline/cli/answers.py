@@ -28,7 +28,7 @@ class CliPrompt:
 
     Attributes:
         text: Prompt as it is shown to the user.
-        name: Id of the prompt in its file, if it has one.
+        name: Id of the prompt in the prompt file, or None.
         prompt: Input for the model: text, messages or token ids.
     """
 
@@ -45,7 +45,7 @@ def answered(
     Closing the generator frees all its slots.
 
     Raises:
-        ConfigError, CapacityError: A prompt cannot be used. No request has started.
+        ConfigError, CapacityError: A prompt cannot be used. In this case, no request has started.
     """
     waiting: deque[tuple[int, Generator[Chunk, None, None]]] = deque(
         enumerate([llm.stream(prompt, sampling) for prompt in prompts])

@@ -120,7 +120,7 @@ class Conversation:
             self.seconds += answer.stats.seconds
 
     def advice(self) -> str | None:
-        """Decode a few tokens without drafts, and return a hint if that is faster.
+        """Decode a few tokens without drafts; return a hint if decoding is then faster.
 
         There is no hint for drafters with a draft budget, because the budget pauses drafting
         automatically.

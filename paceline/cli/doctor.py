@@ -133,7 +133,7 @@ def _half_precision(flags: list[str]) -> str:
 
 
 def _extras() -> dict[str, str]:
-    """Return whether the packages of each optional extra are installed, by extra."""
+    """Describe, for each optional extra, whether its packages are installed."""
     try:
         lines = requires("paceline") or []
     except PackageNotFoundError:
@@ -197,7 +197,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(target: CachedLM) -> str:
-    """Describe whether torch or paceline computes matrix products, with both times."""
+    """Describe whether torch or paceline computes matrix products, and both durations."""
     import torch
 
     from paceline.backend.settings import TIMED_ROWS

@@ -106,7 +106,7 @@ def replay(
 def read(
     traces: Sequence[Path], tokenizer: str | None, limit: int | None = None
 ) -> tuple[dict[str, list[Trace]], Any]:
-    """Return the answers in each file, by file name, and the tokenizer of all answers.
+    """Return the answers by file name, and the tokenizer of all answers.
 
     Without `tokenizer`, the function returns the fingerprint in the recorded answers instead, or
     None if the fingerprint is unknown.

@@ -75,7 +75,7 @@ def print_note(text: str) -> None:
 
 
 def print_error(error: Exception | str) -> None:
-    """Print an error to standard error on one line, which only a terminal wraps."""
+    """Print an error to standard error as one line, wrapped only on a terminal."""
     line = " ".join(str(error).split())
     err.print(Text(f"error: {line}", style="red"), soft_wrap=not err.is_terminal)
 

@@ -178,7 +178,7 @@ class Datastore:
                 time.sleep(LOCK_RETRY_S)
 
     def close(self) -> None:
-        """Write the appended outputs to disk, and stop the thread; snapshots stay valid.
+        """Write outputs to disk, and stop the background thread; snapshots stay valid.
 
         Raises:
             DatastoreError: The outputs cannot be written; see `flush`.
@@ -233,7 +233,7 @@ class Datastore:
                 self._changed.wait_for(lambda: self._closing, pause)
 
     def _try_write(self) -> float:
-        """Write to disk if possible, and return the time of the next attempt."""
+        """Write outputs to disk if possible, and return the time of the next attempt."""
         try:
             self._write()
         except LockedError:

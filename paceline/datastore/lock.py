@@ -29,7 +29,8 @@ def writing(path: Path, action: str) -> Iterator[None]:
 
     Args:
         path: Folder of the store.
-        action: Description of the caller's action, which a second writer's error message shows.
+        action: What the caller is doing. If another writer tries to take the lock, that writer's
+            error message shows this text.
     Raises:
         LockedError: Another writer holds the lock. The error names the other writer's process and
             host, and the time at which that writer took the lock.

@@ -1,4 +1,4 @@
-"""Sort pairs, each of a 64-bit key and a position, with three-way quicksort."""
+"""Sort pairs of a 64-bit key and a position with three-way quicksort."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ def sort_pairs(
 ) -> None:
     """Sort the keys with three-way quicksort, and reorder `run` in the same way.
 
-    One pivot candidate is random, so that no input takes quadratic time. The smaller part is
-    sorted first, so `pending` needs only 2 log2(n) entries.
+    One pivot candidate is random, so that no input takes quadratic time.
+
+    Args:
+        keys: Keys to sort, [n].
+        run: Position for each key, [n].
+        pending: Scratch space for the bounds of unsorted parts. The smaller part is sorted first,
+            so 2 log2(n) entries are enough.
     """
     low, high, depth = 0, keys.size, 0
     noise = np.uint64(0x9E3779B97F4A7C15)  # state of a xorshift generator

@@ -1,4 +1,4 @@
-"""Collect the tokens of unfinished outputs in memory, for searches."""
+"""Keep the tokens of unfinished outputs in memory so that they can be searched."""
 
 from __future__ import annotations
 

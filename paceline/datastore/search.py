@@ -40,9 +40,8 @@ class Ranges(NamedTuple):
         low: First rank of each range, [batch, longest, shards].
         high: Last rank of each range, plus one, [batch, longest, shards]; 0 if the shard contains
             no such suffixes, or if the search skipped this number of last tokens.
-        lengths: Two lengths per query, in tokens, [batch, 2]: the largest number of last tokens
-            that occur together in any shard, and the smallest number that was searched. Both are 0
-            if not even the shortest match occurs.
+        lengths: Two lengths per query, in tokens, [batch, 2]: the length of the longest match in
+            any shard, and the smallest length that was searched. Both are 0 if there is no match.
     """
 
     low: NDArray[np.int64]

@@ -12,7 +12,7 @@ MAX_TEXT_SIZE = (1 << 31) - 1  # Tokens and separators per shard; positions are 
 # Suffix sorting.
 SHORT_RUN = 12  # Runs of at most this many suffixes are sorted by insertion.
 MIN_BUCKETS = 1 << 12  # Buckets of the first tokens, for a small text with a large vocabulary.
-MAX_BUCKETS = 1 << 22  # Buckets of the first tokens; more need more memory than they save time.
+MAX_BUCKETS = 1 << 22  # Buckets of the first tokens; more would cost memory but save little time.
 PARTS_PER_WORKER = 16  # Parts of the suffix array per thread, so that all threads finish together.
 MIN_PART_TOKENS = 1 << 14  # Smallest text per part; sorting a part takes a few milliseconds.
 

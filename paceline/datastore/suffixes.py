@@ -163,7 +163,10 @@ def _fill_buckets(
 def _sort_buckets(
     packed: PackedText, array: NDArray[np.int32], starts: NDArray[np.int64], depth: int
 ) -> None:
-    """Sort each bucket: suffixes that share their first `depth` tokens (0 or 1)."""
+    """Sort the suffixes in each bucket.
+
+    The suffixes in a bucket share their first `depth` tokens, where `depth` is 0 or 1.
+    """
     largest = 0
     for bucket in range(starts.size - 1):
         largest = max(largest, starts[bucket + 1] - starts[bucket])
