@@ -1,4 +1,4 @@
-"""Describe decoder layers, and forward passes through them, for backends."""
+"""Describe decoder layers and their forward passes to backends."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class MixerOverride(OwnCodeOverride):
 
 
 class ConvolutionOverride(ForwardOverride):
-    """Computes an unpadded convolution: multiplies each token's window by the weight."""
+    """Computes an unpadded convolution as a product of token windows and the weight."""
 
     __slots__ = ()
 
@@ -125,7 +125,7 @@ class _ProductCalls(WholeVectors):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the replacement of a torch function; without one, run the function itself."""
+        """Run a torch function's replacement, or the function itself if there is none."""
         replacement = None if kwargs else self._functions.get(func)
         if replacement is not None:
             return replacement(self._backend, *args)

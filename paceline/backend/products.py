@@ -1,7 +1,7 @@
 """Choose which of a model's matrix products and norms a backend computes.
 
-A view of a model (`paceline.model.model_view`) contains copies of modules, and uses the overrides
-from this module as their `forward`.
+A view of a model (`paceline.model.model_view`) contains copies of modules. The overrides from this
+file replace the `forward` methods of these copies.
 """
 
 from __future__ import annotations

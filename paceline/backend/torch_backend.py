@@ -168,7 +168,7 @@ def _dense(
 
 
 def _largest_first(logits: Tensor, count: int) -> Tensor:
-    # If several logits are equal, torch's `topk` returns their tokens in any order, whereas `argmax`
+    # If several logits are equal, torch's `topk` returns their tokens in any order, but `argmax`
     # returns the lowest token id.
     token_ids = logits.topk(count, dim=-1).indices
     best = logits.argmax(-1, keepdim=True)

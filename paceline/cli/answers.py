@@ -40,7 +40,7 @@ class CliPrompt:
 def answered(
     llm: LLM, prompts: Sequence[Any], sampling: SamplingParams
 ) -> Generator[tuple[int, Completion], None, None]:
-    """Answer prompts in batches; yield each prompt's index and completion when done.
+    """Answer prompts in batches; yield the index and completion of each finished one.
 
     Closing the generator frees all its slots.
 

@@ -44,7 +44,7 @@ def _typed(setting: str, options: dict[str, str]) -> str:
 
 
 def option_names(program: App, words: Sequence[str]) -> dict[str, str]:
-    """Map the Python name of each option of a command to the option as typed."""
+    """Map the Python name of each option of a command to the option that users type."""
     command = program.parse_commands(words)[1][-1]
     if command.default_command is None:
         return {}

@@ -21,7 +21,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 class _Stderr(Console):
-    """Standard error that ignores write errors, so that the command continues."""
+    """Console for standard error that ignores write errors, so that commands continue."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print the objects; ignore write errors."""

@@ -41,7 +41,7 @@ def mode_of(model: PreTrainedModel) -> Mode:
 def in_forward_mode(
     method: Callable[Concatenate[_Owner, _Arguments], _Result],
 ) -> Callable[Concatenate[_Owner, _Arguments], _Result]:
-    """Decorate a method to run in the context that its object's `mode` returns."""
+    """Decorate a method so that it runs in the context that `self.mode` returns."""
 
     @wraps(method)
     def run(self: _Owner, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:

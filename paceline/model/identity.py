@@ -138,7 +138,7 @@ class Sketch:
     def resembles(self, model: PreTrainedModel) -> bool:
         """Return whether the sketch was made from this model or from a close copy of it.
 
-        Close copies are quantised, fine-tuned or padded.
+        A close copy is a quantised, fine-tuned or padded version of the model.
         """
         return self.closeness(model) >= MIN_SKETCH_COSINE
 

@@ -250,8 +250,8 @@ class MediaPrefill:
     def _accepted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that `forward` accepts, on the model's device.
 
-        Images, videos and audio are converted to the model's dtype. Other tensors, such as times,
-        keep their dtype.
+        Images, videos and audio are converted to the model's dtype. Other tensors, such as time
+        intervals between video frames, keep their dtype.
         """
         accepted, floats = forward_parameters(self._model), torch.Tensor.is_floating_point
         return {

@@ -26,7 +26,7 @@ def value_of(config: PretrainedConfig, name: str) -> Any:
 
 
 def key_shapes(config: PretrainedConfig) -> list[tuple[int, int]]:
-    """Return the number of key heads and their size for each layer with its own keys.
+    """Return the number and size of key heads for each layer that has its own keys.
 
     Layers that share the keys of earlier layers are omitted. The list is empty if the
     configuration does not specify the numbers and sizes.

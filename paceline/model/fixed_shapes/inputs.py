@@ -1,6 +1,6 @@
 """Keep all inputs of a forward pass with a fixed shape in one buffer.
 
-One copy then sends all inputs to the device.
+All inputs are then sent to the device in a single copy.
 """
 
 from __future__ import annotations
